@@ -46,7 +46,7 @@ PRELOAD = [
     "preload/promotion/offset.c",
     "preload/process/proc.c",
     "preload/descriptors/posix_locks.c",
-    "preload/promotion/companion.c",
+    "preload/promotion/backing.c",
     "preload/calls/locks.c",
     "preload/process/maps.c",
     "preload/mappings/mapping_table.c",

@@ -37,7 +37,7 @@ SOURCES = [
     "handover/kept.c",
     "handover/handovers.c",
     "engine/schedule.c",
-    "engine/turns.c",
+    "engine/fair_queue.c",
     "serving/sums.c",
     "engine/waking.c",
     "engine/work.c",

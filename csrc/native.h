@@ -259,7 +259,7 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
 void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, int rests);
 /* Sets the ranks' shares: MONARCH_RANKS numbers, indexed by the rank's number in a demand. Among
  * ranks whose readers wait, each is served as often as its share says. 0, as all are at first: the
- * rank's readers take their turns like those that belong to no rank. */
+ * rank's readers are served like those that belong to no rank. */
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
 /* Submits orders in bulk, which are done in this order; those for files in use come before all
  * others. The catalog is read only during the call. sums: what a CHECK or COMPARE expects. peers:
@@ -356,11 +356,11 @@ void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
 int monarch_want_file(struct monarch_clients *m, uint64_t id);
 /* Rings the engine as a waiting client does. */
 void monarch_ring_engine(struct monarch_clients *m);
-/* Lets readers that always wait take turns. Each of `n` readers has a rank, a slot of its own, and
- * the turn from which it waits (`since`). served gets, for each of `turns` turns, the number of the
- * served reader + 1; 0 for none. */
-void monarch_take_turns(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
-                        const uint64_t *since, uint64_t n, uint64_t turns, uint32_t *served);
+/* Serves one reader in each of `rounds` rounds. Each of `n` readers has a rank, a slot of its own,
+ * and the round from which it waits for good (`since`). served gets, for each round, the number of
+ * the served reader + 1; 0 for none. */
+void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
+                            const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
 /* Meets the same readers, none of which can be served; each is taken by the thread that meets it.
  * The order in which they are met goes to (n,) met. Returns how many. */
 uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,

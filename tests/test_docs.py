@@ -120,3 +120,18 @@ def test_names_that_were_given_up_do_not_come_back() -> None:
         said = " ".join(re.findall(r"`([^`\n]+)`", page.read_text()))
         found += [f"{page}: {name}" for name in sorted(set(re.findall(r"\w+", said)) & RETIRED)]
     assert found == []
+
+
+# The same for C: by whole names, and by words within names.
+RETIRED_IN_C = {"TRACK_HELD", "monarch_held", "monarch_track_hold", "wait_held"}
+RETIRED_WORDS_IN_C = {"turn", "turns", "companion", "companions"}
+
+
+def test_c_names_that_were_given_up_do_not_come_back() -> None:
+    found = []
+    for path in [*(ROOT / "csrc").rglob("*.[ch]"), *(ROOT / "tests/interleavings").glob("*.[ch]")]:
+        code = re.sub(r'/\*.*?\*/|"(?:[^"\\\n]|\\.)*"', " ", path.read_text(), flags=re.S)
+        for name in sorted(set(re.findall(r"[A-Za-z_]\w+", code))):
+            if name in RETIRED_IN_C or RETIRED_WORDS_IN_C & set(name.lower().split("_")):
+                found.append(f"{path}: {name}")
+    assert found == []

@@ -38,7 +38,7 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
     p->width[MONARCH_FROM_SOURCE] = (uint32_t)width;
     p->width[MONARCH_FROM_PEER] = (uint32_t)peer_threads;
     for (int way = 0; way < MONARCH_WAYS; way++)
-        p->turns[way].share = p->share;
+        p->fair[way].share = p->share;
     for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
         p->slot[p->free_slots++] = MONARCH_FILL_SLOTS - 1 - i;
     pthread_mutex_init(&p->lock, NULL);

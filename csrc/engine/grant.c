@@ -260,7 +260,7 @@ int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us) {
     struct timespec limit = {limit_us / 1000000, limit_us % 1000000 * 1000L};
     struct grant *g = &((struct pool *)e)->grant;
     uint32_t *leaves = &g->leaves;
-    __atomic_fetch_add(&g->turns, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&g->iterations, 1, __ATOMIC_SEQ_CST);
     syscall(SYS_futex, leaves, FUTEX_WAIT_PRIVATE, 0, &limit, NULL, 0);
     return __atomic_exchange_n(leaves, 0, __ATOMIC_SEQ_CST) != 0;
 }

@@ -5,8 +5,8 @@
 #include <pthread.h>
 
 #include "copy/fill.h"
+#include "engine/fair_queue.h"
 #include "engine/queue.h"
-#include "engine/turns.h"
 
 struct pool;
 
@@ -18,8 +18,8 @@ struct pool;
  * needs to see the other's decisions. */
 struct grant {
     int holds;
-    uint32_t turns; /* iterations of the daemon's loop so far; atomic */
-    uint32_t meets; /* see monarch_engine_grant */
+    uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
+    uint32_t meets;      /* see monarch_engine_grant */
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* what is left of each tier's room */
     uint64_t next_copy;                          /* number of the next copy */
@@ -95,8 +95,8 @@ struct pool {
     uint32_t asked[MONARCH_MAX_PEERS]; /* of the pending ones, those that ask this peer first */
     uint64_t taken[MONARCH_DEMANDS];   /* demands that a thread works on */
     unsigned next_demand, free_slots;
-    uint32_t share[MONARCH_RANKS]; /* of each rank, for both kinds of threads; see turns.h */
-    struct turns turns[MONARCH_WAYS];
+    uint32_t share[MONARCH_RANKS]; /* of each rank, for both kinds of threads; see fair_queue.h */
+    struct fair_queue fair[MONARCH_WAYS];
     int rung;                     /* the daemon was rung for results and has not taken them yet */
     int awaits_results;           /* the daemon has said that it waits for results */
     int slot[MONARCH_FILL_SLOTS]; /* the first `free_slots` are free */

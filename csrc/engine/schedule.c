@@ -234,12 +234,12 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
 /* Finds work for a waiting reader. Readers take turns: the search goes on behind the slot that was
  * served last. Among ranks, their shares decide. */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
-    struct turns *turns = &p->turns[me->way];
+    struct fair_queue *queue = &p->fair[me->way];
     struct line line;
-    monarch_line_up(&line, turns, p->shared.clients->demand, p->taken, p->next_demand);
+    monarch_line_up(&line, queue, p->shared.clients->demand, p->taken, p->next_demand);
     for (struct waiting reader; monarch_next_waiting(&line, &reader);)
         if (find_for(p, me, &reader, w)) {
-            p->next_demand = monarch_served_reader(&line, turns, &reader);
+            p->next_demand = monarch_served_reader(&line, queue, &reader);
             return 1;
         }
     return 0;
@@ -254,22 +254,22 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* The fill to serve next; NULL for none. *first is the one whose turn it is. Another is served in
- * its place only if both are of ranks and the other rank's turn is due earlier. */
-static struct fill *whose_turn(const struct pool *p, enum monarch_way way, struct fill **first) {
-    const struct turns *turns = &p->turns[way];
+/* The fill to serve next; NULL for none. *first is the one that is due. Another is served in
+ * its place only if both are of ranks and the other rank is due earlier. */
+static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
+    const struct fair_queue *queue = &p->fair[way];
     struct fill *chosen = NULL;
     uint64_t due = 0;
     for (struct fill *f = p->fills; f; f = f->next) {
         if (monarch_way_of(f->job) != way || !f->asked_ns || monarch_fill_is_over(f) ||
             f->next_unit == DONE || !can_ask(p, -1, f->job))
             continue;
-        unsigned rank = monarch_rank_in(turns, f->asked_by);
-        if (chosen && (!rank || monarch_due(turns, rank) >= due))
+        unsigned rank = monarch_rank_in(queue, f->asked_by);
+        if (chosen && (!rank || monarch_due(queue, rank) >= due))
             continue;
         *first = chosen ? *first : f;
         chosen = f;
-        due = monarch_due(turns, rank);
+        due = monarch_due(queue, rank);
         if (!rank) /* the first one */
             break;
     }
@@ -292,7 +292,7 @@ static void exchange(struct pool *p, struct fill *a, struct fill *b) {
 /* Finds a unit ahead of a reader: one that has waited for a unit wants the next ones soon. Files
  * that readers wait for take turns, unit by unit. */
 static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
-    for (struct fill *first = NULL, *f; (f = whose_turn(p, way, &first));) {
+    for (struct fill *first = NULL, *f; (f = next_fill(p, way, &first));) {
         uint64_t unit = unit_ahead(f);
         if (unit == DONE)
             continue;
@@ -302,7 +302,7 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
         exchange(p, first, f);
         take_from_list(p, f);
         put_last(p, f);
-        monarch_served(&p->turns[way], monarch_rank_in(&p->turns[way], f->asked_by));
+        monarch_served(&p->fair[way], monarch_rank_in(&p->fair[way], f->asked_by));
         return 1;
     }
     return 0;

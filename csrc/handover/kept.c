@@ -25,9 +25,9 @@
 #define KEPT 768
 #define SHARE 4
 /* A descriptor waits no longer than ORDER_NS for its order, once policy knows of it and its loop
- * has gone round TURNS times [ns]. */
+ * has gone round ITERATIONS times [ns]. */
 #define ORDER_NS 50000000ULL
-#define TURNS 2
+#define ITERATIONS 2
 /* The longest that a program waits for a descriptor that it asks for [ns]. */
 #define LOOK_NS 20000000L
 #define STACK_BYTES (64 * 1024)
@@ -92,7 +92,7 @@ static int find(const struct kept_table *t, const struct job *job) {
 
 static void tell(struct kept_table *t, struct handed *h) {
     h->is_told = 1;
-    h->told_at = __atomic_load_n(&t->pool->grant.turns, __ATOMIC_SEQ_CST);
+    h->told_at = __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST);
 }
 
 static void ring(struct kept_table *t) {
@@ -175,10 +175,12 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 /* --- the thread that looks after them -----------------------------------------------------------
  */
 
-/* Whether the descriptor waits in vain: policy has had its turns, and there is no order. */
+/* Whether the descriptor waits in vain: the loop has gone round often enough, and there is no
+ * order. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
-    uint32_t turns = __atomic_load_n(&t->pool->grant.turns, __ATOMIC_SEQ_CST) - h->told_at;
-    return h->is_told && turns >= TURNS && now - h->since_ns > ORDER_NS;
+    uint32_t iterations =
+        __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;
+    return h->is_told && iterations >= ITERATIONS && now - h->since_ns > ORDER_NS;
 }
 
 /* Orders the fill within the grant, or asks policy. Returns whether the descriptor goes on waiting.

@@ -13,14 +13,14 @@
 #include "peers/connection.h"
 #include "shared/xxh3.h"
 
-/* After TURN_BYTES the next connection has its turn; after STAY_BYTES the server checks whether a
- * thread may stay with this one [bytes]. */
-#define TURN_BYTES (4 << 20)
+/* After YIELD_BYTES the thread goes on to the next connection; after STAY_BYTES the server checks
+ * whether a thread may stay with this one [bytes]. */
+#define YIELD_BYTES (4 << 20)
 #define STAY_BYTES (1 << 20)
 
 typedef struct monarch_peer_connection connection;
 typedef const struct monarch_peer_stage stage_t;
-typedef enum monarch_peer_turn turn;
+typedef enum monarch_peer_io_state io_state;
 
 uint64_t monarch_peer_now_ns(void) {
     struct timespec t;
@@ -46,7 +46,7 @@ static void queue(connection *c, uint32_t kind, uint64_t value) {
 
 /* Sends the frames that wait. more: bytes of the file follow at once, and should share a segment
  * with the frames. */
-static turn flush(connection *c, stage_t *stage, int more) {
+static io_state flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
     while (c->sent < all) {
         ssize_t r = send(c->fd, (char *)c->out + c->sent, all - c->sent,
@@ -70,7 +70,7 @@ void monarch_peer_let_go(connection *c, stage_t *stage) {
     c->file.file = NULL;
 }
 
-static turn finish(connection *c, stage_t *stage, enum monarch_peer_status status) {
+static io_state finish(connection *c, stage_t *stage, enum monarch_peer_status status) {
     monarch_peer_let_go(c, stage);
     queue(c, MONARCH_PEER_END, status);
     give(c, stage->bounds->stall_ms);
@@ -83,11 +83,11 @@ static enum monarch_peer_status why_late(stage_t *stage) {
 }
 
 /* Sends the answer so far before anybody waits for its next part. */
-static turn wait_for_bytes(connection *c, stage_t *stage) {
+static io_state wait_for_bytes(connection *c, stage_t *stage) {
     uint64_t now = monarch_peer_now_ns();
     if (c->due_ns && now >= c->due_ns)
         return finish(c, stage, why_late(stage));
-    turn sent = flush(c, stage, 0);
+    io_state sent = flush(c, stage, 0);
     if (sent != MONARCH_PEER_GO)
         return sent;
     if (!c->due_ns)
@@ -106,7 +106,7 @@ static void end_wait(connection *c, stage_t *stage) {
 /* --- a request ----------------------------------------------------------------------------------
  */
 
-static turn read_request(connection *c, stage_t *stage) {
+static io_state read_request(connection *c, stage_t *stage) {
     while (c->got < sizeof c->in) {
         ssize_t r = recv(c->fd, c->in.bytes + c->got, sizeof c->in - c->got, MSG_DONTWAIT);
         if (r < 0 && errno == EINTR)
@@ -134,7 +134,7 @@ static turn read_request(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-static turn open_file(connection *c, stage_t *stage) {
+static io_state open_file(connection *c, stage_t *stage) {
     const struct monarch_peer_request *q = &c->in.request;
     /* Both ends have to lie in the file; compared without overflow. */
     if (q->first > q->size || q->length > q->size - q->first)
@@ -238,7 +238,7 @@ static int is_small(const connection *c, uint64_t there) {
 
 /* Goes on after a call that has taken `sent` bytes, as if each part had been sent by itself. A
  * seal's number is free again if nothing of its frame was sent. */
-static turn go_on(connection *c, stage_t *stage, size_t sent) {
+static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
     give(c, stage->bounds->stall_ms);
     if (sent >= frame + n) {
@@ -260,7 +260,7 @@ static turn go_on(connection *c, stage_t *stage, size_t sent) {
 }
 
 /* Sends DATA, all bytes, SUM and END in one call. */
-static turn send_small(connection *c, stage_t *stage) {
+static io_state send_small(connection *c, stage_t *stage) {
     struct monarch_digest digest;
     uint64_t n = c->end - c->at, sum;
     ssize_t r;
@@ -292,7 +292,7 @@ static turn send_small(connection *c, stage_t *stage) {
     return go_on(c, stage, sent);
 }
 
-static turn begin_frame(connection *c, stage_t *stage) {
+static io_state begin_frame(connection *c, stage_t *stage) {
     if (c->at == c->end)
         return finish(c, stage, MONARCH_PEER_OK);
     uint64_t there = stage->files->available(stage->files->arg, c->file.file, c->at);
@@ -315,7 +315,7 @@ static turn begin_frame(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-static turn end_piece(connection *c, stage_t *stage) {
+static io_state end_piece(connection *c, stage_t *stage) {
     uint64_t sum;
     struct monarch_digest digest;
     enum monarch_peer_status status = sum_of(c, stage, NULL, &sum, &digest);
@@ -326,8 +326,8 @@ static turn end_piece(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-static turn send_bytes(connection *c, stage_t *stage, uint64_t *left) {
-    turn framed = flush(c, stage, 1);
+static io_state send_bytes(connection *c, stage_t *stage, uint64_t *left) {
+    io_state framed = flush(c, stage, 1);
     if (framed != MONARCH_PEER_GO)
         return framed;
     while (c->at < c->frame_end) {
@@ -360,8 +360,8 @@ static turn send_bytes(connection *c, stage_t *stage, uint64_t *left) {
     return MONARCH_PEER_GO;
 }
 
-static turn send_end(connection *c, stage_t *stage) {
-    turn sent = flush(c, stage, 0);
+static io_state send_end(connection *c, stage_t *stage) {
+    io_state sent = flush(c, stage, 0);
     if (sent != MONARCH_PEER_GO)
         return sent;
     c->state = MONARCH_PEER_READING;
@@ -379,9 +379,9 @@ static void set_blocking(connection *c, int blocks) {
     c->blocks = blocks;
 }
 
-turn monarch_peer_step(connection *c, stage_t *stage) {
-    uint64_t left = stage->may_block ? STAY_BYTES : TURN_BYTES;
-    turn next = MONARCH_PEER_GO;
+io_state monarch_peer_step(connection *c, stage_t *stage) {
+    uint64_t left = stage->may_block ? STAY_BYTES : YIELD_BYTES;
+    io_state next = MONARCH_PEER_GO;
     set_blocking(c, stage->may_block);
     while (next == MONARCH_PEER_GO) {
         if (left == 0)

@@ -17,9 +17,9 @@ enum monarch_peer_state {
 };
 
 /* What a connection needs to go on. */
-enum monarch_peer_turn {
+enum monarch_peer_io_state {
     MONARCH_PEER_GO,       /* nothing: at once */
-    MONARCH_PEER_TO_YIELD, /* nothing either, but others should have their turn */
+    MONARCH_PEER_TO_YIELD, /* nothing either, but others should be served */
     MONARCH_PEER_TO_READ,
     MONARCH_PEER_TO_SEND,
     MONARCH_PEER_TO_WAIT, /* bytes that are not there yet */
@@ -65,10 +65,10 @@ struct monarch_peer_stage {
 #define MONARCH_PEER_STAY_MS 50
 
 uint64_t monarch_peer_now_ns(void);
-/* Works on a connection until something has to be waited for, or others should have their turn. If
+/* Works on a connection until something has to be waited for, or others should be served. If
  * it returns TO_SEND under `may_block`, it has waited for the socket in vain. */
-enum monarch_peer_turn monarch_peer_step(struct monarch_peer_connection *c,
-                                         const struct monarch_peer_stage *stage);
+enum monarch_peer_io_state monarch_peer_step(struct monarch_peer_connection *c,
+                                             const struct monarch_peer_stage *stage);
 /* Lets go of what the connection holds besides its descriptor. */
 void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch_peer_stage *stage);
 

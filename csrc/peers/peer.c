@@ -18,10 +18,10 @@
 #define LARGE_BYTES (1024 * 1024)
 #define LARGE_AT_ONCE 4
 #define IN_LINE 2
-/* A thread that has waited for a turn for this long, in which no answer has come, goes on without
+/* A thread that has waited for a slot for this long, in which no answer has come, goes on without
  * one: the peer may have others wait for its source. As long as answers come, the limit is twice as
  * long. With the bound of a first byte, it is less than the 2 s that a reader may wait [ns]. */
-#define TURN_NS 500000000ULL
+#define SLOT_NS 500000000ULL
 /* Nodes that are brought up together serve within this time of each other [ns]. */
 #define START_NS 10000000000ULL
 
@@ -43,11 +43,11 @@ struct monarch_peer {
     monarch_peer_report report;
     void *arg;
     pthread_mutex_t lock;
-    pthread_cond_t turn, handed;
-    /* Turns that are taken, threads that wait for one, and turns that were passed on to these;
+    pthread_cond_t slot_free, handed;
+    /* Slots in use, threads that wait for one, and slots that were passed on to these;
      * under the lock. */
-    unsigned turns, waiting, passed;
-    uint64_t came_ns; /* when the last answer of a turn came; under the lock */
+    unsigned slots, waiting, passed;
+    uint64_t came_ns; /* when the last answer for a slot came; under the lock */
     unsigned idle;
     int has_failed;   /* since it last worked; under the lock */
     int has_worked;   /* ever; atomic */
@@ -69,7 +69,7 @@ peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->turn, &attributes);
+    pthread_cond_init(&p->slot_free, &attributes);
     pthread_cond_init(&p->handed, &attributes);
     pthread_condattr_destroy(&attributes);
     return p;
@@ -110,7 +110,7 @@ static int has_ended(peer *p) {
 
 void monarch_peer_free(peer *p) {
     forget_idle(p);
-    pthread_cond_destroy(&p->turn);
+    pthread_cond_destroy(&p->slot_free);
     pthread_cond_destroy(&p->handed);
     pthread_mutex_destroy(&p->lock);
     free(p);
@@ -278,39 +278,39 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     return -1;
 }
 
-/* Takes a turn; a thread that comes later is not before those that wait. Returns 0 if the turn did
- * not come in time. */
-static int take_turn(peer *p) {
+/* Takes a slot; threads get slots in the order in which they asked. Returns 0 if none was free in
+ * time. */
+static int acquire_slot(peer *p) {
     uint64_t began = monarch_peer_now_ns(), now = began;
     pthread_mutex_lock(&p->lock);
-    int has_turn = p->turns < LARGE_AT_ONCE;
-    p->turns += (unsigned)has_turn;
-    p->waiting += !has_turn;
-    while (!has_turn && now < began + 2 * TURN_NS) {
-        uint64_t end = (p->came_ns > began ? p->came_ns : began) + TURN_NS;
+    int has_slot = p->slots < LARGE_AT_ONCE;
+    p->slots += (unsigned)has_slot;
+    p->waiting += !has_slot;
+    while (!has_slot && now < began + 2 * SLOT_NS) {
+        uint64_t end = (p->came_ns > began ? p->came_ns : began) + SLOT_NS;
         struct timespec until = {(time_t)(end / 1000000000), (long)(end % 1000000000)};
         if (now >= end)
             break;
-        pthread_cond_timedwait(&p->turn, &p->lock, &until);
-        has_turn = p->passed > 0;
-        p->passed -= (unsigned)has_turn;
-        p->waiting -= (unsigned)has_turn;
+        pthread_cond_timedwait(&p->slot_free, &p->lock, &until);
+        has_slot = p->passed > 0;
+        p->passed -= (unsigned)has_slot;
+        p->waiting -= (unsigned)has_slot;
         now = monarch_peer_now_ns();
     }
-    p->waiting -= !has_turn;
+    p->waiting -= !has_slot;
     pthread_mutex_unlock(&p->lock);
-    return has_turn;
+    return has_slot;
 }
 
-static void end_turn(peer *p, int has_come) {
+static void release_slot(peer *p, int has_come) {
     pthread_mutex_lock(&p->lock);
     if (has_come)
         p->came_ns = monarch_peer_now_ns();
     if (p->waiting > p->passed) {
         p->passed++;
-        pthread_cond_signal(&p->turn);
+        pthread_cond_signal(&p->slot_free);
     } else {
-        p->turns--;
+        p->slots--;
     }
     pthread_mutex_unlock(&p->lock);
 }
@@ -360,13 +360,13 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
                      monarch_peer_arrived arrived, void *arg) {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < n && bytes < LARGE_BYTES; i++)
-        bytes += gets[i].is_awaited ? 0 : gets[i].length; /* a reader waits for no turn */
+        bytes += gets[i].is_awaited ? 0 : gets[i].length; /* a reader waits for no slot */
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, 0, buffer, arrived, arg);
-    /* Nobody waits behind a request without a turn, nor does it wait behind others. */
-    int has_turn = take_turn(p);
-    int r = ask(p, gets, n, has_turn && n == 1, buffer, arrived, arg);
-    if (has_turn)
-        end_turn(p, r == 0 && gets[0].status == MONARCH_PEER_OK);
+    /* Nobody waits behind a request without a slot, nor does it wait behind others. */
+    int has_slot = acquire_slot(p);
+    int r = ask(p, gets, n, has_slot && n == 1, buffer, arrived, arg);
+    if (has_slot)
+        release_slot(p, r == 0 && gets[0].status == MONARCH_PEER_OK);
     return r;
 }

@@ -73,7 +73,7 @@ static void close_locked(server *s, connection *c) {
 
 /* Asks for the connection's next event. Called under the lock, as is_busy ends: an event that comes
  * at once finds the connection free, and nobody can have closed the descriptor meanwhile. */
-static void arm(server *s, connection *c, enum monarch_peer_turn next) {
+static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
     struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
     epoll_ctl(s->epoll, EPOLL_CTL_MOD, c->fd, &e);
@@ -95,7 +95,7 @@ static void end_to_wait(server *s, connection *c) {
 /* Gives a connection back after a step. Returns 0 if it has to go on: what it waits for came
  * between its looking and now. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
-                     enum monarch_peer_turn next, uint64_t wakes) {
+                     enum monarch_peer_io_state next, uint64_t wakes) {
     int is_done = 1;
     if (next == MONARCH_PEER_TO_CLOSE)
         monarch_peer_let_go(c, stage);
@@ -122,11 +122,11 @@ static int can_stay(server *s) {
            __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads;
 }
 
-static enum monarch_peer_turn step(server *s, connection *c, struct monarch_peer_stage *stage,
-                                   int stays) {
+static enum monarch_peer_io_state step(server *s, connection *c, struct monarch_peer_stage *stage,
+                                       int stays) {
     int was_active = is_active(c);
     stage->may_block = stays && can_stay(s);
-    enum monarch_peer_turn next = monarch_peer_step(c, stage);
+    enum monarch_peer_io_state next = monarch_peer_step(c, stage);
     int active = next != MONARCH_PEER_TO_CLOSE && is_active(c);
     __atomic_fetch_add(&s->active, (uint64_t)(active - was_active), __ATOMIC_SEQ_CST);
     return next;
@@ -139,7 +139,7 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
         pthread_mutex_lock(&s->lock);
         uint64_t wakes = s->wakes;
         pthread_mutex_unlock(&s->lock);
-        enum monarch_peer_turn next = step(s, c, stage, stays);
+        enum monarch_peer_io_state next = step(s, c, stage, stays);
         if (next == MONARCH_PEER_TO_YIELD && stays && can_stay(s))
             return 1;
         is_done = hand_back(s, c, stage, next, wakes);

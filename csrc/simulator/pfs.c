@@ -52,11 +52,11 @@ static void account(struct pfs *p, double now) {
 }
 
 static int comes_before(const struct request *a, const struct request *b) {
-    return a->turn < b->turn || (a->turn == b->turn && a->number < b->number);
+    return a->priority < b->priority || (a->priority == b->priority && a->number < b->number);
 }
 
 static struct share *share_of(struct pfs *p, const struct request *r) {
-    return &p->share[r->turn == PFS_LAST];
+    return &p->share[r->priority == PFS_LAST];
 }
 
 static void begin(struct share *s, struct request *r) {
@@ -82,7 +82,7 @@ static void put_in(struct pfs *p, struct request *r) {
     s->waiting[r->node] += r->left;
 }
 
-/* Removes the request that is served; the next one's turn has come. */
+/* Removes the request that is served; the next one is served. */
 static void end_first(struct pfs *p, struct share *s, uint32_t node) {
     s->first[node] = p->request[s->first[node]].next;
     if (s->first[node] == PFS_NONE)
@@ -92,17 +92,19 @@ static void end_first(struct pfs *p, struct share *s, uint32_t node) {
     begin(s, r);
 }
 
-void pfs_ask(struct pfs *p, double now, uint64_t turn, uint32_t node, uint32_t who, double bytes) {
+void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
+             double bytes) {
     account(p, now);
-    p->request[who] = (struct request){turn, p->numbers++, bytes, bytes, now, node, who, PFS_NONE};
+    p->request[who] =
+        (struct request){priority, p->numbers++, bytes, bytes, now, node, who, PFS_NONE};
     put_in(p, &p->request[who]);
 }
 
-void pfs_hurry(struct pfs *p, double now, uint64_t turn, uint32_t who) {
+void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who) {
     struct request *r = &p->request[who];
     struct share *s = share_of(p, r);
     int is_served = s->first[r->node] == who;
-    if (turn >= r->turn || (is_served && r->turn != PFS_LAST))
+    if (priority >= r->priority || (is_served && r->priority != PFS_LAST))
         return;
     account(p, now);
     if (is_served) {
@@ -116,7 +118,7 @@ void pfs_hurry(struct pfs *p, double now, uint64_t turn, uint32_t who) {
         *at = r->next;
         s->waiting[r->node] -= r->left;
     }
-    r->turn = turn;
+    r->priority = priority;
     put_in(p, r);
 }
 

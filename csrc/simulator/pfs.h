@@ -7,13 +7,13 @@
 #include "simulator/heap.h"
 #include "simulator/simulator.h"
 
-/* The turn of what nobody waits for. */
+/* The priority of what nobody waits for. */
 #define PFS_LAST UINT64_MAX
 #define PFS_NONE UINT32_MAX
 
 /* An asker has one request at a time. */
 struct request {
-    uint64_t turn, number; /* the lower turn first, then the lower number */
+    uint64_t priority, number; /* the lower priority first, then the lower number */
     double bytes, left, asked;
     uint32_t node, who, next; /* next: of the same node and kind, PFS_NONE behind the last */
 };
@@ -41,10 +41,11 @@ struct pfs {
 int pfs_open(struct pfs *p, const struct monarch_sim_job *job, uint32_t askers);
 void pfs_close(struct pfs *p);
 
-void pfs_ask(struct pfs *p, double now, uint64_t turn, uint32_t node, uint32_t who, double bytes);
-/* Moves a request forward when another asker waits for the same: it is served at the earlier of
- * both turns. */
-void pfs_hurry(struct pfs *p, double now, uint64_t turn, uint32_t who);
+void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
+             double bytes);
+/* Moves a request forward when another asker waits for the same: it is served with
+ * the lower of both priorities. */
+void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* When the next request is over; infinity for none. */
 double pfs_next(const struct pfs *p);
 /* Takes out the next request, at the time when it is over; *end is when its node has the bytes,

@@ -42,7 +42,7 @@ static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader
     return 0;
 }
 
-enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who,
+enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes) {
     int32_t file = file_of(s, who);
     uint32_t node = node_of(s, who), reader = sim_reader(s, node, file);
@@ -58,14 +58,14 @@ enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn,
         while (s->joined[last] != PFS_NONE)
             last = s->joined[last];
         s->joined[last] = who;
-        pfs_hurry(&s->pfs, now, turn, *note);
+        pfs_hurry(&s->pfs, now, priority, *note);
         return reader != node ? MONARCH_SIM_REMOTE
                : is_second    ? MONARCH_SIM_STAGING
                               : MONARCH_SIM_PFS;
     }
     if (note)
         *note = who;
-    pfs_ask(&s->pfs, now, turn, reader, who, bytes);
+    pfs_ask(&s->pfs, now, priority, reader, who, bytes);
     return reader == node ? MONARCH_SIM_PFS : MONARCH_SIM_REMOTE;
 }
 

@@ -8,11 +8,11 @@ static int shares_threads(const struct monarch_sim *s) {
     return s->given && s->known[0].told.threads;
 }
 
-enum turn { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
+enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
 /* Whether the next epoch can be given: it takes the place of one that is over by now. */
-static enum turn next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
-                            double *until) {
+static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
+                                     double *until) {
     if (epoch < EPOCHS_KNOWN)
         return NEEDS_EPOCH;
     uint64_t old = epoch - EPOCHS_KNOWN;
@@ -23,7 +23,8 @@ static enum turn next_epoch(const struct monarch_sim *s, uint64_t epoch, double 
 }
 
 /* Whether the rank's next sample can be fetched at `now`; if not, *until says when. */
-static enum turn turn_of(struct monarch_sim *s, uint32_t rank, double now, double *until) {
+static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank, double now,
+                                           double *until) {
     struct rank *r = &s->rank[rank];
     uint64_t epoch = r->fetched / per_epoch(s);
     if (epoch >= s->job.epochs)
@@ -62,38 +63,39 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
 
 /* The rank for which a thread fetches next. With shared threads it is the rank of the node that
  * lacks most of its own threads, of those with room. */
-static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now, enum turn *turn,
-                         double *until) {
+static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
+                         enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
     uint32_t ranks = s->job.ranks[node];
     uint32_t best = NOBODY;
     if (!shares_threads(s)) {
         uint32_t own = first + thread % s->threads % ranks;
-        *turn = turn_of(s, own, now, until);
+        *state = staging_state_of(s, own, now, until);
         return own;
     }
     double least = 0;
-    *turn = IS_OVER;
+    *state = IS_OVER;
     for (uint32_t i = first; i < first + ranks; i++) {
         double when = now;
-        enum turn t = turn_of(s, i, now, &when);
-        if (t == FETCHES) {
+        enum staging_state other = staging_state_of(s, i, now, &when);
+        if (other == FETCHES) {
             double part = part_with_one_more(s, i);
             if (best == NOBODY || part < least) {
                 best = i;
                 least = part;
             }
         }
-        if (t == NEEDS_EPOCH)
+        if (other == NEEDS_EPOCH)
             *until = now;
-        else if (t == WAITS_UNTIL && *turn != NEEDS_EPOCH &&
-                 (*turn != WAITS_UNTIL || when < *until))
+        else if (other == WAITS_UNTIL && *state != NEEDS_EPOCH &&
+                 (*state != WAITS_UNTIL || when < *until))
             *until = when;
-        if (*turn == IS_OVER || t == NEEDS_EPOCH || (t == WAITS_UNTIL && *turn != NEEDS_EPOCH))
-            *turn = t;
+        if (*state == IS_OVER || other == NEEDS_EPOCH ||
+            (other == WAITS_UNTIL && *state != NEEDS_EPOCH))
+            *state = other;
     }
     if (best != NOBODY)
-        *turn = FETCHES;
+        *state = FETCHES;
     return best;
 }
 
@@ -199,23 +201,23 @@ void sim_staged(struct monarch_sim *s, uint32_t thread, double now) {
 
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
-    enum turn turn;
+    enum staging_state state;
     double until = now;
     if (t->is == WORKS)
         s->rank[t->rank].threads--;
     t->is = STARTS;
-    uint32_t rank = rank_for(s, thread, now, &turn, &until);
-    if (turn == NEEDS_EPOCH || turn == WAITS_UNTIL) {
+    uint32_t rank = rank_for(s, thread, now, &state, &until);
+    if (state == NEEDS_EPOCH || state == WAITS_UNTIL) {
         t->is = SLEEPS;
         t->since = until > now ? until : now;
         heap_push(&s->heap, t->since, thread);
-        return turn == WAITS_UNTIL;
+        return state == WAITS_UNTIL;
     }
-    if (turn == WAITS_FOR_USE) {
+    if (state == WAITS_FOR_USE) {
         t->is = WAITS;
         t->since = now;
     }
-    if (turn == FETCHES) {
+    if (state == FETCHES) {
         t->is = WORKS;
         t->rank = rank;
         t->access = s->rank[rank].fetched++;

@@ -119,8 +119,8 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
 
 /* An access's number in the order of its node, whose ranks take turns step by step. */
 static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
-    uint64_t turn = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
-    return (int64_t)(turn * s->job.batch + access % s->job.batch);
+    uint64_t position = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
+    return (int64_t)(position * s->job.batch + access % s->job.batch);
 }
 
 /* The file's size. A number less than 0 is no file: a rank takes fewer samples in a step than
@@ -184,7 +184,7 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 /* A thread asks the file system for its file. Returns from where the file comes to the thread's
  * node: not from the file system if another node reads it, or if another sample of this node has it
  * read already. */
-enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t turn, uint32_t who,
+enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
 /* A request is over, and its node has the bytes at `end`. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "copy/flow.h"
-#include "engine/turns.h"
+#include "engine/fair_queue.h"
 #include "native.h"
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
@@ -40,13 +40,13 @@ void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast) {
 
 uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                           uint64_t n, uint32_t *met) {
-    struct turns t = {.share = shares};
+    struct fair_queue q = {.share = shares};
     uint64_t demand[MONARCH_DEMANDS] = {0}, taken[MONARCH_DEMANDS] = {0}, count = 0;
     struct line line;
     struct waiting w;
     for (uint64_t i = 0; i < n; i++)
         demand[places[i]] = monarch_demand(i, 0, 0, ranks[i]);
-    monarch_line_up(&line, &t, demand, taken, 0);
+    monarch_line_up(&line, &q, demand, taken, 0);
     while (monarch_next_waiting(&line, &w)) {
         taken[w.place] = w.demand;
         met[count++] = (uint32_t)monarch_demand_entry(w.demand);
@@ -54,22 +54,22 @@ uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const ui
     return count;
 }
 
-void monarch_take_turns(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
-                        const uint64_t *since, uint64_t n, uint64_t turns, uint32_t *served) {
+void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
+                            const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served) {
     static const uint64_t nothing[MONARCH_DEMANDS];
-    struct turns t = {.share = shares};
+    struct fair_queue q = {.share = shares};
     uint64_t demand[MONARCH_DEMANDS] = {0};
     unsigned next = 0;
-    for (uint64_t turn = 0; turn < turns; turn++) {
+    for (uint64_t round = 0; round < rounds; round++) {
         struct line line;
         struct waiting w;
         for (uint64_t i = 0; i < n; i++)
-            demand[places[i]] = since[i] <= turn ? monarch_demand(i, 0, 0, ranks[i]) : 0;
-        monarch_line_up(&line, &t, demand, nothing, next);
-        served[turn] = 0;
+            demand[places[i]] = since[i] <= round ? monarch_demand(i, 0, 0, ranks[i]) : 0;
+        monarch_line_up(&line, &q, demand, nothing, next);
+        served[round] = 0;
         if (monarch_next_waiting(&line, &w)) {
-            next = monarch_served_reader(&line, &t, &w);
-            served[turn] = (uint32_t)monarch_demand_entry(w.demand) + 1;
+            next = monarch_served_reader(&line, &q, &w);
+            served[round] = (uint32_t)monarch_demand_entry(w.demand) + 1;
         }
     }
 }

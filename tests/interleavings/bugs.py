@@ -50,7 +50,7 @@ BUGS = {
         "offset",
         (
             "preload/descriptors/track.c",
-            "!(*w & (TRACK_HELD | TRACK_SEEKING)) && change(",
+            "!(*w & (TRACK_PINNED | TRACK_SEEKING)) &&\n           change(",
             "change(",
         ),
         (
@@ -71,7 +71,7 @@ BUGS = {
         ),
     ),
     "a descriptor that is in use is changed": _bug(
-        "flags", ("preload/descriptors/track.c", "!(seen & TRACK_HELD) && change(", "change(")
+        "flags", ("preload/descriptors/track.c", "!(seen & TRACK_PINNED) && change(", "change(")
     ),
     "a slot is another copy's": _bug(
         "failing",
@@ -122,8 +122,8 @@ BUGS = {
         "ordered",
         (
             "handover/kept.c",
-            "h->is_told && turns >= TURNS && now - h->since_ns > ORDER_NS",
-            "h->is_told && turns < TURNS",
+            "h->is_told && iterations >= ITERATIONS && now - h->since_ns > ORDER_NS",
+            "h->is_told && iterations < ITERATIONS",
         ),
     ),
     "an order leaves the descriptor in the table": _bug(

@@ -55,7 +55,8 @@ void start_daemon(void) {
     ignore_what_nobody_reads((const struct pool *)engine);
 }
 
-/* --- a turn -------------------------------------------------------------------------------------
+/* --- an iteration of the loop
+ * -------------------------------------------------------------------------------------
  */
 
 static unsigned state_of(unsigned file) {
@@ -99,7 +100,7 @@ static int orders_what_is_wanted(void) {
 }
 
 /* Whether there was nothing to do. */
-static int take_turn_of(uint64_t granted_bytes, uint32_t rest_ns) {
+static int iterate(uint64_t granted_bytes, uint32_t rest_ns) {
     static struct monarch_placed placed[MONARCH_PLACED];
     struct monarch_room room = {.bytes = granted_bytes,
                                 .inodes = MOST_COPIES,
@@ -117,7 +118,7 @@ static int take_turn_of(uint64_t granted_bytes, uint32_t rest_ns) {
     return n == 0;
 }
 
-void take_turn(uint64_t granted_bytes, uint32_t rest_ns) { take_turn_of(granted_bytes, rest_ns); }
+void run_iteration(uint64_t granted_bytes, uint32_t rest_ns) { iterate(granted_bytes, rest_ns); }
 
 /* --- its end ------------------------------------------------------------------------------------
  */
@@ -134,7 +135,7 @@ static int is_settled(void) {
 
 void end_daemon(uint64_t granted_bytes, uint32_t rest_ns) {
     uint64_t until_ns = now_ns() + LIMIT_NS;
-    while (!take_turn_of(granted_bytes, rest_ns) || !is_settled())
+    while (!iterate(granted_bytes, rest_ns) || !is_settled())
         EXPECT(now_ns() < until_ns);
     EXPECT(monarch_engine_stop(engine, STOP_MS) == 0);
     EXPECT(!open_daemon_descriptors());

@@ -31,7 +31,7 @@ static struct thread {
     uint32_t bits;     /* by a call that has one of these, */
     uint64_t until_ns; /* or for this time */
     int is_woken, is_joined;
-    sem_t turn;
+    sem_t may_run;
     pthread_t id;
     void *(*function)(void *);
     void *arg;
@@ -229,9 +229,9 @@ static void go_on(int from, const void *at) {
         switches[switched].step = steps;
         switches[switched++].at = at;
     }
-    sem_post(to < 0 ? &over : &threads[to].turn);
+    sem_post(to < 0 ? &over : &threads[to].may_run);
     if (from >= 0 && !is_done)
-        sem_wait(&threads[from].turn);
+        sem_wait(&threads[from].may_run);
 }
 
 static int take_step(enum state state, const void *at) {
@@ -280,7 +280,7 @@ uint64_t held_up_ns(void) { return held_ns; }
 static void *run_thread(void *number) {
     int my_number = (int)(intptr_t)number;
     struct thread *t = &threads[my_number];
-    sem_wait(&t->turn);
+    sem_wait(&t->may_run);
     me = my_number;
     t->function(t->arg);
     t->state = DONE;
@@ -296,7 +296,7 @@ int start_thread(pthread_t *id, const pthread_attr_t *attributes, void *(*functi
         wrong("too many threads");
     struct thread *t = &threads[count];
     *t = (struct thread){.function = function, .arg = arg};
-    sem_init(&t->turn, 0, 0);
+    sem_init(&t->may_run, 0, 0);
     int r = pthread_create(&t->id, attributes, run_thread, (void *)(intptr_t)count);
     if (r != 0)
         wrong("no thread");

@@ -50,8 +50,8 @@ unsigned version_of(unsigned file, const uint64_t *got, uint64_t from, uint64_t 
 
 const char *path_of(const char *directory, const char *name) {
     static __thread char paths[4][512];
-    static __thread unsigned turn;
-    char *path = paths[turn++ % 4];
+    static __thread unsigned used;
+    char *path = paths[used++ % 4];
     snprintf(path, sizeof paths[0], "%s/%s/%s", site.root, directory, name);
     return path;
 }

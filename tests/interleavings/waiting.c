@@ -102,18 +102,18 @@ static void open_and_read(void) {
 }
 
 /* When all threads rest, no more descriptors wait than may. */
-static void take_turns(uint64_t granted_bytes) {
+static void run_daemon(uint64_t granted_bytes) {
     sleep_on(&held_fd, now_ns() + REST_NS, ANY_BIT);
     EXPECT(handed_descriptors() <= most_descriptors / FOR_ONE || held_up_ns());
     while (!is_done)
-        take_turn(granted_bytes, REST_NS);
+        run_iteration(granted_bytes, REST_NS);
     end_daemon(granted_bytes, REST_NS);
 }
 
 /* The first grant comes after a while. */
-static void grant_room(void) { take_turns(PLENTY); }
+static void grant_room(void) { run_daemon(PLENTY); }
 /* The threads have no room to give away, and policy has some. */
-static void order_itself(void) { take_turns(NOTHING); }
+static void order_itself(void) { run_daemon(NOTHING); }
 
 /* The loop has long something else to do. */
 static void grant_late(void) {

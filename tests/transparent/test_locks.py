@@ -151,7 +151,7 @@ def test_scenes(lockers: Lockers, scene: str, name: str) -> None:
     assert run(lockers.pairs[name], program) == run(lockers.pairs[LIKE[name]], program)
 
 
-def companions(process: Commands) -> list[str]:
+def backing_descriptors(process: Commands) -> list[str]:
     """What the process has open behind its copies."""
     fds = f"/proc/{process.process.pid}/fd"
     return [os.readlink(f"{fds}/{fd}") for fd in os.listdir(fds) if int(fd) >= 500]
@@ -160,15 +160,15 @@ def companions(process: Commands) -> list[str]:
 def test_what_stands_behind_a_copy_goes_with_it(lockers: Lockers) -> None:
     locker = lockers.pairs["both"][0]
     locker("open", 0)
-    assert companions(locker) == []
+    assert backing_descriptors(locker) == []
     assert locker("flock", 0, EX) is None
-    assert companions(locker) == [str(lockers.file.with_name("both"))]
+    assert backing_descriptors(locker) == [str(lockers.file.with_name("both"))]
     locker("dup", 0, 1)
-    assert len(companions(locker)) == 2
+    assert len(backing_descriptors(locker)) == 2
     locker("spawned", 0)
-    assert len(companions(locker)) == 2
+    assert len(backing_descriptors(locker)) == 2
     locker("close_all")
-    assert companions(locker) == []
+    assert backing_descriptors(locker) == []
 
 
 @pytest.mark.parametrize("end", ["exit", "kill"])

@@ -25,7 +25,7 @@ static void will_close_direct(int fd) {
 
 /* A function of its own, so that a descriptor that we know nothing of costs two checks. */
 __attribute__((noinline)) static int close_known(int fd) {
-    if (monarch_has_companions() && monarch_is_companion(fd)) {
+    if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;
         return -1;
     }
@@ -36,7 +36,7 @@ __attribute__((noinline)) static int close_known(int fd) {
 
 PUBLIC int close(int fd) {
     close_call real = REAL_IF_FOUND(close);
-    if (__builtin_expect(monarch_tracked(fd) || monarch_has_companions(), 0) || !real)
+    if (__builtin_expect(monarch_tracked(fd) || monarch_has_backing(), 0) || !real)
         return close_known(fd);
     return real(fd);
 }
@@ -85,15 +85,15 @@ static int can_close_range(int flags) {
     return can;
 }
 
-/* Closes the range, except companions of descriptors outside it. */
-static int close_around_companions(unsigned first, unsigned last, int flags) {
+/* Closes the range, except backing descriptors of descriptors outside it. */
+static int close_around_backing(unsigned first, unsigned last, int flags) {
     int r = 0;
     if (flags & CLOSE_RANGE_CLOEXEC)
-        monarch_companion_flag_range(first, last);
+        monarch_backing_flag_range(first, last);
     else
-        monarch_companion_close_range(first, last);
+        monarch_backing_close_range(first, last);
     for (uint64_t from = first, upto; r == 0 && from <= last; from = upto + 1) {
-        upto = monarch_companion_that_stays(from, first, last);
+        upto = monarch_backing_that_stays(from, first, last);
         if (upto > from)
             r = real_close_range((unsigned)from, (unsigned)(upto - 1), flags);
     }
@@ -103,19 +103,19 @@ static int close_around_companions(unsigned first, unsigned last, int flags) {
 PUBLIC int close_range(unsigned first, unsigned last, int flags) {
     if (!(flags & CLOSE_RANGE_CLOEXEC))
         monarch_untrack_range(first, last);
-    return monarch_has_companions() && first <= last && can_close_range(flags)
-               ? close_around_companions(first, last, flags)
+    return monarch_has_backing() && first <= last && can_close_range(flags)
+               ? close_around_backing(first, last, flags)
                : real_close_range(first, last, flags);
 }
 
 PUBLIC void closefrom(int first) {
     unsigned from = first < 0 ? 0 : (unsigned)first;
     monarch_untrack_range(from, UINT_MAX);
-    if (monarch_has_companions() && can_close_range(0)) {
-        close_around_companions(from, UINT_MAX, 0);
+    if (monarch_has_backing() && can_close_range(0)) {
+        close_around_backing(from, UINT_MAX, 0);
         return;
     }
-    monarch_companion_close_range(from, UINT_MAX);
+    monarch_backing_close_range(from, UINT_MAX);
     if (REAL(closefrom))
         REAL(closefrom)(first);
     else
@@ -131,8 +131,8 @@ PUBLIC int fcloseall(void) {
 static void will_share(int fd) { monarch_track_flag(fd, TRACK_SHARED); }
 
 static int duplicated(int fd, int fresh) {
-    if (monarch_has_companions())
-        monarch_companion_again_slow(fd, fresh);
+    if (monarch_has_backing())
+        monarch_backing_duplicate_slow(fd, fresh);
     if (__builtin_expect(monarch_tracked(fd) != 0, 0) && fresh >= 0 && fresh != fd)
         monarch_track_again(fd, fresh);
     return fresh;
@@ -147,8 +147,8 @@ static void will_replace(int fd, int fresh, int flags) {
     will_share(fd);
     if (fd != fresh)
         monarch_untrack(fresh);
-    if (monarch_has_companions())
-        monarch_companion_replace_slow(fd, fresh, flags);
+    if (monarch_has_backing())
+        monarch_backing_replace_slow(fd, fresh, flags);
 }
 
 PUBLIC int dup2(int fd, int fresh) {
@@ -182,7 +182,7 @@ PUBLIC int fcntl(int fd, int command, ...) {
     va_start(args, command);
     void *arg = va_arg(args, void *); /* a register, passed on unchanged */
     va_end(args);
-    struct monarch_held held;
+    struct monarch_pin pin;
     if (monarch_is_lock(command))
         return monarch_lock(fd, command, arg);
     if (is_lease(command) && !(monarch_settle(fd) && monarch_become_source(fd))) {
@@ -193,12 +193,12 @@ PUBLIC int fcntl(int fd, int command, ...) {
         monarch_keep_locks(fd);
     if (command == F_DUPFD || command == F_DUPFD_CLOEXEC)
         will_share(fd);
-    if (command == F_SETFD && monarch_has_companions())
-        monarch_companion_flag_slow(fd, (int)(intptr_t)arg);
+    if (command == F_SETFD && monarch_has_backing())
+        monarch_backing_flag_slow(fd, (int)(intptr_t)arg);
     /* A promotion during the call would carry the old flag over. */
-    if (command == F_SETFD && monarch_track_hold(fd, 0, &held)) {
+    if (command == F_SETFD && monarch_track_pin(fd, 0, &pin)) {
         int done = REAL(fcntl)(fd, command, arg);
-        monarch_track_release(fd, &held, held.word);
+        monarch_track_unpin(fd, &pin, pin.word);
         return done;
     }
     int r = REAL(fcntl)(fd, command, arg);
@@ -214,9 +214,9 @@ static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 static off_t seek_hole(int fd, off_t offset, int whence) {
     struct stat st;
     int sparse = fstat(fd, &st) == 0 && st.st_blocks * 512 < st.st_size;
-    int behind = sparse ? monarch_companion(fd) : -1;
-    off_t at = REAL(lseek)(behind >= 0 ? behind : fd, offset, whence);
-    return at < 0 || behind < 0 ? at : REAL(lseek)(fd, at, SEEK_SET);
+    int backing = sparse ? monarch_backing_fd(fd) : -1;
+    off_t at = REAL(lseek)(backing >= 0 ? backing : fd, offset, whence);
+    return at < 0 || backing < 0 ? at : REAL(lseek)(fd, at, SEEK_SET);
 }
 
 PUBLIC off_t lseek(int fd, off_t offset, int whence) {
@@ -292,16 +292,16 @@ PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, si
     if (!at)
         uses_offset(from);
     int old_errno = errno;
-    int behind =
-        monarch_is_copy(from, NULL) && is_same_file(from, to) ? monarch_companion(from) : -1;
-    if (behind < 0) {
+    int backing =
+        monarch_is_copy(from, NULL) && is_same_file(from, to) ? monarch_backing_fd(from) : -1;
+    if (backing < 0) {
         ssize_t r = real_copy_file_range(from, at, to, to_at, n, flags);
-        behind = r < 0 && errno == EXDEV ? monarch_companion(from) : -1;
-        if (behind < 0)
+        backing = r < 0 && errno == EXDEV ? monarch_backing_fd(from) : -1;
+        if (backing < 0)
             return count_moved(from, r, at);
     }
     errno = old_errno;
-    ssize_t r = real_copy_file_range(behind, at, to, to_at, n, flags);
+    ssize_t r = real_copy_file_range(backing, at, to, to_at, n, flags);
     if (r > 0 && !at)
         sys_lseek(from, r, SEEK_CUR);
     return r;

@@ -5,11 +5,11 @@
 #include <stdio.h>
 
 #include "preload/descriptors/track.h"
-#include "preload/promotion/companion.h"
+#include "preload/promotion/backing.h"
 
 static inline void monarch_will_close(int fd) {
     monarch_untrack(fd);
-    monarch_companion_close(fd);
+    monarch_backing_close(fd);
 }
 void monarch_will_close_stream(FILE *stream);
 

@@ -6,7 +6,7 @@
 #include "preload/changes/record.h"
 #include "preload/lookup/metadata.h"
 #include "preload/process/calls.h"
-#include "preload/promotion/companion.h"
+#include "preload/promotion/backing.h"
 #include "preload/session/copies.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"
@@ -127,13 +127,13 @@ PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *hand
                              int flags) {
     MAYBE_NULL(path);
     if (__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) && path) {
-        int behind = monarch_means_descriptor(path, flags) ? monarch_companion(dir) : -1;
-        if (behind == -2) {
+        int backing = monarch_means_descriptor(path, flags) ? monarch_backing_fd(dir) : -1;
+        if (backing == -2) {
             errno = EOPNOTSUPP;
             return -1;
         }
-        if (behind >= 0)
-            dir = behind;
+        if (backing >= 0)
+            dir = backing;
         else if (flags & AT_SYMLINK_FOLLOW)
             return handle_of_link(dir, path, handle, mount, flags);
     }

@@ -10,14 +10,14 @@
 
 #include "preload/changes/record.h"
 #include "preload/process/calls.h"
-#include "preload/promotion/companion.h"
+#include "preload/promotion/backing.h"
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
 /* The descriptor to ask instead of `fd`. */
 static int source_of(int fd) {
-    int behind = monarch_companion(fd);
-    return behind >= 0 ? behind : fd;
+    int backing = monarch_backing_fd(fd);
+    return backing >= 0 ? backing : fd;
 }
 
 /* The descriptor to share blocks from. Blocks can be shared within one file system only: if `to` is
@@ -66,12 +66,12 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
     if (asks_file(request))
         fd = source_of(fd);
     if (changes_file(request)) {
-        int behind = monarch_companion(fd);
-        if (behind == -2) { /* the copy must not be changed */
+        int backing = monarch_backing_fd(fd);
+        if (backing == -2) { /* the copy must not be changed */
             errno = EMFILE;
             return -1;
         }
-        fd = behind >= 0 ? behind : fd;
+        fd = backing >= 0 ? backing : fd;
         monarch_changed_fd(fd);
     }
     return REAL(ioctl)(fd, request, arg);

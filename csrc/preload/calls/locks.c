@@ -1,7 +1,7 @@
 /* Locks: always on the source's file, so that they exclude all readers and writers of it.
  *
  * That holds for programs under the library or not. A copy's descriptor takes locks through its
- * companion. */
+ * backing descriptor. */
 #define _GNU_SOURCE
 #include "preload/calls/locks.h"
 
@@ -11,7 +11,7 @@
 
 #include "preload/descriptors/posix_locks.h"
 #include "preload/process/calls.h"
-#include "preload/promotion/companion.h"
+#include "preload/promotion/backing.h"
 #include "preload/promotion/promote.h"
 
 static int no_lock(void) {
@@ -22,12 +22,12 @@ static int no_lock(void) {
 /* Finds in *on the descriptor on which a lock of `fd` is to be taken; 0, with errno set, if there
  * can be none. */
 static int find_descriptor(int fd, int *on) {
-    int behind = monarch_settle(fd) ? monarch_companion(fd) : -2;
-    if (behind == -2) {
+    int backing = monarch_settle(fd) ? monarch_backing_fd(fd) : -2;
+    if (backing == -2) {
         no_lock();
         return 0;
     }
-    *on = behind >= 0 ? behind : fd;
+    *on = backing >= 0 ? backing : fd;
     if (monarch_keep_locks(*on))
         return 1;
     no_lock();
@@ -39,7 +39,7 @@ static int find_descriptor(int fd, int *on) {
 static int granted(int r, int fd, int on) {
     int old_errno = errno;
     if (r == 0 && on != fd)
-        monarch_companion_compare(fd);
+        monarch_backing_compare(fd);
     else if (r == 0)
         monarch_compare_source(fd);
     errno = old_errno;
@@ -64,7 +64,7 @@ PUBLIC int lockf(int fd, int command, off_t length) {
     if (!find_descriptor(fd, &on))
         return -1;
     if (on != fd)
-        monarch_companion_has_posix_locks();
+        monarch_backing_has_posix_locks();
     do {
         if (!monarch_await_closings(&closings))
             return no_lock();
@@ -89,7 +89,7 @@ int monarch_lock(int fd, int command, void *arg) {
     if (!find_descriptor(fd, &on))
         return -1;
     if (on != fd && changes)
-        monarch_companion_has_posix_locks();
+        monarch_backing_has_posix_locks();
     do {
         int can_try = (!changes && command != F_GETLK) || monarch_await_closings(&closings);
         if (changes && !can_try)

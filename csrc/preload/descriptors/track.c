@@ -63,7 +63,7 @@ static int change(int fd, uint64_t *seen, uint64_t to) {
 }
 
 int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
-    return !(seen & TRACK_HELD) && change(fd, &seen, to);
+    return !(seen & TRACK_PINNED) && change(fd, &seen, to);
 }
 
 /* The parent shares the offsets of all open files. What its threads were about to do with a
@@ -73,7 +73,7 @@ static void inherit(void) {
     for (unsigned fd = 0; fd <= end; fd++) {
         uint64_t w = monarch_tracked((int)fd);
         while (w && !change((int)fd, &w,
-                            (w & ~(TRACK_HELD | TRACK_SEEKING)) | TRACK_SHARED | TRACK_FORKED))
+                            (w & ~(TRACK_PINNED | TRACK_SEEKING)) | TRACK_SHARED | TRACK_FORKED))
             ;
     }
 }
@@ -134,10 +134,10 @@ static int is_of_copy(int fd, uint64_t w) {
     return s->control->source[e->source].dev != dev || e->ino != x.stx_ino;
 }
 
-/* Waits for a held word, in round `n`; returns the word after that. A promotion gives the number to
- * the copy before the kernel closes the source's file, for which the kernel may ask the source:
- * nobody has to wait for that. */
-static uint64_t wait_held(int fd, uint64_t w, unsigned n) {
+/* Waits while a word is pinned, in round `n`; returns the word after that. A promotion gives the
+ * number to the copy before the kernel closes the source's file, for which the kernel may ask the
+ * source: nobody has to wait for that. */
+static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);
     else
@@ -152,9 +152,9 @@ void monarch_track_flag_slow(int fd, uint64_t flag) {
                                                         : !monarch_track_is_mine())
         return;
     uint64_t w = monarch_tracked(fd);
-    for (unsigned n = 0; w && (w & TRACK_HELD || (w & flag) != flag);) {
-        if (w & TRACK_HELD) {
-            w = wait_held(fd, w, n++);
+    for (unsigned n = 0; w && (w & TRACK_PINNED || (w & flag) != flag);) {
+        if (w & TRACK_PINNED) {
+            w = wait_while_pinned(fd, w, n++);
         } else if (change(fd, &w, w | flag)) {
             return;
         }
@@ -192,9 +192,9 @@ static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
 /* *in_all: rounds that this call has waited for threads that seek. */
 static void untrack(int fd, unsigned *in_all) {
     uint64_t w = monarch_tracked(fd);
-    for (unsigned n = 0, held = 0; w;) {
-        if (w & TRACK_HELD) {
-            w = wait_held(fd, w, held++);
+    for (unsigned n = 0, pinned = 0; w;) {
+        if (w & TRACK_PINNED) {
+            w = wait_while_pinned(fd, w, pinned++);
         } else if (w & TRACK_SEEKING && !has_entered(fd, w, n, *in_all)) {
             sys_relax(n++);
             ++*in_all;
@@ -210,7 +210,7 @@ void monarch_untrack_slow(int fd) {
     uint64_t w = monarch_tracked(fd);
     /* If a child of vfork closes the number, its parent loses the word, which costs the parent
      * nothing. */
-    if (w & TRACK_HANDED && !(w & (TRACK_HELD | TRACK_SEEKING)) && change(fd, &w, 0))
+    if (w & TRACK_HANDED && !(w & (TRACK_PINNED | TRACK_SEEKING)) && change(fd, &w, 0))
         return;
     if (monarch_track_is_mine())
         untrack(fd, &in_all);
@@ -224,7 +224,7 @@ void monarch_untrack_range(unsigned first, unsigned last) {
 }
 
 void monarch_untrack_seen(int fd, uint64_t seen) {
-    if (!(seen & (TRACK_HELD | TRACK_SEEKING)) && monarch_track_is_mine())
+    if (!(seen & (TRACK_PINNED | TRACK_SEEKING)) && monarch_track_is_mine())
         change(fd, &seen, 0);
 }
 
@@ -232,7 +232,7 @@ void monarch_untrack_session(unsigned number) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
         uint64_t w = monarch_tracked((int)fd);
-        while (w && (w >> 4 & 31) == number && !(w & (TRACK_HELD | TRACK_SEEKING)) &&
+        while (w && (w >> 4 & 31) == number && !(w & (TRACK_PINNED | TRACK_SEEKING)) &&
                !change((int)fd, &w, 0))
             ;
     }
@@ -244,46 +244,47 @@ void monarch_track_share_all(void) {
         monarch_track_flag((int)fd, TRACK_SHARED | TRACK_FORKED);
 }
 
-/* --- holding ---------------------------------------------------------------------------------- */
+/* --- pinning ---------------------------------------------------------------------------------- */
 
-/* Whether the descriptor is never replaced: then there is nothing to hold. */
+/* Whether the descriptor is never replaced: then there is nothing to pin. */
 static int is_kept(uint64_t w) { return (w & (TRACK_OFFSET | TRACK_SHARED)) != 0; }
 
-int monarch_track_hold(int fd, uint64_t expected, struct monarch_held *held) {
+int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
     if (!monarch_tracked(fd) || !monarch_track_is_mine())
         return 0;
-    held->signals = sys_signals(SIG_BLOCK, ~0ULL);
+    pin->signals = sys_signals(SIG_BLOCK, ~0ULL);
     uint64_t w = monarch_tracked(fd);
     for (unsigned n = 0; w && !is_kept(w) && (!expected || w == expected);) {
-        if (w & TRACK_HELD) {
-            w = wait_held(fd, w, n++);
-        } else if (change(fd, &w, w | TRACK_HELD)) {
-            held->word = w;
+        if (w & TRACK_PINNED) {
+            w = wait_while_pinned(fd, w, n++);
+        } else if (change(fd, &w, w | TRACK_PINNED)) {
+            pin->word = w;
             return 1;
         }
     }
-    sys_signals(SIG_SETMASK, held->signals);
+    sys_signals(SIG_SETMASK, pin->signals);
     return 0;
 }
 
-void monarch_track_release(int fd, const struct monarch_held *held, uint64_t word) {
+void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
     /* After a close that we did not see, the number may belong to another thread's open by now. */
-    uint64_t seen = held->word | TRACK_HELD;
+    uint64_t seen = pin->word | TRACK_PINNED;
     change(fd, &seen, word);
-    sys_signals(SIG_SETMASK, held->signals);
+    sys_signals(SIG_SETMASK, pin->signals);
 }
 
 /* --- seeking ------------------------------------------------------------------------------------
  * The kernel makes lseek wait while another thread reads from the open file, for as long as the
- * source takes. Nothing can be held so long; but the number must not become another file's between
- * the check and the call, or the call would move that file's offset. So the word is marked for
- * these few instructions. Whoever wants the number and finds that the mark stays asks /proc whether
- * the call has begun. A duplicate would need no mark, but closing it may ask the source. */
+ * source takes. Nothing can be pinned so long; but the number must not become another file's
+ * between the check and the call, or the call would move that file's offset. So the word is marked
+ * for these few instructions. Whoever wants the number and finds that the mark stays asks /proc
+ * whether the call has begun. A duplicate would need no mark, but closing it may ask the source. */
 
 #define SEEK_ROUNDS 64
 
 static int begin_seek(int fd, uint64_t *w) {
-    return !(*w & (TRACK_HELD | TRACK_SEEKING)) && change(fd, w, *w | TRACK_SEEKING | TRACK_OFFSET);
+    return !(*w & (TRACK_PINNED | TRACK_SEEKING)) &&
+           change(fd, w, *w | TRACK_SEEKING | TRACK_OFFSET);
 }
 
 static void end_seek(int fd, uint64_t seek) {

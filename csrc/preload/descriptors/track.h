@@ -14,9 +14,9 @@
 #define TRACK_OFFSET 1ULL /* used with its own offset: never replaced */
 #define TRACK_SHARED 2ULL /* duplicated, or locks may hang on it: never replaced */
 /* A thread relies on what the descriptor is. Whoever is about to change that waits until the thread
- * is done, or until the number is a copy's: only the thread that holds it for a promotion makes it
- * one. */
-#define TRACK_HELD 4ULL
+ * is done, or until the number is a copy's: only the thread that has pinned it for a promotion
+ * makes it one. */
+#define TRACK_PINNED 4ULL
 /* A thread is about to seek: the number must stay that file's until the kernel holds a reference to
  * the open file. */
 #define TRACK_SEEKING 8ULL
@@ -58,22 +58,22 @@ void monarch_track_again(int fd, int fresh); /* `fresh` is a duplicate of `fd` *
 /* Called before the program does what the flag stands for: waits for a promotion that is under
  * way. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
-/* Replaces the word `seen` if it is still there. It never replaces a held word: the holder would
- * not find its word again, and nobody else ends a hold. */
+/* Replaces the word `seen` if it is still there. It never replaces a pinned word: the thread that
+ * has pinned it would not find its word again, and nobody else unpins it. */
 int monarch_track_change(int fd, uint64_t seen, uint64_t to);
 static inline void monarch_track_flag(int fd, uint64_t flag) {
     uint64_t w = monarch_tracked(fd);
-    if (__builtin_expect(w && ((w & flag) != flag || (w & TRACK_HELD)), 0))
+    if (__builtin_expect(w && ((w & flag) != flag || (w & TRACK_PINNED)), 0))
         monarch_track_flag_slow(fd, flag);
 }
-/* Holds the descriptor: until it is released, nobody else changes its word, and signals are
+/* Pins the descriptor: until it is unpinned, nobody else changes its word, and signals are
  * blocked, so that no handler waits for its own thread. 0: it is not tracked, its word is not
  * `expected` (if that is not 0), or the table is another process's. */
-struct monarch_held {
+struct monarch_pin {
     uint64_t word, signals;
 };
-int monarch_track_hold(int fd, uint64_t expected, struct monarch_held *held);
-void monarch_track_release(int fd, const struct monarch_held *held, uint64_t word);
+int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin);
+void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
 
 /* lseek(fd, by, SEEK_CUR) on the open file to which the word `tracked` refers. The call waits for
  * other threads' reads of that open file; a close or replacement of the number meanwhile does not

@@ -278,7 +278,7 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
     uint64_t id = monarch_track_entry(tracked);
     const struct monarch_entry *e = s && s->clients ? entry_of(s, id) : NULL;
     if (!s || !s->clients || (!e && !monarch_is_unmet(id)) ||
-        tracked & (TRACK_HANDED | TRACK_HELD) ||
+        tracked & (TRACK_HANDED | TRACK_PINNED) ||
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {

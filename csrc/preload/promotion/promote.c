@@ -91,7 +91,7 @@ int monarch_is_callers(int fd, const struct monarch_wanted *w) {
     return is_inode(fd, w->session->control->source[w->entry->source].dev, w->ino);
 }
 
-/* Replaces the descriptor, which the caller holds; returns whether it is the copy's now. */
+/* Replaces the descriptor, which the caller has pinned; returns whether it is the copy's now. */
 static int replace(int fd, int copy, const struct monarch_wanted *w) {
     uint64_t dev = w->session->control->source[w->entry->source].dev;
     int fd_flags = sys_fcntl(fd, F_GETFD, 0), done = 0;
@@ -107,11 +107,11 @@ static int replace(int fd, int copy, const struct monarch_wanted *w) {
 int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     char path[MONARCH_COPY_PATH];
-    struct monarch_held held;
+    struct monarch_pin pin;
     /* An offset that is not 0 was moved by a call that we did not see: such a descriptor stays. The
-     * offset is asked before the descriptor is held, because lseek waits for other threads'
+     * offset is asked before the descriptor is pinned, because lseek waits for other threads'
      * reads. */
-    if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_HELD) ||
+    if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PINNED) ||
         MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_mine() ||
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)
         return 0;
@@ -124,10 +124,10 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
                   : sys_openat(AT_FDCWD, path,
                                monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW)) |
                                    O_CLOEXEC);
-    /* close, dup2 and the like either came before, and then holding fails, or they wait. */
-    if (copy >= 0 && monarch_track_hold(fd, tracked, &held)) {
+    /* close, dup2 and the like either came before, and then pinning fails, or they wait. */
+    if (copy >= 0 && monarch_track_pin(fd, tracked, &pin)) {
         done = replace(fd, copy, w);
-        monarch_track_release(fd, &held, done ? 0 : held.word | TRACK_SHARED);
+        monarch_track_unpin(fd, &pin, done ? 0 : pin.word | TRACK_SHARED);
     }
     if (copy >= 0)
         sys_close(copy);

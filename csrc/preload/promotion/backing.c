@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "preload/promotion/companion.h"
+#include "preload/promotion/backing.h"
 
 #include <errno.h>
 #include <sys/resource.h>
@@ -11,21 +11,22 @@
 #include "preload/promotion/promote.h"
 #include "shared/sys.h"
 
-/* Lowest number of a companion, out of the way of programs that count on the lowest free number. */
+/* Lowest number of a backing descriptor, out of the way of programs that count on the lowest free
+ * number. */
 #define FIRST_NUMBER 500
 
-/* By descriptor: the companion's number + 1; or, for a companion, IS_COMPANION and the number + 1
- * of the descriptor that it stands behind. Both directions are kept, because a program may close
- * numbers that it does not know. */
-#define IS_COMPANION 0x80000000U
+/* By descriptor: the number of its backing descriptor + 1; or, for a backing descriptor, IS_BACKING
+ * and the number + 1 of the descriptor that it backs. Both directions are kept, because a program
+ * may close numbers that it does not know. */
+#define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
-/* By companion: the lower half of its file's inode. The program's own system calls may have closed
- * the companion and opened another file at that number. */
+/* By backing descriptor: the lower half of its file's inode. The program's own system calls may
+ * have closed the backing descriptor and opened another file at that number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
-uint32_t monarch_companions;
+uint32_t monarch_backing_count;
 
-static unsigned highest;     /* no descriptor above it ever had a companion, or was one */
-static uint32_t posix_locks; /* 1: POSIX locks were asked for on a companion */
+static unsigned highest;     /* no descriptor above it ever had a backing descriptor, or was one */
+static uint32_t posix_locks; /* 1: POSIX locks were asked for on a backing descriptor */
 
 static uint32_t get(int fd) {
     return (unsigned)fd < MONARCH_TRACKED ? __atomic_load_n(&table[fd], __ATOMIC_ACQUIRE) : 0;
@@ -36,16 +37,16 @@ static int change(int fd, uint32_t from, uint32_t to) {
                                        __ATOMIC_RELAXED);
 }
 
-static int companion_of(int fd) {
+static int backing_of(int fd) {
     uint32_t w = get(fd);
-    return w && !(w & IS_COMPANION) ? (int)w - 1 : -1;
+    return w && !(w & IS_BACKING) ? (int)w - 1 : -1;
 }
 
-static int is_ours(int companion) {
+static int is_ours(int backing) {
     struct stat st;
-    return sys_fstat(companion, &st) == 0 && S_ISREG(st.st_mode) &&
-           (uint32_t)st.st_ino == __atomic_load_n(&inode[companion], __ATOMIC_RELAXED) &&
-           (sys_fcntl(companion, F_GETFL, 0) & O_ACCMODE) == O_RDONLY;
+    return sys_fstat(backing, &st) == 0 && S_ISREG(st.st_mode) &&
+           (uint32_t)st.st_ino == __atomic_load_n(&inode[backing], __ATOMIC_RELAXED) &&
+           (sys_fcntl(backing, F_GETFL, 0) & O_ACCMODE) == O_RDONLY;
 }
 
 /* --- made and closed -------------------------------------------------------------------------- */
@@ -65,46 +66,46 @@ static int high_duplicate(int of, int cloexec) {
     return -1;
 }
 
-/* Notes that `high` stands behind `fd`, in place of `before` (-1: of no companion); returns whether
- * it does. */
+/* Notes that `high` is the backing descriptor of `fd`, in place of `before` (-1: of none); returns
+ * whether it is. */
 static int note(int fd, int high, int before) {
     struct stat st;
     sys_fstat(high, &st);
     __atomic_store_n(&inode[high], (uint32_t)st.st_ino, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&monarch_companions, 1, __ATOMIC_SEQ_CST);
-    __atomic_store_n(&table[high], IS_COMPANION | (uint32_t)(fd + 1), __ATOMIC_RELEASE);
+    __atomic_fetch_add(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&table[high], IS_BACKING | (uint32_t)(fd + 1), __ATOMIC_RELEASE);
     unsigned seen = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     unsigned end = (unsigned)(high > fd ? high : fd);
     while (end > seen && !__atomic_compare_exchange_n(&highest, &seen, end, 0, __ATOMIC_RELAXED,
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    int left = noted ? before : high; /* the number that is no companion (any more) */
-    if (left >= 0 && change(left, IS_COMPANION | (uint32_t)(fd + 1), 0))
-        __atomic_fetch_sub(&monarch_companions, 1, __ATOMIC_SEQ_CST);
+    int left = noted ? before : high; /* the number that backs nothing (any more) */
+    if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
+        __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
     return noted;
 }
 
-/* Gives `fd` the companion `high`, or closes `high` if `fd` has got a companion meanwhile; returns
- * the companion of `fd`. */
-static int stand_behind(int fd, int high) {
+/* Makes `high` the backing descriptor of `fd`, or closes `high` if `fd` has got one meanwhile;
+ * returns the backing descriptor of `fd`. */
+static int set_backing(int fd, int high) {
     if (note(fd, high, -1))
         return high;
-    int known = companion_of(fd); /* another thread was faster */
+    int known = backing_of(fd); /* another thread was faster */
     monarch_close_unseen(high, known);
     return known;
 }
 
-/* Moves a companion to another number: the program, which does not know of it, is about to give its
- * number to another file. */
-static void give_way(int companion, int fd) {
-    int high = high_duplicate(companion, close_on_exec(fd));
-    if (high >= 0 && note(fd, high, companion))
-        monarch_close_unseen(companion, high);
+/* Moves a backing descriptor to another number: the program, which does not know of it, is about to
+ * give its number to another file. */
+static void give_way(int backing, int fd) {
+    int high = high_duplicate(backing, close_on_exec(fd));
+    if (high >= 0 && note(fd, high, backing))
+        monarch_close_unseen(backing, high);
     else if (high >= 0)
-        monarch_close_unseen(high, companion);
+        monarch_close_unseen(high, backing);
     else
-        monarch_companion_close_slow(fd); /* no number left: its locks end */
+        monarch_backing_close_slow(fd); /* no number left: its locks end */
 }
 
 /* Drops the process's POSIX locks on the copy's source file. Closing any descriptor of a file drops
@@ -115,12 +116,12 @@ static void drop_locks(int fd) {
     if (sys_fstat(fd, &copy) != 0 || (copy.st_mode & 07777) != 0400)
         return;
     for (unsigned i = 0; i <= __atomic_load_n(&highest, __ATOMIC_RELAXED); i++)
-        if (companion_of((int)i) >= 0 && sys_fstat((int)i, &other) == 0 &&
+        if (backing_of((int)i) >= 0 && sys_fstat((int)i, &other) == 0 &&
             other.st_ino == copy.st_ino && other.st_dev == copy.st_dev)
-            sys_fcntl(companion_of((int)i), F_SETLK, (long)&all);
+            sys_fcntl(backing_of((int)i), F_SETLK, (long)&all);
 }
 
-void monarch_companion_close_slow(int fd) {
+void monarch_backing_close_slow(int fd) {
     uint32_t w = get(fd);
     if ((!w && !__atomic_load_n(&posix_locks, __ATOMIC_RELAXED)) || !monarch_track_is_mine())
         return;
@@ -128,15 +129,15 @@ void monarch_companion_close_slow(int fd) {
         drop_locks(fd);
     if (!w)
         return;
-    int other = (int)(w & ~IS_COMPANION) - 1;
+    int other = (int)(w & ~IS_BACKING) - 1;
     if (!change(fd, w, 0))
         return;
-    if (w & IS_COMPANION) {
+    if (w & IS_BACKING) {
         change(other, (uint32_t)fd + 1, 0);
-    } else if (change(other, IS_COMPANION | (uint32_t)(fd + 1), 0) && is_ours(other)) {
+    } else if (change(other, IS_BACKING | (uint32_t)(fd + 1), 0) && is_ours(other)) {
         sys_close(other);
     }
-    __atomic_fetch_sub(&monarch_companions, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
 }
 
 /* Whether dup3 will succeed. */
@@ -147,21 +148,21 @@ static int can_replace(int fd, int fresh, int flags) {
            (rlim_t)fresh < limit.rlim_cur;
 }
 
-void monarch_companion_replace_slow(int fd, int fresh, int flags) {
+void monarch_backing_replace_slow(int fd, int fresh, int flags) {
     if (!can_replace(fd, fresh, flags))
         return;
-    if (monarch_is_companion(fresh))
-        give_way(fresh, (int)(get(fresh) & ~IS_COMPANION) - 1);
+    if (monarch_is_backing(fresh))
+        give_way(fresh, (int)(get(fresh) & ~IS_BACKING) - 1);
     else
-        monarch_companion_close_slow(fresh);
+        monarch_backing_close_slow(fresh);
 }
 
-static int stays(int companion, unsigned first, unsigned last) {
-    uint32_t w = get(companion), fd = (w & ~IS_COMPANION) - 1;
-    return (w & IS_COMPANION) && (fd < first || fd > last) && is_ours(companion);
+static int stays(int backing, unsigned first, unsigned last) {
+    uint32_t w = get(backing), fd = (w & ~IS_BACKING) - 1;
+    return (w & IS_BACKING) && (fd < first || fd > last) && is_ours(backing);
 }
 
-uint64_t monarch_companion_that_stays(uint64_t from, unsigned first, unsigned last) {
+uint64_t monarch_backing_that_stays(uint64_t from, unsigned first, unsigned last) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (; from <= last && from <= end; from++)
         if (stays((int)from, first, last))
@@ -169,32 +170,32 @@ uint64_t monarch_companion_that_stays(uint64_t from, unsigned first, unsigned la
     return (uint64_t)last + 1;
 }
 
-void monarch_companion_close_range(unsigned first, unsigned last) {
+void monarch_backing_close_range(unsigned first, unsigned last) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
-    for (uint64_t fd = first; fd <= last && fd <= end && monarch_has_companions(); fd++)
+    for (uint64_t fd = first; fd <= last && fd <= end && monarch_has_backing(); fd++)
         if (!stays((int)fd, first, last))
-            monarch_companion_close_slow((int)fd);
+            monarch_backing_close_slow((int)fd);
 }
 
-void monarch_companion_flag_range(unsigned first, unsigned last) {
+void monarch_backing_flag_range(unsigned first, unsigned last) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (uint64_t fd = first; fd <= last && fd <= end; fd++)
-        monarch_companion_flag_slow((int)fd, FD_CLOEXEC);
+        monarch_backing_flag_slow((int)fd, FD_CLOEXEC);
 }
 
-void monarch_companion_again_slow(int fd, int fresh) {
-    int behind = companion_of(fd);
-    if (behind < 0 || fresh < 0 || fresh == fd || !monarch_track_is_mine())
+void monarch_backing_duplicate_slow(int fd, int fresh) {
+    int backing = backing_of(fd);
+    if (backing < 0 || fresh < 0 || fresh == fd || !monarch_track_is_mine())
         return;
-    int high = fresh < MONARCH_TRACKED ? high_duplicate(behind, close_on_exec(fresh)) : -1;
+    int high = fresh < MONARCH_TRACKED ? high_duplicate(backing, close_on_exec(fresh)) : -1;
     if (high >= 0)
-        stand_behind(fresh, high);
+        set_backing(fresh, high);
 }
 
-void monarch_companion_flag_slow(int fd, int flag) {
-    int behind = companion_of(fd);
-    if (behind >= 0 && monarch_track_is_mine())
-        sys_fcntl(behind, F_SETFD, flag & FD_CLOEXEC);
+void monarch_backing_flag_slow(int fd, int flag) {
+    int backing = backing_of(fd);
+    if (backing >= 0 && monarch_track_is_mine())
+        sys_fcntl(backing, F_SETFD, flag & FD_CLOEXEC);
 }
 
 /* --- duplicates that were made before --------------------------------------------------------- */
@@ -220,24 +221,22 @@ static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *
     monarch_for_descriptors(if_duplicate, &d);
 }
 
-static void share(int fd, const struct duplicates *d) { monarch_companion_again_slow(d->of, fd); }
+static void share(int fd, const struct duplicates *d) { monarch_backing_duplicate_slow(d->of, fd); }
 
 static void replace(int fd, const struct duplicates *d) {
     sys6(SYS_dup3, d->by, fd, close_on_exec(fd) ? O_CLOEXEC : 0, 0, 0, 0);
 }
 
-void monarch_companion_has_posix_locks(void) {
-    __atomic_store_n(&posix_locks, 1, __ATOMIC_RELAXED);
-}
+void monarch_backing_has_posix_locks(void) { __atomic_store_n(&posix_locks, 1, __ATOMIC_RELAXED); }
 
-int monarch_is_companion(int fd) {
-    return (get(fd) & IS_COMPANION) && monarch_track_is_mine() && is_ours(fd);
+int monarch_is_backing(int fd) {
+    return (get(fd) & IS_BACKING) && monarch_track_is_mine() && is_ours(fd);
 }
 
 /* --- for the calls ---------------------------------------------------------------------------- */
 
 /* Opens `path` (O_PATH) at a high number, if it still leads to the entry's file; errors are as for
- * monarch_companion. Closing an O_PATH descriptor ends no locks. */
+ * monarch_backing_fd. Closing an O_PATH descriptor ends no locks. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -252,8 +251,8 @@ static int reserve(const char *path, int cloexec, const struct session *s,
 }
 
 /* Opens the source's file behind the copy's descriptor `fd`, at a high number. */
-static int open_behind(int fd, const char *path, const struct session *s,
-                       const struct monarch_entry *e) {
+static int open_backing(int fd, const char *path, const struct session *s,
+                        const struct monarch_entry *e) {
     int cloexec = close_on_exec(fd), high = reserve(path, cloexec, s, e);
     if (high < 0)
         return high;
@@ -268,7 +267,7 @@ static int open_behind(int fd, const char *path, const struct session *s,
     return is_it ? high : fresh >= 0 || fresh == -ENOENT || fresh == -ELOOP ? -1 : -2;
 }
 
-/* The companion that `fd` has, or a new one. */
+/* The backing descriptor that `fd` has, or a new one. */
 static int find_or_open(int fd) {
     char path[MONARCH_PATH_MAX];
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
@@ -282,33 +281,33 @@ static int find_or_open(int fd) {
     monarch_track_mark();
     if (fd >= MONARCH_TRACKED || !monarch_track_is_mine())
         return -2;
-    int known = monarch_has_companions() ? companion_of(fd) : -1;
+    int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
     if (known >= 0) /* that of an earlier descriptor, which was closed unseen */
-        monarch_companion_close_slow(fd);
+        monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
         return -1;
-    int high = open_behind(fd, path, s, e);
+    int high = open_backing(fd, path, s, e);
     if (high < 0)
         return high;
-    high = stand_behind(fd, high);
+    high = set_backing(fd, high);
     if (high < 0)
         return -2;
     for_duplicates(fd, share, -1);
     return high;
 }
 
-int monarch_companion(int fd) {
+int monarch_backing_fd(int fd) {
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || fd < 0)
         return -1;
-    int behind = find_or_open(fd);
-    if (behind >= 0) {
+    int backing = find_or_open(fd);
+    if (backing >= 0) {
         long at = sys_lseek(fd, 0, SEEK_CUR);
         if (at >= 0)
-            sys_lseek(behind, at, SEEK_SET);
+            sys_lseek(backing, at, SEEK_SET);
     }
-    return behind;
+    return backing;
 }
 
 static int is_one_thread(void) {
@@ -316,36 +315,36 @@ static int is_one_thread(void) {
     return sys_fstatat(AT_FDCWD, "/proc/self/task", &st, 0) == 0 && st.st_nlink == 3;
 }
 
-static void become_source(int fd, int behind) {
-    sys_lseek(behind, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
+static void become_source(int fd, int backing) {
+    sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
     /* If there are other threads, the number of a duplicate may be another file's by now:
      * duplicates then keep the copy. */
     if (is_one_thread())
-        for_duplicates(fd, replace, behind);
-    replace(fd, &(struct duplicates){.by = behind});
+        for_duplicates(fd, replace, backing);
+    replace(fd, &(struct duplicates){.by = backing});
 }
 
-void monarch_companion_compare(int fd) {
+void monarch_backing_compare(int fd) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;
     struct stat copy, now;
-    int behind = companion_of(fd);
+    int backing = backing_of(fd);
     const struct monarch_entry *e =
-        behind >= 0 && s && sys_fstat(fd, &copy) == 0 ? monarch_behind_copy(&s, &c, &copy) : NULL;
-    if (!e || sys_fstat(behind, &now) != 0 || now.st_ino != e->ino ||
+        backing >= 0 && s && sys_fstat(fd, &copy) == 0 ? monarch_behind_copy(&s, &c, &copy) : NULL;
+    if (!e || sys_fstat(backing, &now) != 0 || now.st_ino != e->ino ||
         ((uint64_t)now.st_size == e->size &&
          monarch_time_ns(now.st_mtim.tv_sec, now.st_mtim.tv_nsec) == e->mtime_ns &&
          monarch_time_ns(now.st_ctim.tv_sec, now.st_ctim.tv_nsec) == e->ctime_ns))
         return;
     monarch_mark_changed(s->clients, now.st_dev, now.st_ino);
-    become_source(fd, behind);
+    become_source(fd, backing);
 }
 
 int monarch_become_source(int fd) {
-    int behind = monarch_companion(fd);
-    if (behind >= 0) {
-        monarch_companion_compare(fd);
-        become_source(fd, behind);
+    int backing = monarch_backing_fd(fd);
+    if (backing >= 0) {
+        monarch_backing_compare(fd);
+        become_source(fd, backing);
     }
-    return behind != -2;
+    return backing != -2;
 }

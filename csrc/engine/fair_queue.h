@@ -1,28 +1,28 @@
 /* The order in which the ranks of a node are served. Each rank is served as often as its share
  * says, none is left out, and somebody is served as long as anybody waits. A reader that belongs to
  * no rank keeps its place. */
-#ifndef MONARCH_TURNS_H
-#define MONARCH_TURNS_H
+#ifndef MONARCH_FAIR_QUEUE_H
+#define MONARCH_FAIR_QUEUE_H
 
 #include "shared/catalog.h"
 
-struct turns {
-    const uint32_t *share;       /* (MONARCH_RANKS,); 0: this rank does not take turns */
+struct fair_queue {
+    const uint32_t *share;       /* (MONARCH_RANKS,); 0: this rank is not queued */
     uint64_t now;                /* virtual time: when the rank served last was due */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
     uint8_t next[MONARCH_RANKS]; /* per rank, the slot behind its reader that was served last */
 };
 
-/* The rank if it takes turns, else 0. */
-static inline unsigned monarch_rank_in(const struct turns *t, unsigned rank) {
-    return t->share[rank] ? rank : 0;
+/* The rank if it is queued, else 0. */
+static inline unsigned monarch_rank_in(const struct fair_queue *q, unsigned rank) {
+    return q->share[rank] ? rank : 0;
 }
 /* When the rank is due: now at the earliest, because a rank that waited for nothing saves up
  * nothing. */
-static inline uint64_t monarch_due(const struct turns *t, unsigned rank) {
-    return t->due[rank] > t->now ? t->due[rank] : t->now;
+static inline uint64_t monarch_due(const struct fair_queue *q, unsigned rank) {
+    return q->due[rank] > q->now ? q->due[rank] : q->now;
 }
-void monarch_served(struct turns *t, unsigned rank);
+void monarch_served(struct fair_queue *q, unsigned rank);
 
 /* A reader that waits. */
 struct waiting {
@@ -36,7 +36,7 @@ struct waiting {
  * the demand slots; where it meets a reader of a rank, it yields the reader whose rank is due
  * first. */
 struct line {
-    const struct turns *turns;
+    const struct fair_queue *queue;
     const uint64_t *demand, *taken; /* per slot; a demand that equals `taken` does not wait */
     unsigned first, passed;         /* slots [first, first + passed) have been looked at */
     unsigned length;                /* of `of_ranks`, filled at the first reader of a rank */
@@ -44,10 +44,10 @@ struct line {
     struct waiting of_ranks[MONARCH_DEMANDS];
 };
 
-void monarch_line_up(struct line *l, const struct turns *t, const uint64_t *demand,
+void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t *demand,
                      const uint64_t *taken, unsigned first);
 int monarch_next_waiting(struct line *l, struct waiting *w); /* returns 0 at the end */
 /* Charges the reader's rank for one service; returns the slot at which the next scan starts. */
-unsigned monarch_served_reader(const struct line *l, struct turns *t, const struct waiting *w);
+unsigned monarch_served_reader(const struct line *l, struct fair_queue *q, const struct waiting *w);
 
 #endif

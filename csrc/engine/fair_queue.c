@@ -1,22 +1,22 @@
-/* Start-time fair queueing (Goyal et al., 1996): the smaller a rank's share, the later its next
- * turn. */
-#include "engine/turns.h"
+/* Start-time fair queueing (Goyal et al., 1996): the smaller a rank's share, the later it is
+ * due again. */
+#include "engine/fair_queue.h"
 
-/* Virtual time from one turn of a rank to its next one, for a share of 1. */
+/* Virtual time from one service of a rank to its next one, for a share of 1. */
 #define LAP (1ULL << 24)
 
 static_assert(MONARCH_DEMANDS == 256, "a place is a byte, and so is the way from one to another");
 
-void monarch_served(struct turns *t, unsigned rank) {
+void monarch_served(struct fair_queue *q, unsigned rank) {
     if (!rank)
         return;
-    t->now = monarch_due(t, rank);
-    t->due[rank] = t->now + LAP / t->share[rank];
+    q->now = monarch_due(q, rank);
+    q->due[rank] = q->now + LAP / q->share[rank];
 }
 
-void monarch_line_up(struct line *l, const struct turns *t, const uint64_t *demand,
+void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t *demand,
                      const uint64_t *taken, unsigned first) {
-    l->turns = t;
+    l->queue = q;
     l->demand = demand;
     l->taken = taken;
     l->first = first;
@@ -31,13 +31,13 @@ static uint64_t look(const struct line *l, unsigned place) {
 }
 
 static void take_note(struct line *l, uint64_t demand, unsigned place) {
-    const struct turns *t = l->turns;
-    unsigned rank = monarch_rank_in(t, monarch_demand_rank(demand));
+    const struct fair_queue *q = l->queue;
+    unsigned rank = monarch_rank_in(q, monarch_demand_rank(demand));
     if (demand && rank)
         l->of_ranks[l->length++] = (struct waiting){.demand = demand,
-                                                    .due = monarch_due(t, rank),
+                                                    .due = monarch_due(q, rank),
                                                     .place = (uint8_t)place,
-                                                    .behind = (uint8_t)(place - t->next[rank]),
+                                                    .behind = (uint8_t)(place - q->next[rank]),
                                                     .rank = (uint8_t)rank};
 }
 
@@ -61,7 +61,7 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
         uint64_t d = look(l, place);
         if (!d)
             continue;
-        if (!monarch_rank_in(l->turns, monarch_demand_rank(d))) {
+        if (!monarch_rank_in(l->queue, monarch_demand_rank(d))) {
             *w = (struct waiting){.demand = d, .place = (uint8_t)place};
             return 1;
         }
@@ -86,8 +86,9 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
     return 0;
 }
 
-unsigned monarch_served_reader(const struct line *l, struct turns *t, const struct waiting *w) {
-    monarch_served(t, w->rank);
-    t->next[w->rank] = (uint8_t)(w->place + 1);
+unsigned monarch_served_reader(const struct line *l, struct fair_queue *q,
+                               const struct waiting *w) {
+    monarch_served(q, w->rank);
+    q->next[w->rank] = (uint8_t)(w->place + 1);
     return (l->first + l->passed) % MONARCH_DEMANDS;
 }

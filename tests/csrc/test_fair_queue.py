@@ -19,23 +19,23 @@ Shares = dict[int, int]
 
 
 def serve(
-    shares: Shares, ranks: Sequence[int], places: Sequence[int], since: Sequence[int], turns: int
+    shares: Shares, ranks: Sequence[int], places: Sequence[int], since: Sequence[int], rounds: int
 ) -> list[int]:
-    """Which of the readers is served at each turn, all of whom wait again at once, or NOBODY.
+    """Which of the readers is served in each round, all of whom wait again at once, or NOBODY.
 
-    ranks, places : of each reader the rank and where it waits;  since : its first turn
+    ranks, places : of each reader the rank and where it waits;  since : its first round
     """
     share = np.zeros(RANKS, dtype=np.uint32)
     share[list(shares)] = list(shares.values())
     of, at = np.array(ranks, dtype=np.uint8), np.array(places, dtype=np.uint8)
-    first, served = np.array(since, dtype=np.uint64), np.zeros(turns, dtype=np.uint32)
-    lib.monarch_take_turns(
+    first, served = np.array(since, dtype=np.uint64), np.zeros(rounds, dtype=np.uint32)
+    lib.monarch_serve_in_order(
         pointer(share, "uint32_t *"),
         pointer(of, "uint8_t *"),
         pointer(at, "uint8_t *"),
         pointer(first, "uint64_t *"),
         len(of),
-        turns,
+        rounds,
         pointer(served, "uint32_t *"),
     )
     return [int(reader) - 1 for reader in served]
@@ -57,11 +57,11 @@ def waiting(draw: st.DrawFn, *, late: int = 0) -> tuple[Shares, list[int], list[
 def test_as_long_as_somebody_waits_somebody_is_served(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
-    served = serve(*case, turns=400)
+    served = serve(*case, rounds=400)
     since = case[-1]
-    for turn, reader in enumerate(served):
-        assert (reader == NOBODY) == (turn < min(since)), turn
-        assert reader == NOBODY or since[reader] <= turn
+    for number, reader in enumerate(served):
+        assert (reader == NOBODY) == (number < min(since)), number
+        assert reader == NOBODY or since[reader] <= number
 
 
 @settings(max_examples=200, deadline=None)
@@ -78,10 +78,10 @@ def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[in
         * len(ranks)
         for rank in members
     }
-    turns = int(max([*longest.values(), len(ranks)])) * 2 + 2
-    served = np.array(serve(shares, ranks, places, since, turns))
+    rounds = int(max([*longest.values(), len(ranks)])) * 2 + 2
+    served = np.array(serve(shares, ranks, places, since, rounds))
     for reader, rank in enumerate(ranks):
-        at = [-1, *np.flatnonzero(served == reader).tolist(), turns]
+        at = [-1, *np.flatnonzero(served == reader).tolist(), rounds]
         bound = longest.get(rank, len(ranks))
         assert max(b - a for a, b in pairwise(at)) <= bound, (reader, at)
 
@@ -94,7 +94,7 @@ def test_ranks_are_served_in_proportion(
     """Of two ranks that wait all the time, neither is ever ahead of its share by more than a turn
     of each (Goyal et al., 1996, theorem 1)."""
     shares, ranks, _, _ = case
-    served = serve(*case, turns=600)
+    served = serve(*case, rounds=600)
     done: Counter[int] = Counter()
     present = {rank for rank in ranks if rank in shares}
     for reader in served:
@@ -111,8 +111,8 @@ def test_who_belongs_to_no_rank_is_served_as_if_there_were_none(
 ) -> None:
     shares, ranks, places, since = case
     # All from the start on, or those of ranks could have another place when somebody comes.
-    with_ranks = serve(shares, ranks, places, [0] * len(since), turns=300)
-    without = serve({}, ranks, places, [0] * len(since), turns=300)
+    with_ranks = serve(shares, ranks, places, [0] * len(since), rounds=300)
+    without = serve({}, ranks, places, [0] * len(since), rounds=300)
     for here, there in zip(with_ranks, without, strict=True):
         if ranks[here] not in shares or ranks[there] not in shares:
             assert here == there
@@ -125,11 +125,11 @@ def test_one_rank_alone_is_served_as_none(
 ) -> None:
     _, ranks, places, since = case
     ranks = [rank] * len(ranks)
-    alone = serve({rank: 3} if rank else {}, ranks, places, since, turns=200)
-    assert alone == serve({}, ranks, places, since, turns=200)
+    alone = serve({rank: 3} if rank else {}, ranks, places, since, rounds=200)
+    assert alone == serve({}, ranks, places, since, rounds=200)
     # Place by place, from the first one on.
     order = sorted(range(len(places)), key=places.__getitem__)
-    assert alone == [order[turn % len(order)] for turn in range(200)]
+    assert alone == [order[number % len(order)] for number in range(200)]
 
 
 @settings(max_examples=200, deadline=None)
@@ -154,12 +154,12 @@ def test_everybody_is_met_where_nobody_can_be_served(
 
 
 def test_a_rank_that_comes_late_has_saved_up_nothing() -> None:
-    served = serve({1: 1, 2: 1}, [1, 2], [0, 1], [0, 500], turns=600)
+    served = serve({1: 1, 2: 1}, [1, 2], [0, 1], [0, 500], rounds=600)
     assert served[:500] == [0] * 500
     assert served[500:520].count(0) in (9, 10, 11)
 
 
 def test_threes_and_ones() -> None:
     """Two readers of a rank with three shares, one of a rank with one."""
-    served = serve({1: 3, 2: 1}, [1, 1, 2], [10, 11, 200], [0, 0, 0], turns=400)
+    served = serve({1: 3, 2: 1}, [1, 1, 2], [10, 11, 200], [0, 0, 0], rounds=400)
     assert (served.count(0), served.count(1), served.count(2)) == (150, 150, 100)
