@@ -42,13 +42,13 @@ SOURCES = [
     "engine/waking.c",
     "engine/work.c",
     "engine/engine.c",
+    "testing/peer_table.c",
     "testing/testing.c",
     "peers/client.c",
     "peers/connection.c",
     "peers/mac.c",
     "peers/peer.c",
     "peers/server.c",
-    "peers/table.c",
     "plan/mersenne.c",
     "plan/shuffle.c",
     "plan/buffer.c",
@@ -72,6 +72,7 @@ HEADERS = [
     "serving/serving.h",
     "plan/plan.h",
     "simulator/simulator.h",
+    "testing/testing.h",
 ]
 DEFINES = (
     "MONARCH_MAX_",

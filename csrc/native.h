@@ -347,25 +347,4 @@ int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint
 void monarch_limit_malloc(void);
 int monarch_syncfs(int fd); /* 0 or -errno */
 
-/* --- for tests ------------------------------------------------------------------------------- */
-
-uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
-/* is_fast[i]: whether a source is a fast one after file i, of n files that took ns[i] there. */
-void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
-/* Sets a file's bit as a client does; returns whether anything was new. */
-int monarch_want_file(struct monarch_clients *m, uint64_t id);
-/* Rings the engine as a waiting client does. */
-void monarch_ring_engine(struct monarch_clients *m);
-/* Serves one reader in each of `rounds` rounds. Each of `n` readers has a rank, a slot of its own,
- * and the round from which it waits for good (`since`). served gets, for each round, the number of
- * the served reader + 1; 0 for none. */
-void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
-                            const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
-/* Meets the same readers, none of which can be served; each is taken by the thread that meets it.
- * The order in which they are met goes to (n,) met. Returns how many. */
-uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
-                          uint64_t n, uint32_t *met);
-uint64_t monarch_xxh3_of(const char *data, uint64_t len);
-uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
-
 #endif

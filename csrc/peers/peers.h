@@ -15,32 +15,6 @@ struct monarch_peer_keys {
     unsigned char theirs[MONARCH_KEY_BYTES]; /* for what the other end says */
 };
 
-/* --- what is shared: table.c -------------------------------------------------------------------
- */
-
-/* A table of open files by their catalog identity, among them files that are being filled: a few
- * hundred. */
-struct monarch_peer_table;
-
-struct monarch_peer_table *monarch_peer_table_new(void);
-/* Shares a file under a duplicate of `fd`, in place of one with the same source and hash. sums: of
- * its blocks, with their digests, MONARCH_MAC_BYTES each; NULL if they are not known, and then they
- * are computed each time. is_whole: all of it is there; else the blocks that
- * monarch_peer_table_block tells of. 0 or -errno. */
-int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
-                             uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
-                             const uint64_t *sums, const unsigned char *digests, int is_whole);
-/* Notes that one more block is there; they may come in any order. Readers that wait for it are
- * served. -ENOENT: no such file. */
-int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
-                             uint64_t block, uint64_t sum);
-/* Withdraws a file: nobody gets it any more, whoever waits is told so, and what is being sent is
- * sent. -ENOENT: no such file. */
-int monarch_peer_table_withdraw(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash);
-uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
-/* Frees the table. Call when no server shares it any more. */
-void monarch_peer_table_free(struct monarch_peer_table *t);
-
 /* --- the server: server.c, connection.c --------------------------------------------------------
  */
 
@@ -62,11 +36,6 @@ struct monarch_peer_counts {
 
 struct monarch_peer_server;
 
-/* content_key: MONARCH_KEY_BYTES that all nodes of the session have alike, for digests. NULL
- * without memory, descriptors, threads or libcrypto. */
-struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
-                                                      const struct monarch_peer_bounds *bounds,
-                                                      const unsigned char *content_key);
 /* Takes over a connected socket whose owner has proved what it is. If there are as many connections
  * as there may be, it replaces one that was idle for long; -EBUSY if all are at work. After every
  * error the socket stays the caller's. */
@@ -74,9 +43,6 @@ int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd,
                               const struct monarch_peer_keys *keys);
 int monarch_peer_server_has_room(struct monarch_peer_server *s);
 void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_peer_counts *out);
-/* Closes all connections, joins the threads and frees the server; the table stays. */
-void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_server *s);
-
 /* --- the client: client.c ----------------------------------------------------------------------
  */
 

@@ -1,9 +1,9 @@
-/* What the tests reach through Python. */
+#include "testing/testing.h"
+
 #include <stdlib.h>
 
 #include "copy/flow.h"
 #include "engine/fair_queue.h"
-#include "native.h"
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 

@@ -20,6 +20,7 @@
 
 #include "peers/connection.h"
 #include "shared/xxh3.h"
+#include "testing/testing.h"
 
 #define FILES 12
 #define BLOCK (16 * 1024)

@@ -8,7 +8,8 @@ import pytest
 from csrc.building import CSRC, NATIVE, build_program
 from csrc.test_sanitizers import SANITIZERS, Built, flags_of, skip_without
 
-SOURCES = [name for name in NATIVE if name.startswith("peers/")] + ["shared/xxh3.c"]
+PLACES = ("peers/", "testing/peer_table.c", "shared/xxh3.c")
+SOURCES = [name for name in NATIVE if name.startswith(PLACES)]
 SECONDS, SEED = 1.5, 20210914
 
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "peers/connection.h"
+#include "testing/testing.h"
 
 /* Hash chains; enough for some hundred files. */
 #define SLOTS 1024

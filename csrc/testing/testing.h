@@ -1,0 +1,63 @@
+/* What only tests and benchmarks call, through Python. */
+#ifndef MONARCH_TESTING_H
+#define MONARCH_TESTING_H
+
+#ifndef MONARCH_CDEF
+#include "native.h"
+#include "peers/peers.h"
+#endif
+
+uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
+/* is_fast[i]: whether a source is a fast one after file i, of n files that took ns[i] there. */
+void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
+/* Sets a file's bit as a client does; returns whether anything was new. */
+int monarch_want_file(struct monarch_clients *m, uint64_t id);
+/* Rings the engine as a waiting client does. */
+void monarch_ring_engine(struct monarch_clients *m);
+/* Serves one reader in each of `rounds` rounds. Each of `n` readers has a rank, a slot of its own,
+ * and the round from which it waits for good (`since`). served gets, for each round, the number of
+ * the served reader + 1; 0 for none. */
+void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
+                            const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
+/* Meets the same readers, none of which can be served; each is taken by the thread that meets it.
+ * The order in which they are met goes to (n,) met. Returns how many. */
+uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
+                          uint64_t n, uint32_t *met);
+uint64_t monarch_xxh3_of(const char *data, uint64_t len);
+uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
+
+/* --- a server without a catalog: peer_table.c ---------------------------------------------------
+ */
+
+/* A table of open files by their catalog identity, among them files that are being filled: a few
+ * hundred. */
+struct monarch_peer_table;
+
+struct monarch_peer_table *monarch_peer_table_new(void);
+/* Shares a file under a duplicate of `fd`, in place of one with the same source and hash. sums: of
+ * its blocks, with their digests, MONARCH_MAC_BYTES each; NULL if they are not known, and then they
+ * are computed each time. is_whole: all of it is there; else the blocks that
+ * monarch_peer_table_block tells of. 0 or -errno. */
+int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
+                             uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
+                             const uint64_t *sums, const unsigned char *digests, int is_whole);
+/* Notes that one more block is there; they may come in any order. Readers that wait for it are
+ * served. -ENOENT: no such file. */
+int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
+                             uint64_t block, uint64_t sum);
+/* Withdraws a file: nobody gets it any more, whoever waits is told so, and what is being sent is
+ * sent. -ENOENT: no such file. */
+int monarch_peer_table_withdraw(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash);
+uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
+/* Frees the table. Call when no server shares it any more. */
+void monarch_peer_table_free(struct monarch_peer_table *t);
+
+/* content_key: MONARCH_KEY_BYTES that all nodes of the session have alike, for digests. NULL
+ * without memory, descriptors, threads or libcrypto. */
+struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
+                                                      const struct monarch_peer_bounds *bounds,
+                                                      const unsigned char *content_key);
+/* Closes all connections, joins the threads and frees the server; the table stays. */
+void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_server *s);
+
+#endif
