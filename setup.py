@@ -71,6 +71,7 @@ PRELOAD = [
 ]
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
 PRELOAD_FLAGS = [
+    "-D_GNU_SOURCE",
     # A program may hand a null pointer to open(): it must reach the kernel, not be optimised away.
     "-fno-delete-null-pointer-checks",
     # Fortified headers would turn our own definitions into calls of the checking ones.

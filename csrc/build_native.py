@@ -128,6 +128,7 @@ ffi.set_source(
     "".join(f'#include "{header}"\n' for header in HEADERS),
     sources=[f"csrc/{name}" for name in SOURCES],
     include_dirs=["csrc"],
+    define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter"],
     libraries=["pthread", "dl"],
 )

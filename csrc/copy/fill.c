@@ -1,6 +1,5 @@
 /* The fill of one copy. Its units may come in any order and from several threads; readers may read
  * each unit as soon as it is written. */
-#define _GNU_SOURCE
 #include "copy/fill.h"
 
 #include <errno.h>

@@ -1,6 +1,5 @@
 /* Orders that are no fills: check, compare, drop or page in a copy. Also what they have in common
  * with fills. */
-#define _GNU_SOURCE
 #include "copy/job.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* Where the bytes of a fill come from: a peer that holds the file, or else the source. */
-#define _GNU_SOURCE
 #include "copy/origin.h"
 
 #include <string.h>

@@ -1,5 +1,4 @@
 /* The copy engine as Python drives it: start, settings, results, stop. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>

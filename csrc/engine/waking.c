@@ -13,7 +13,6 @@
  *   empty.
  * - A demand without an order counts as work of both ways, until a thread has ordered its file or
  *   left it to the daemon's loop (grant.c). */
-#define _GNU_SOURCE
 #include "engine/waking.h"
 
 #include "shared/doorbell.h"

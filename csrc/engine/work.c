@@ -1,5 +1,4 @@
 /* What a copying thread does with the work that it finds. */
-#define _GNU_SOURCE
 #include "engine/work.h"
 
 #include <stdlib.h>

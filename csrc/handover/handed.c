@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "handover/handed.h"
 
 #include <fcntl.h>

@@ -4,7 +4,6 @@
  * whether the descriptor is of the file that the catalog describes, as it does with one that it has
  * opened itself. The threads do nothing else, so that a descriptor is closed soon: what hangs on an
  * open file (flock) ends when the last of its descriptors is closed. */
-#define _GNU_SOURCE
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>

@@ -2,7 +2,6 @@
  * nothing is granted, or until policy has learned of its file and ordered it. The order that is
  * made meanwhile opens no source: it takes the descriptor when it begins. Until then the program
  * can have its descriptor back at any time. */
-#define _GNU_SOURCE
 #include "handover/kept.h"
 
 #include <linux/futex.h>

@@ -1,6 +1,5 @@
 /* Gets ranges of files from a peer. Requests go ahead of their answers, every wait is bounded, and
  * no bytes count whose sum was not right. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>

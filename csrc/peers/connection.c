@@ -1,6 +1,5 @@
 /* What is said on one connection: a request is read, its file opened, its bytes framed and sent. No
  * step waits for the peer; a step that has to wait says for what. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

@@ -1,6 +1,5 @@
 /* The threads of a server. Each connection is a small state machine that one thread at a time works
  * on, when its socket is ready, when what it waits for may be there, or when its time is over. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>

@@ -1,5 +1,4 @@
 /* Writing the catalog: adding entries, growing it, and taking what clients ask for. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>

@@ -1,6 +1,5 @@
 /* Compares files and directories of the catalog with the source. Several threads ask, as those of a
  * scan do. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
 #include <sys/stat.h>

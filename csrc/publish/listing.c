@@ -1,5 +1,4 @@
 /* The daemon's side of listings: which names lie in which directory, and whether they still do. */
-#define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,5 +1,4 @@
 /* The attributes of one file, as the catalog keeps them. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

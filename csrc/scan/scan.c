@@ -1,5 +1,4 @@
 /* A scan's threads, from start to stop. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/resource.h>

@@ -1,5 +1,4 @@
 /* Listing directories, and looking at the files that they name. */
-#define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

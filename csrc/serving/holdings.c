@@ -1,6 +1,5 @@
 /* Answers the server of peers from the catalog; nothing waits here. Bytes are sent with their sum,
  * and a copy that is not what its fill has written is dropped. */
-#define _GNU_SOURCE
 #include "serving/serving.h"
 
 #include <stdlib.h>

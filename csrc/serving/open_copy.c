@@ -1,6 +1,5 @@
 /* Finds the copy that a peer's request means, and how much of it is there. As for a reader in the
  * library, the word of an entry and the map of its fill are the truth. */
-#define _GNU_SOURCE
 #include "serving/open_copy.h"
 
 #include <fcntl.h>

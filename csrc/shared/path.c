@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "shared/path.h"
 
 #include <string.h>

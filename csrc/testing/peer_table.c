@@ -1,6 +1,5 @@
 /* The table of files that a server shares without a catalog. It holds open descriptors and, of
  * files that are being filled, which blocks are there. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

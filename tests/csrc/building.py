@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
-INCLUDES = [f"-I{CSRC}"]
+INCLUDES = ["-D_GNU_SOURCE", f"-I{CSRC}"]
 HERE = Path(__file__).resolve().parent
 
 
@@ -61,7 +61,6 @@ def build_program(out: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
     cc(
         "-O1",
         "-g",
-        "-D_GNU_SOURCE",
         "-Wall",
         "-Wextra",
         "-Werror",

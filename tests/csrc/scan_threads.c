@@ -4,7 +4,6 @@
  *
  * Says how many entries and errors it had when it had ended; 1 if it has not after ten seconds.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

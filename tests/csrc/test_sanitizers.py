@@ -153,8 +153,7 @@ def build_all(sanitizer: str, directory: Path) -> Built:
     def build_one(name: str) -> None:
         objects = [object_of(part) for part in PROGRAMS[name]]
         sources = [HERE / f"stress_{name}.c", *objects]
-        # Which the files of csrc say for themselves.
-        own = ["-U_GNU_SOURCE", "-DINSIDE"] if name in {"segments", "mappings"} else []
+        own = ["-DINSIDE"] if name in {"segments", "mappings"} else []
         build_program(directory / name, *sources, flags=[*flags, *own, "-pthread"])
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

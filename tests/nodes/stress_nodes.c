@@ -7,7 +7,6 @@
  * A thread for each node is its daemon, and alone writes its catalog. Says: fills that went well,
  * bytes that came from peers, reads of whole copies, reads of copies in the making, links, fills
  * from the node that a file has moved to. */
-#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>

@@ -28,8 +28,7 @@ def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory = tmp_path_factory.mktemp(f"nodes_{request.param}")
     prefix = skip_without(sanitizer, directory)
     sources = [Path(__file__).with_name("stress_nodes.c"), *(CSRC / name for name in NATIVE)]
-    # The files of csrc say _GNU_SOURCE themselves.
-    flags = ["-U_GNU_SOURCE", "-pthread", *flags_of(sanitizer)]
+    flags = ["-pthread", *flags_of(sanitizer)]
     build_program(directory / "nodes", *sources, flags=flags)
     return Built(sanitizer, directory, prefix)
 

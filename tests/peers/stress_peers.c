@@ -4,7 +4,6 @@
  *     stress_peers traffic SECONDS SEED     prints ranges that came, that did not, and connections
  *     stress_peers later                    files that are not there when they are first asked for
  */
-#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>

@@ -19,8 +19,7 @@ def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory = tmp_path_factory.mktemp(f"peers_{request.param}")
     prefix = skip_without(sanitizer, directory)
     sources = [Path(__file__).with_name("stress_peers.c"), *(CSRC / name for name in SOURCES)]
-    # The files of csrc say _GNU_SOURCE themselves.
-    flags = ["-U_GNU_SOURCE", f"-I{CSRC / 'peers'}", "-pthread", *flags_of(sanitizer)]
+    flags = ["-pthread", *flags_of(sanitizer)]
     build_program(directory / "peers", *sources, flags=flags)
     return Built(sanitizer, directory, prefix)
 

@@ -13,7 +13,7 @@ from csrc.building import CSRC, HERE, NATIVE, build_program
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [*(CSRC / name for name in NATIVE), HERE / "scan_threads.c"]
-    flags = ["-U_GNU_SOURCE", "-pthread", "-Wl,--wrap=pthread_create"]
+    flags = ["-pthread", "-Wl,--wrap=pthread_create"]
     return build_program(tmp_path_factory.mktemp("scan") / "scan_threads", *sources, flags=flags)
 
 

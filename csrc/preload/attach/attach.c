@@ -1,5 +1,4 @@
 /* Attaches the process to a daemon's session: at load, and again when daemons come and go. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

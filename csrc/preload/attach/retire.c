@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/attach/retire.h"
 
 #include <stdlib.h>

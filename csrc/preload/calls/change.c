@@ -3,7 +3,6 @@
  * Each does exactly what was asked, at the source. Before it, the file is recorded as changed, so
  * that nobody gets the old copy once the call returns, even if the caller is killed right after it.
  * A call that then fails has cost the file its copy for this session, and nothing else. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 

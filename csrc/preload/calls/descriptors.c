@@ -1,6 +1,5 @@
 /* Calls that renumber descriptors, close them, or hang something on them, as far as track.h knows
  * them. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>

@@ -3,7 +3,6 @@
  * A directory opened so has no descriptor; dirfd opens the source's directory for it. Other ways to
  * open a directory (nftw, glob and fts inside libc, open with O_DIRECTORY, fdopendir) list the
  * source. */
-#define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <stddef.h>

@@ -1,5 +1,4 @@
 /* statfs and its relatives, and file handles: of a source, and of copies as if they lay there. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 

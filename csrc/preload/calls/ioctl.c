@@ -1,7 +1,6 @@
 /* Passes ioctl requests about a file's place on its file system, or for sharing it, to the source.
  *
  * All other requests pass unchanged. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <linux/fiemap.h>
 #include <linux/fs.h>

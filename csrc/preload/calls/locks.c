@@ -2,7 +2,6 @@
  *
  * That holds for programs under the library or not. A copy's descriptor takes locks through its
  * backing descriptor. */
-#define _GNU_SOURCE
 #include "preload/calls/locks.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* Answers questions about names: whether they exist, and where links lead. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>

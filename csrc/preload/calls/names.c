@@ -3,7 +3,6 @@
  * Each does exactly what was asked, at the source. Before it, the file to which the name leads is
  * recorded as changed, so that nobody gets the old copy once the call returns; so are the
  * directories in which the names lie. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>

@@ -1,5 +1,4 @@
 /* Opens of files, by path and by directory descriptor. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <linux/openat2.h>
 #include <stdarg.h>

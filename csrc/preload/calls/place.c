@@ -1,6 +1,5 @@
 /* Calls after which a process or a thread sees other files under the same names, or has other
  * rights. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <grp.h>
 #include <sched.h>

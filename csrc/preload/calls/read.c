@@ -3,7 +3,6 @@
  * What the copy has comes from the copy, what is on its way is waited for, and in any doubt the
  * source answers. A read at the descriptor's own offset takes its range with one lseek, which the
  * kernel makes atomic for all who share the offset, and then reads that range. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 /* Calls that remove or change mappings, as far as mappings.h knows them.
  *
  * Each tells before it acts; if it then fails, the mapping stays on the source. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdarg.h>
 #include <sys/mman.h>

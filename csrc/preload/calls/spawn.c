@@ -3,7 +3,6 @@
  * A relative path starts from the child's directory, which other actions may change, so only the
  * whole list of actions says which file is meant. The list is libc's own: its layout has never
  * changed, and is compared with what libc makes before anything is read. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
  *
  * By path they come from the catalog while its copy is served; by descriptor from the kernel and,
  * when the descriptor is a copy's, from the catalog over that. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 #include <sys/sysmacros.h>

@@ -1,5 +1,4 @@
 /* Opens and closes of streams; libc reads from them without our seeing it. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

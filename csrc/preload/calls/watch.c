@@ -1,7 +1,6 @@
 /* inotify watches: a file watched for opens or reads is read from the source from then on.
  *
  * The program would not see the opens and reads of the copy, so all programs read the source. */
-#define _GNU_SOURCE
 #include <string.h>
 #include <sys/inotify.h>
 

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/changes/record.h"
 
 #include <errno.h>

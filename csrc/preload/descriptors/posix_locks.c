@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/descriptors/posix_locks.h"
 
 #include <signal.h>

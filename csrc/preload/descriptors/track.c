@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/descriptors/track.h"
 
 #include <signal.h>

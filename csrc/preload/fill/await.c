@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/fill/await.h"
 
 #include "preload/fill/claims.h"

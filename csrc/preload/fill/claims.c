@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/fill/claims.h"
 
 #include "preload/descriptors/locked_files.h"

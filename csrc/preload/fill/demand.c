@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/fill/demand.h"
 
 #include "preload/descriptors/track.h"

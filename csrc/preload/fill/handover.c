@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/fill/handover.h"
 
 #include <stddef.h>

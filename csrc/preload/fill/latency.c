@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/fill/latency.h"
 
 #include "preload/process/attributes.h"

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/fill/progress.h"
 
 #include "preload/descriptors/track.h"

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/fill/request.h"
 
 #include <string.h>

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/fill/serve.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/lookup/cwd.h"
 
 #include "preload/process/calls.h"

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/lookup/links.h"
 
 #include <string.h>

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/lookup/metadata.h"
 
 #include <errno.h>

@@ -3,7 +3,6 @@
  * The lock is held only for a look at the table, with all signals blocked, so that no handler runs,
  * or jumps away, while it is held. A replacement takes longer and holds no lock: its slot is
  * REPLACING, and only a thread that is about to change that very range waits for it. */
-#define _GNU_SOURCE
 #include "preload/mappings/mapping_table.h"
 
 #include "preload/process/attributes.h"

@@ -3,7 +3,6 @@
  * What belongs to this process alone (the table's lock, the thread) lies on a page of its own. The
  * kernel clears the page in the child of a fork, by whatever call that is made, and shares it with
  * the child of a vfork. */
-#define _GNU_SOURCE
 #include "preload/mappings/mappings.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/process/apart.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/process/log.h"
 
 #include <stdlib.h>

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/process/maps.h"
 
 #include "preload/process/proc.h"

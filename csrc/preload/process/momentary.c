@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/process/momentary.h"
 
 #include "shared/sys.h"

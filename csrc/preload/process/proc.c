@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/process/proc.h"
 
 #include <dirent.h>

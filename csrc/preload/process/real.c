@@ -5,7 +5,6 @@
  * alone); it takes a lock, which is wrong in signal handlers and in the child of a vfork; and it
  * may allocate, which re-enters our open() under a replaced malloc. So we remember where the symbol
  * tables of the libraries lie, and search them. */
-#define _GNU_SOURCE
 #include <elf.h>
 #include <link.h>
 #include <stdint.h>

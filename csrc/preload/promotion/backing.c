@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/promotion/backing.h"
 
 #include <errno.h>

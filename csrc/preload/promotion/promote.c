@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/promotion/promote.h"
 
 #include <sys/sysmacros.h>

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/session/copies.h"
 
 #include <string.h>

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/session/rank.h"
 
 #include <stdlib.h>

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/session/rights.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/session/segments.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/session/session.h"
 
 #include "shared/sys.h"

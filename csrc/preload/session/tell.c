@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "preload/session/tell.h"
 
 #include <errno.h>

@@ -1,6 +1,5 @@
 /* Writes one line to standard error where MONARCH_CONFIG names a configuration that no daemon
  * serves. */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 
