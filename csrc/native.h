@@ -1,8 +1,7 @@
 /* The C parts that the daemon drives from Python: writing the catalog, scanning sources, copying
  * files. Python decides what is copied, where to and in what order; the engine decides within its
  * grants. */
-#ifndef MONARCH_NATIVE_H
-#define MONARCH_NATIVE_H
+#pragma once
 
 #include "shared/catalog.h"
 #include "shared/path.h"
@@ -346,5 +345,3 @@ int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint
  * system when they are freed. */
 void monarch_limit_malloc(void);
 int monarch_syncfs(int fd); /* 0 or -errno */
-
-#endif

@@ -1,7 +1,6 @@
 /* The checksums of a block, made while it is copied. They are its XXH3-64 and the digest
  * (peers/mac.h) that vouches for it when it is sent to peers. */
-#ifndef MONARCH_BLOCK_SUM_H
-#define MONARCH_BLOCK_SUM_H
+#pragma once
 
 #include <stddef.h>
 
@@ -24,5 +23,3 @@ void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *co
 void monarch_block_sum_add(struct block_sum_stream *s, const void *bytes, size_t n);
 /* Call after each `begin`. out: NULL if the sum is not needed. */
 void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);
-
-#endif

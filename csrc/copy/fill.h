@@ -1,6 +1,5 @@
 /* The fill of one file. */
-#ifndef MONARCH_FILL_H
-#define MONARCH_FILL_H
+#pragma once
 
 #include "copy/filling.h"
 
@@ -28,5 +27,3 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f);
 int monarch_is_requested(const struct monarch_clients *m, uint64_t id);
 /* Tells the readers that wait for units [first, first + count) of an entry to look again. */
 void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count);
-
-#endif

@@ -1,6 +1,5 @@
 /* A copy in the making, as fill.c and origin.c see it. */
-#ifndef MONARCH_FILLING_H
-#define MONARCH_FILLING_H
+#pragma once
 
 #include "copy/block_sum.h"
 #include "copy/job.h"
@@ -34,5 +33,3 @@ struct fill {
     uint64_t source_ns;               /* of a file of one unit: what the open and the reads took */
     uint32_t *left;                   /* atomic, of every block: units that are not written yet */
 };
-
-#endif

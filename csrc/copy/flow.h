@@ -1,6 +1,5 @@
 /* How fast the sources and the peers are, and how many threads are at them. */
-#ifndef MONARCH_FLOW_H
-#define MONARCH_FLOW_H
+#pragma once
 
 #include "copy/state.h"
 
@@ -31,5 +30,3 @@ void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
 /* Notes whether the kernel no longer had some pages of a file that a program had just read. What is
  * true of most of the last files says whether the mount keeps pages. */
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);
-
-#endif

@@ -1,6 +1,5 @@
 /* Orders: what an order holds, and the work of orders that are no fills. */
-#ifndef MONARCH_JOB_H
-#define MONARCH_JOB_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -61,5 +60,3 @@ int monarch_can_drop_behind(void); /* whether the kernel can at all */
 int monarch_write_fully(int fd, const char *buf, size_t n, off_t at);
 /* Waits until the sources may be asked for `n` more bytes. */
 void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);
-
-#endif

@@ -1,6 +1,5 @@
 /* Where the bytes of a fill come from: a peer, then the source. */
-#ifndef MONARCH_ORIGIN_H
-#define MONARCH_ORIGIN_H
+#pragma once
 
 #include "copy/filling.h"
 
@@ -16,5 +15,3 @@ int monarch_giver_of(const struct fill *f);
 void monarch_note_source(struct monarch_engine *e);
 /* The source's file, which is opened when it is first needed; as monarch_open_source. */
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
-
-#endif

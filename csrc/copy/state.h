@@ -1,6 +1,5 @@
 /* State that the copying threads share, except their queues. */
-#ifndef MONARCH_STATE_H
-#define MONARCH_STATE_H
+#pragma once
 
 #include "native.h"
 
@@ -44,5 +43,3 @@ struct monarch_engine {
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];
     uint32_t judged[MONARCH_MAX_SOURCES]; /* by how many fills */
 };
-
-#endif

@@ -1,8 +1,7 @@
 /* The order in which the ranks of a node are served. Each rank is served as often as its share
  * says, none is left out, and somebody is served as long as anybody waits. A reader that belongs to
  * no rank keeps its place. */
-#ifndef MONARCH_FAIR_QUEUE_H
-#define MONARCH_FAIR_QUEUE_H
+#pragma once
 
 #include "shared/catalog.h"
 
@@ -49,5 +48,3 @@ void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t 
 int monarch_next_waiting(struct line *l, struct waiting *w); /* returns 0 at the end */
 /* Charges the reader's rank for one service; returns the slot at which the next scan starts. */
 unsigned monarch_served_reader(const struct line *l, struct fair_queue *q, const struct waiting *w);
-
-#endif

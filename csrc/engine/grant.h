@@ -1,7 +1,6 @@
 /* Fills that the copying threads order themselves, in room that policy has granted. They do so
  * between two iterations of the daemon's loop, for files that somebody waits for. */
-#ifndef MONARCH_GRANT_H
-#define MONARCH_GRANT_H
+#pragma once
 
 #include "engine/pool.h"
 
@@ -17,5 +16,3 @@ void monarch_order_demanded(struct pool *p, struct worker *me);
 int monarch_leaves_again(struct pool *p, const struct job *job);
 /* Wakes the daemon's loop from its rest or sleep. */
 void monarch_end_rest(struct pool *p);
-
-#endif

@@ -1,6 +1,5 @@
 /* Making orders and taking them into the queues. */
-#ifndef MONARCH_ORDERS_H
-#define MONARCH_ORDERS_H
+#pragma once
 
 #include "engine/schedule.h"
 
@@ -15,5 +14,3 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
 /* Adds the order to the counts of orders without a result (1), or takes it off them (-1). The
  * caller holds the pool's lock. */
 void monarch_count(struct pool *p, const struct job *job, int more);
-
-#endif

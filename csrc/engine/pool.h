@@ -1,6 +1,5 @@
 /* The copying threads and what they share: queues, fills, grants. */
-#ifndef MONARCH_POOL_H
-#define MONARCH_POOL_H
+#pragma once
 
 #include <pthread.h>
 
@@ -135,5 +134,3 @@ struct pool {
         pthread_t thread;
     } worker[];
 };
-
-#endif

@@ -1,6 +1,5 @@
 /* Queues of orders. An order is in at most one queue. */
-#ifndef MONARCH_QUEUE_H
-#define MONARCH_QUEUE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -17,5 +16,3 @@ void monarch_push_first(struct queue *q, struct job *job);
 struct job *monarch_pop(struct queue *q);
 /* Takes the order out of its queue, from any position. */
 void monarch_take_out(struct job *job);
-
-#endif

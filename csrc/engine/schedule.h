@@ -1,6 +1,5 @@
 /* The scheduler of the copying threads. The caller of each function holds the pool's lock. */
-#ifndef MONARCH_SCHEDULE_H
-#define MONARCH_SCHEDULE_H
+#pragma once
 
 #include "engine/pool.h"
 
@@ -49,5 +48,3 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
 /* The roles, as bits, of the threads that could do some of the work there is; 0 if there is none.
  * It may overstate the work that lies ahead of readers. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way);
-
-#endif

@@ -1,6 +1,5 @@
 /* Which of the copying threads are woken, and when they sleep. */
-#ifndef MONARCH_WAKING_H
-#define MONARCH_WAKING_H
+#pragma once
 
 #include "engine/schedule.h"
 
@@ -14,5 +13,3 @@ void monarch_unlock_and_ring(struct pool *p);
 /* Sleeps, unless the thread's way was rung since the bell said `seen`; until `until_ns`
  * [CLOCK_MONOTONIC] at most, 0 for no limit. Returns 0 if that time has come. */
 int monarch_sleep(const struct worker *me, uint32_t seen, uint32_t roles, uint64_t until_ns);
-
-#endif

@@ -1,6 +1,5 @@
 /* The copying threads. */
-#ifndef MONARCH_WORK_H
-#define MONARCH_WORK_H
+#pragma once
 
 #include "engine/schedule.h"
 
@@ -17,5 +16,3 @@ void monarch_do_handed(struct worker *w, struct job *job);
  * memory. */
 char *monarch_map_buffer(void);
 void monarch_unmap_buffer(char *buffer);
-
-#endif

@@ -1,6 +1,5 @@
 /* A file's descriptor that its reader has handed over, and the order to fill the file from it. */
-#ifndef MONARCH_HANDED_H
-#define MONARCH_HANDED_H
+#pragma once
 
 #include "engine/schedule.h"
 
@@ -45,5 +44,3 @@ enum monarch_answer monarch_order_handed(struct pool *p, struct monarch_catalog 
                                          struct handed *h, struct job **job);
 /* Asks policy to order the file; returns whether policy must be woken. */
 int monarch_asks_policy(struct pool *p, const struct handed *h);
-
-#endif

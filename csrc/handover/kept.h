@@ -1,6 +1,5 @@
 /* Descriptors of readers that wait for the orders of their files. */
-#ifndef MONARCH_KEPT_H
-#define MONARCH_KEPT_H
+#pragma once
 
 #include "handover/handed.h"
 
@@ -23,5 +22,3 @@ void monarch_end_kept(struct kept_table *t);
 int monarch_join_kept(struct kept_table *t, const struct timespec *until);
 /* Closes the descriptors that are left, and frees the table. */
 void monarch_free_kept(struct kept_table *t);
-
-#endif

@@ -1,6 +1,5 @@
 /* One connection of a server: what its threads (server.c) and its protocol (connection.c) share. */
-#ifndef MONARCH_PEER_CONNECTION_H
-#define MONARCH_PEER_CONNECTION_H
+#pragma once
 
 #include "peers/files.h"
 #include "peers/peers.h"
@@ -86,5 +85,3 @@ struct monarch_peer_server *monarch_peer_serve(const struct monarch_peer_files *
                                                const struct monarch_peer_bounds *bounds,
                                                const unsigned char *content_key);
 void monarch_peer_end(struct monarch_peer_server *s); /* closes all connections, joins, frees */
-
-#endif

@@ -1,6 +1,5 @@
 /* What a server asks of whoever has the files. */
-#ifndef MONARCH_PEER_FILES_H
-#define MONARCH_PEER_FILES_H
+#pragma once
 
 #include "peers/wire.h"
 
@@ -33,5 +32,3 @@ struct monarch_peer_files {
     int (*check)(void *arg, void *file, uint64_t block, const uint64_t *sum);
     void (*close)(void *arg, void *file);
 };
-
-#endif

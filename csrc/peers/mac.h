@@ -1,7 +1,6 @@
 /* Message authentication: GMAC (NIST SP 800-38D: AES-128-GCM of associated data alone). OpenSSL's
  * libcrypto computes it, with instructions that every processor of today has. */
-#ifndef MONARCH_PEER_MAC_H
-#define MONARCH_PEER_MAC_H
+#pragma once
 
 #ifndef MONARCH_CDEF
 #include <stddef.h>
@@ -45,5 +44,3 @@ void monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, siz
 /* Whether the seal is right; checked in a time that does not depend on where two seals differ. */
 int monarch_is_sealed(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                       const struct monarch_digest *digest, const unsigned char *seal);
-
-#endif

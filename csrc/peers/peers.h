@@ -3,8 +3,7 @@
  * The server answers many connections with a few threads; none of them ever waits for a peer, only
  * for its own disk. The client is called by whoever wants the bytes. Nothing here decides who holds
  * what, connects, or knows a secret: Python does that (monarch_py/peers). */
-#ifndef MONARCH_PEERS_H
-#define MONARCH_PEERS_H
+#pragma once
 
 #include "peers/wire.h"
 
@@ -130,6 +129,4 @@ void monarch_peer_free(struct monarch_peer *p);
 #ifdef MONARCH_CDEF
 extern "Python" struct monarch_peer_link *monarch_connect_peer(void *arg, uint32_t *status);
 extern "Python" void monarch_report_peer(void *arg, uint32_t status, uint64_t began_ns);
-#endif
-
 #endif

@@ -14,8 +14,7 @@
  * without waiting for answers, which come in the same order.
  *
  * Numbers are little-endian, as on every machine that Monarch runs on; no path is ever sent. */
-#ifndef MONARCH_PEER_WIRE_H
-#define MONARCH_PEER_WIRE_H
+#pragma once
 
 #include "peers/mac.h"
 
@@ -80,6 +79,4 @@ static_assert(sizeof(struct monarch_peer_frame) == 40, "another wire: another ma
 /* What a seal covers of its own struct. */
 #define MONARCH_SEALED_OF_REQUEST offsetof(struct monarch_peer_request, seal)
 #define MONARCH_SEALED_OF_FRAME offsetof(struct monarch_peer_frame, seal)
-#endif
-
 #endif

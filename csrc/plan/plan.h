@@ -3,8 +3,7 @@
  * follows from the numbers.
  *
  * Numbers of samples and of files are int32_t; where there is no access, the number is -1. */
-#ifndef MONARCH_PLAN_H
-#define MONARCH_PLAN_H
+#pragma once
 
 #ifndef MONARCH_CDEF
 #include <stdint.h>
@@ -89,5 +88,3 @@ void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t uni
  * `pool`) and its size: the sum does not depend on the order of the files. */
 void monarch_plan_digest(const char *pool, const uint64_t *starts, const uint64_t *sizes,
                          uint64_t n, uint64_t *sum);
-
-#endif

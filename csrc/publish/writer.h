@@ -1,7 +1,6 @@
 /* Writing the catalog: by one thread at a time, and into the generation that clients are told
  * of. */
-#ifndef MONARCH_WRITER_H
-#define MONARCH_WRITER_H
+#pragma once
 
 #include <pthread.h>
 
@@ -53,5 +52,3 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
 /* Sets the home of a file of nodes that share: MONARCH_OWN, MONARCH_OF_OTHERS or 0. */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);
-
-#endif

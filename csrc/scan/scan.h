@@ -1,6 +1,5 @@
 /* The scan of a source: its tasks, its threads, and what they share. */
-#ifndef MONARCH_SCAN_H
-#define MONARCH_SCAN_H
+#pragma once
 
 #include <pthread.h>
 
@@ -119,5 +118,3 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
 void monarch_walk_directory(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
 /* How many names this thread has looked at. */
 uint64_t monarch_looks(void);
-
-#endif

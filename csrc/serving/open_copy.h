@@ -1,6 +1,5 @@
 /* The copies that peers are sent. */
-#ifndef MONARCH_OPEN_COPY_H
-#define MONARCH_OPEN_COPY_H
+#pragma once
 
 #include <pthread.h>
 
@@ -65,5 +64,3 @@ enum monarch_peer_status monarch_open_copy(void *arg, const struct monarch_peer_
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at);
 int monarch_copy_is_coming(void *arg);
 void monarch_close_copy(void *arg, void *file);
-
-#endif

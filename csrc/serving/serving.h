@@ -1,6 +1,5 @@
 /* What this node's daemon holds and serves to its peers. */
-#ifndef MONARCH_SERVING_H
-#define MONARCH_SERVING_H
+#pragma once
 
 #ifndef MONARCH_CDEF
 #include "native.h"
@@ -83,5 +82,3 @@ void monarch_holdings_free(struct monarch_holdings *h);
  * askers are told of what the engine fills. Set both back (NULL) before they are freed. */
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer);
 void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h);
-
-#endif

@@ -1,8 +1,7 @@
 /* The sums and digests of the blocks of whole copies, as their fills recorded them. The server
  * answers peers with them, so that they are not computed again, and bytes that have rotted since
  * are not sent as right. */
-#ifndef MONARCH_SUMS_H
-#define MONARCH_SUMS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ uint64_t monarch_sums_of(const struct monarch_sums_held *k, uint64_t block);
 const struct monarch_digest *monarch_sums_digest(const struct monarch_sums_held *k, uint64_t block);
 void monarch_sums_release(struct monarch_sums *s, struct monarch_sums_held *k); /* NULL: nothing */
 void monarch_sums_free(struct monarch_sums *s);
-
-#endif

@@ -1,6 +1,5 @@
 /* Page-aligned buffers through which whole files are copied. */
-#ifndef MONARCH_BUFFER_H
-#define MONARCH_BUFFER_H
+#pragma once
 
 #include <stdlib.h>
 
@@ -14,5 +13,3 @@
 static inline char *monarch_new_buffer(size_t bytes) {
     return aligned_alloc(MONARCH_PAGE_BYTES, bytes);
 }
-
-#endif

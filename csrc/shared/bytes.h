@@ -1,7 +1,6 @@
 /* Compares short texts, as every look-up does, 16 bytes at a time. A call into libc would cost as
  * much as the comparison. Nothing outside a text is read. */
-#ifndef MONARCH_BYTES_H
-#define MONARCH_BYTES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ static inline int same_bytes(const char *a, const char *b, size_t n) {
         i++;
     return i == n;
 }
-
-#endif

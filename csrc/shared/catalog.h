@@ -8,8 +8,7 @@
  *   DIR/clients     written by the clients: what they want, what they changed, what they counted
  * Every segment is allocated in full before it is published: once /dev/shm is full, a hole in a
  * tmpfs mapping would raise SIGBUS in the reader's process. */
-#ifndef MONARCH_CATALOG_H
-#define MONARCH_CATALOG_H
+#pragma once
 
 #ifndef MONARCH_CDEF
 #include <assert.h>
@@ -571,5 +570,3 @@ void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino)
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
 /* The same for the daemon, which has taken in `told` itself: looks at the marks alone. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
-
-#endif

@@ -1,6 +1,5 @@
 /* The one clock of the daemon's C code. */
-#ifndef MONARCH_CLOCK_H
-#define MONARCH_CLOCK_H
+#pragma once
 
 #include <stdint.h>
 #include <time.h>
@@ -11,5 +10,3 @@ static inline uint64_t monarch_now_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* The daemon's futexes: the word on which its loop sleeps, and the bells of its copying threads.
  * Its own C threads ring them as clients do. */
-#ifndef MONARCH_DOORBELL_H
-#define MONARCH_DOORBELL_H
+#pragma once
 
 #include <errno.h>
 #include <limits.h>
@@ -51,5 +50,3 @@ static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint
         syscall(SYS_futex, &b->rings, FUTEX_WAIT_BITSET, seen, until_ns ? &until : NULL, NULL, who);
     return r == 0 || errno != ETIMEDOUT;
 }
-
-#endif

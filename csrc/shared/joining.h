@@ -1,7 +1,6 @@
 /* Joins threads with a time limit, because they may hang in a call of a file system that does not
  * answer. */
-#ifndef MONARCH_JOINING_H
-#define MONARCH_JOINING_H
+#pragma once
 
 #include <pthread.h>
 #include <time.h>
@@ -20,5 +19,3 @@ static inline struct timespec monarch_join_limit(int limit_ms) {
 static inline int monarch_join(pthread_t thread, const struct timespec *until) {
     return pthread_timedjoin_np(thread, NULL, until) == 0;
 }
-
-#endif

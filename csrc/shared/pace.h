@@ -1,6 +1,5 @@
 /* Spaces the operations of several threads evenly; a pause is not made up for by a burst. */
-#ifndef MONARCH_PACE_H
-#define MONARCH_PACE_H
+#pragma once
 
 #include <errno.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ static inline int monarch_keep_pace(struct monarch_pace *p, uint64_t until_ns) {
         ;
     return 1;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Resolves a path to the catalog's entry as the kernel would walk it, but without asking the
  * source. */
-#ifndef MONARCH_PATH_H
-#define MONARCH_PATH_H
+#pragma once
 
 #include "shared/catalog.h"
 
@@ -41,5 +40,3 @@ int monarch_may_go_up(const char *path);
 void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,
                      const struct monarch_clients *m, const char *base, const char *path,
                      int follow, struct monarch_place *out);
-
-#endif

@@ -1,7 +1,6 @@
 /* System calls without libc. They return -errno and leave errno alone, are no cancellation points,
  * need no symbol and cannot re-enter our own wrappers. */
-#ifndef MONARCH_SYS_H
-#define MONARCH_SYS_H
+#pragma once
 
 #include <fcntl.h>
 #include <stdint.h>
@@ -153,5 +152,3 @@ static inline void sys_futex_wait(const uint32_t *word, uint32_t seen, long ns) 
 static inline void sys_futex_wake(uint32_t *word) {
     sys6(SYS_futex, (long)word, 1 /* FUTEX_WAKE */, 1, 0, 0, 0);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* XXH3-64 (seed 0, default secret): the hash of paths and of blocks. It is written from the
  * published specification; tests compare it with the reference library over all length classes. */
-#ifndef MONARCH_XXH3_H
-#define MONARCH_XXH3_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -20,5 +19,3 @@ struct xxh3_stream {
 void monarch_xxh3_begin(struct xxh3_stream *s);
 void monarch_xxh3_add(struct xxh3_stream *s, const void *data, size_t len);
 uint64_t monarch_xxh3_end(const struct xxh3_stream *s);
-
-#endif

@@ -1,6 +1,5 @@
 /* A heap of events, by time and then by number, so that a run repeats to the bit. */
-#ifndef MONARCH_SIM_HEAP_H
-#define MONARCH_SIM_HEAP_H
+#pragma once
 
 #include <stdint.h>
 
@@ -50,5 +49,3 @@ static inline void heap_drop(struct heap *h, uint32_t who) {
         h->event[i] = h->event[(i - 1) / 2];
     heap_pop(h); /* the first event, of which there is another one now */
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* Links that transfers share, as TCP connections do in a fluid model. The rates are max-min fair
  * (Bertsekas and Gallager, Data Networks, 6.5.2). Each change costs time in proportion to all
  * transfers under way, so that this is for some tens of nodes. */
-#ifndef MONARCH_SIM_LINKS_H
-#define MONARCH_SIM_LINKS_H
+#pragma once
 
 #include "simulator/simulator.h"
 
@@ -35,5 +34,3 @@ double links_next(struct links *l);
 struct transfer links_take(struct links *l, double now);
 /* When `bytes` asked for at `now` would be there, if no transfer came or went. */
 double links_guess(const struct links *l, double now, uint32_t from, uint32_t to, double bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* Storage classes and links. Requests are served first come, first served, and nothing gives more
  * than its rate; over fair links, all transfers are served at the same time. */
-#ifndef MONARCH_SIM_MACHINE_H
-#define MONARCH_SIM_MACHINE_H
+#pragma once
 
 #include "simulator/links.h"
 
@@ -27,5 +26,3 @@ double machine_remote(struct machine *m, double now, uint32_t node, uint32_t hol
 double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes);
 /* Writes to a class, which is occupied by writes as by reads. */
 void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);
-
-#endif

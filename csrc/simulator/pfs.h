@@ -1,8 +1,7 @@
 /* The parallel file system. Nodes that wait for it are its clients: n of them get t(n) together,
  * and each the same (NoPFS 4). What a node has asked for is served in the order of its use.
  * Requests that nobody waits for are served when there are no others, by the same law. */
-#ifndef MONARCH_SIM_PFS_H
-#define MONARCH_SIM_PFS_H
+#pragma once
 
 #include "simulator/heap.h"
 #include "simulator/simulator.h"
@@ -53,5 +52,3 @@ double pfs_next(const struct pfs *p);
 struct request pfs_take(struct pfs *p, double now, double *end);
 /* When `bytes` asked for at `now` would be there, if nothing more came. */
 double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes);
-
-#endif

@@ -1,8 +1,7 @@
 /* Simulates a training job on nodes, storage classes, links and a parallel file system, event by
  * event. Python decides what lies where and who reads what (monarch_py/policies); the simulator
  * says how long it takes. The model and what it leaves out: docs/simulator.md. */
-#ifndef MONARCH_SIMULATOR_H
-#define MONARCH_SIMULATOR_H
+#pragma once
 
 #ifndef MONARCH_CDEF
 #include <stdint.h>
@@ -100,5 +99,3 @@ int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *ep
 /* Runs until the next epoch has to be given (1) or until the end (0). -1: nothing moves, which is a
  * fault of this program. */
 int monarch_sim_run(struct monarch_sim *sim);
-
-#endif

@@ -1,6 +1,5 @@
 /* The state of a simulation. */
-#ifndef MONARCH_SIM_STATE_H
-#define MONARCH_SIM_STATE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -203,5 +202,3 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now);
 void sim_add_copies(struct monarch_sim *s);
 void sim_class_thread(struct monarch_sim *s, uint32_t number, double now);
 void sim_filled(struct monarch_sim *s, uint32_t number, double now);
-
-#endif

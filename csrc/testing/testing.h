@@ -1,6 +1,5 @@
 /* What only tests and benchmarks call, through Python. */
-#ifndef MONARCH_TESTING_H
-#define MONARCH_TESTING_H
+#pragma once
 
 #ifndef MONARCH_CDEF
 #include "native.h"
@@ -59,5 +58,3 @@ struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table 
                                                       const unsigned char *content_key);
 /* Closes all connections, joins the threads and frees the server; the table stays. */
 void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_server *s);
-
-#endif

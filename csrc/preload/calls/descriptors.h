@@ -1,6 +1,5 @@
 /* Hooks for calls that close descriptors: what is known of a descriptor is forgotten first. */
-#ifndef MONARCH_DESCRIPTORS_H
-#define MONARCH_DESCRIPTORS_H
+#pragma once
 
 #include <stdio.h>
 
@@ -16,5 +15,3 @@ void monarch_will_close_stream(FILE *stream);
 /* Called when a stream takes over a tracked descriptor. Its reads happen inside libc, and are
  * counted as one read of the whole file. */
 void monarch_count_stream(int fd);
-
-#endif

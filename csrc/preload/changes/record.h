@@ -1,6 +1,5 @@
 /* Records what a program changes, before or while the interposed functions change it. */
-#ifndef MONARCH_RECORD_H
-#define MONARCH_RECORD_H
+#pragma once
 
 #include <fcntl.h>
 
@@ -62,5 +61,3 @@ void monarch_made(int fd, int dir, const char *path, char *real);
 /* Called after an open of `path` that may write the file, or make it (`created`): records both. The
  * result is as for monarch_fd_to_change. */
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real);
-
-#endif

@@ -1,8 +1,7 @@
 /* Closes descriptors of our own without losing the process's POSIX locks.
  *
  * The kernel drops these locks silently when the process closes any descriptor of the file. */
-#ifndef MONARCH_POSIX_LOCKS_H
-#define MONARCH_POSIX_LOCKS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -23,5 +22,3 @@ void monarch_close_unseen(int fd, int kept);
 #define MONARCH_LOCK_ROUNDS 32
 int monarch_await_closings(uint32_t *closings); /* 0: a closing takes too long */
 int monarch_has_closed_since(uint32_t closings);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * The table is a hint and is checked at every use: descriptors are closed and given away by calls
  * that we do not see. */
-#ifndef MONARCH_TRACK_H
-#define MONARCH_TRACK_H
+#pragma once
 
 #include "preload/session/session.h"
 
@@ -98,5 +97,3 @@ void monarch_track_adopt(void);
 /* Called before a fork: the child will share the offsets of all open files. */
 void monarch_track_share_all(void);
 void monarch_untrack_range(unsigned first, unsigned last);
-
-#endif

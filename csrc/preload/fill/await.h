@@ -1,6 +1,5 @@
 /* Lets opens wait for a copy in the making instead of asking the source. */
-#ifndef MONARCH_AWAIT_H
-#define MONARCH_AWAIT_H
+#pragma once
 
 #include "preload/fill/serve.h"
 
@@ -14,5 +13,3 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
  * its turn gets it now. Returns whether the copy is there; then `o` is as after monarch_look_up. */
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o);
-
-#endif

@@ -1,8 +1,7 @@
 /* Claims: a program reads a file itself, and its reads are to be the fill.
  *
  * As long as a claim holds, fills ahead pass the file over, and an order to fill it waits. */
-#ifndef MONARCH_CLAIMS_H
-#define MONARCH_CLAIMS_H
+#pragma once
 
 #include "preload/session/session.h"
 
@@ -26,5 +25,3 @@ uint64_t monarch_begin_claim(struct session *s, uint64_t id);
 void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim);
 /* Ends the file's claim, unless its descriptor is on its way: the daemon ends that one. */
 void monarch_give_up_claim(struct session *s, uint64_t id);
-
-#endif

@@ -1,6 +1,5 @@
 /* Waits for parts of a copy that is being filled; every wait has a bound. */
-#ifndef MONARCH_DEMAND_H
-#define MONARCH_DEMAND_H
+#pragma once
 
 #include "preload/session/session.h"
 
@@ -57,5 +56,3 @@ int monarch_is_under_way(struct session *s, uint64_t word);
 /* Demands the first of the bytes without waiting, so that a fill that waits for its turn gets it
  * now. */
 void monarch_demand_first(const struct monarch_wanted *w);
-
-#endif

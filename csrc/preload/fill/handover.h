@@ -4,8 +4,7 @@
  * was read, the descriptor is handed over to the daemon, which makes the copy from the page cache:
  * the source has seen one open, and every byte once. Losing a handover costs speed only: the daemon
  * then fills the file itself. */
-#ifndef MONARCH_HANDOVER_H
-#define MONARCH_HANDOVER_H
+#pragma once
 
 #include <sys/stat.h>
 
@@ -35,5 +34,3 @@ void monarch_close_direct(int fd, uint64_t tracked);
  * was read will not be handed over. If the descriptor was handed over, this waits until the daemon
  * has closed it, 50 ms at most. */
 void monarch_keep_descriptor(int fd);
-
-#endif

@@ -1,6 +1,5 @@
 /* Measures how long this process's own opens and reads at the sources take. */
-#ifndef MONARCH_LATENCY_H
-#define MONARCH_LATENCY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -17,5 +16,3 @@ void monarch_note_source_read(uint64_t since_ns);
 
 /* The mean time of an open and a read together [ns]; 0: nothing is known yet. */
 uint64_t monarch_latency_ns(void);
-
-#endif

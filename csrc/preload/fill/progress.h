@@ -2,8 +2,7 @@
  *
  * The daemon is told of files that were read to their end, and fills what lies beside them. The
  * progress is a hint: losing it costs speed only. */
-#ifndef MONARCH_PROGRESS_H
-#define MONARCH_PROGRESS_H
+#pragma once
 
 #include <stdio.h>
 
@@ -23,5 +22,3 @@ void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
 /* Called before a stream is closed, whose reads nobody has seen. `fd` is its descriptor, or -1. */
 void monarch_progress_end(const FILE *stream, int fd);
-
-#endif

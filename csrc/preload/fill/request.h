@@ -1,6 +1,5 @@
 /* Requests to the daemon: to fill a file, or to look at one that the catalog does not know. */
-#ifndef MONARCH_REQUEST_H
-#define MONARCH_REQUEST_H
+#pragma once
 
 #include "preload/session/session.h"
 
@@ -11,5 +10,3 @@ void monarch_tell_unknown(struct session *s, int fd, int is_part);
 /* Called when `n` bytes of a file without a copy are asked for. If that, with what this process has
  * asked for before, is reason enough to fill the file, tells the daemon. Returns whether it is. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
-
-#endif

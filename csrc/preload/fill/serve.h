@@ -1,6 +1,5 @@
 /* Decides what serves an open: the copy or the source. */
-#ifndef MONARCH_SERVE_H
-#define MONARCH_SERVE_H
+#pragma once
 
 #include <fcntl.h>
 
@@ -71,5 +70,3 @@ void monarch_count_source(struct session *s, uint64_t n_bytes);
 /* Counts the n bytes that were read from `fd`, which are the source's as long as it is tracked;
  * returns n. `at` is the offset where they began; -1: the descriptor's own offset. */
 ssize_t monarch_count_read(int fd, ssize_t n, off_t at);
-
-#endif

@@ -1,6 +1,5 @@
 /* The working directory, as far as it says whether a relative path can lead to a source. */
-#ifndef MONARCH_CWD_H
-#define MONARCH_CWD_H
+#pragma once
 
 #include <fcntl.h>
 #include <string.h>
@@ -30,5 +29,3 @@ void monarch_find_cwd(const struct session *s);
 static inline int monarch_is_below(const char *path, const char *root, size_t root_len) {
     return strncmp(path, root, root_len) == 0 && (path[root_len] == '/' || !path[root_len]);
 }
-
-#endif

@@ -4,8 +4,7 @@
  * remembers where the directories that paths name have led. An entry of the table is a hint, which
  * is compared with what the kernel says now before anything is served. So the table may be out of
  * date or lose entries, and needs no lock, neither in signal handlers nor across forks. */
-#ifndef MONARCH_LINKS_H
-#define MONARCH_LINKS_H
+#pragma once
 
 #include <sys/stat.h>
 
@@ -52,5 +51,3 @@ static inline void monarch_learn_stat(const char *path, const struct stat *st) {
         monarch_learn_directory(path, st);
 }
 void monarch_learn_listed(const char *path, int fd);
-
-#endif

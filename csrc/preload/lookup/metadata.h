@@ -1,8 +1,7 @@
 /* What the catalog answers for a path in place of the source. It answers only for what exists: that
  * a file does not exist is for the source to say, because a process without the library may have
  * made the file since the scan. */
-#ifndef MONARCH_METADATA_H
-#define MONARCH_METADATA_H
+#pragma once
 
 #include "preload/lookup/where.h"
 #include "preload/process/attributes.h"
@@ -44,5 +43,3 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 static inline void monarch_count_told(const struct monarch_known *k) {
     __atomic_fetch_add(&monarch_my_stats(k->session)->metadata_hits, 1, __ATOMIC_RELAXED);
 }
-
-#endif

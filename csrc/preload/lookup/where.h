@@ -1,7 +1,6 @@
 /* Looks up paths as the process gives them: relative ones, those of directory descriptors, through
  * links. */
-#ifndef MONARCH_WHERE_H
-#define MONARCH_WHERE_H
+#pragma once
 
 #include "preload/lookup/cwd.h"
 #include "preload/lookup/links.h"
@@ -48,5 +47,3 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
 /* The kernel's name of an open file (MONARCH_PATH_MAX bytes); 0: there is none. The file may have
  * lost that name since. */
 int monarch_name_of(int fd, char *out);
-
-#endif

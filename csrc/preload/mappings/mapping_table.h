@@ -1,8 +1,7 @@
 /* The table of mappings that wait for their copies.
  *
  * mappings.c adds to it; the thread of move.c empties it. */
-#ifndef MONARCH_MAPPING_TABLE_H
-#define MONARCH_MAPPING_TABLE_H
+#pragma once
 
 #include <signal.h>
 
@@ -56,5 +55,3 @@ void monarch_slots_recount(void);
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
 /* See monarch_mappings_say. 0: a replacement is under way in the range; call again. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what);
-
-#endif

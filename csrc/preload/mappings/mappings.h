@@ -3,8 +3,7 @@
  * Each mapping is replaced in place once its copy is complete, by a thread that runs only while
  * some mapping waits. docs/architecture.md draws the states; tests/csrc/test_mapping_model.py tries
  * every order of the steps, which have the same names there. */
-#ifndef MONARCH_MAPPINGS_H
-#define MONARCH_MAPPINGS_H
+#pragma once
 
 #include "preload/fill/demand.h"
 #include "preload/mappings/waiting.h"
@@ -32,5 +31,3 @@ void monarch_mappings_after_fork(void);
 /* Called before a system call that the kernel refuses to a process with several threads: forgets
  * all mappings, and waits until the thread is gone, 0.5 s at most. */
 void monarch_mappings_end(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* Whether any mapping waits for its copy. */
-#ifndef MONARCH_WAITING_H
-#define MONARCH_WAITING_H
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ static inline int monarch_mappings_exist(void) {
 /* What is to happen to a range of addresses. MONARCH_FORGET: it is never replaced. Other values are
  * advices of madvise. */
 #define MONARCH_FORGET (-1)
-
-#endif

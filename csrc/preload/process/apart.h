@@ -1,6 +1,5 @@
 /* Runs work that needs a descriptor in a process that may have none left. */
-#ifndef MONARCH_APART_H
-#define MONARCH_APART_H
+#pragma once
 
 #define MONARCH_APART_BYTES 128
 
@@ -9,5 +8,3 @@
  * copied there and back. `work` may only make system calls. 0: the work was not done, or not within
  * a second. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n);
-
-#endif

@@ -1,6 +1,5 @@
 /* Attributes of functions, variables and arguments. */
-#ifndef MONARCH_ATTRIBUTES_H
-#define MONARCH_ATTRIBUTES_H
+#pragma once
 
 /* For declarations. -fvisibility=hidden affects definitions only: without this attribute every
  * access would go through a pointer. */
@@ -14,5 +13,3 @@
 #define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
 
 #define PUBLIC __attribute__((visibility("default")))
-
-#endif

@@ -5,8 +5,7 @@
  *   F(name, return type, arguments)          found as well, at the start, and not interposed
  *   TWIN(alias, name)                        the same function on
  * LP64 */
-#ifndef MONARCH_CALLS_H
-#define MONARCH_CALLS_H
+#pragma once
 
 #include <dirent.h>
 #include <pthread.h>
@@ -317,5 +316,3 @@ static inline void *monarch_real_of(void **at, const char *name) {
 /* The same without a search, for functions that have no stack for it; NULL before the first
  * call. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
-
-#endif

@@ -1,7 +1,6 @@
 /* MONARCH_LOG=debug: writes what the library does in a process, one line each, to a file per
  * process. */
-#ifndef MONARCH_LOG_H
-#define MONARCH_LOG_H
+#pragma once
 
 extern int monarch_logging;
 
@@ -13,5 +12,3 @@ static inline void monarch_log(const char *what, const char *name, const char *o
 }
 /* Called in the constructor. */
 void monarch_log_init(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* Asks the kernel what is mapped at an address: /proc/self/maps. */
-#ifndef MONARCH_MAPS_H
-#define MONARCH_MAPS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ int monarch_mapped_file(uint64_t at, struct monarch_mapped *out);
 /* Whether all of [begin, end) maps this file from `offset` on, for reading only. */
 int monarch_is_mapped(uint64_t begin, uint64_t end, const struct monarch_mapped *file,
                       uint64_t offset, int shared);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * A thread that opens such a descriptor and a thread that forks wait for each other, neither for
  * long. */
-#ifndef MONARCH_MOMENTARY_H
-#define MONARCH_MOMENTARY_H
+#pragma once
 
 /* Called around such a descriptor's life. The first waits while another thread forks. */
 void monarch_momentary_begin(void);
@@ -14,5 +13,3 @@ void monarch_momentary_before_fork(void);
 void monarch_momentary_after_fork(void);
 /* Called in the child of a fork, which has only one of the parent's threads. */
 void monarch_momentary_forget(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* Reads what /proc says of this process, without buffers for whole lines. */
-#ifndef MONARCH_PROC_H
-#define MONARCH_PROC_H
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 /* The offset of a descriptor; 0 without /proc. Unlike lseek it does not wait for another thread's
  * read. */
 uint64_t monarch_offset_of(int fd);
-
-#endif

@@ -1,8 +1,7 @@
 /* Builds text without libc's formatting, which may allocate and asks for the locale.
  *
  * Each function returns where the NUL is; the caller provides enough room. */
-#ifndef MONARCH_TEXT_H
-#define MONARCH_TEXT_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -24,5 +23,3 @@ static inline char *put_number(char *at, uint64_t v, unsigned base, int digits) 
     *at = 0;
     return at;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * A backing descriptor is for what only the source can answer (locks, holes, extents). It is opened
  * when it is first needed. From then on it lives like the descriptor that it backs: it is
  * duplicated, inherited and closed with it. */
-#ifndef MONARCH_BACKING_H
-#define MONARCH_BACKING_H
+#pragma once
 
 #include <stdint.h>
 
@@ -54,5 +53,3 @@ static inline void monarch_backing_close(int fd) {
     if (monarch_has_backing())
         monarch_backing_close_slow(fd);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* Moves the offset of a descriptor from which several threads or processes may read at once.
  *
  * The kernel moves the offset within a read; for a read that a copy serves, it is done here. */
-#ifndef MONARCH_OFFSET_H
-#define MONARCH_OFFSET_H
+#pragma once
 
 #include <stddef.h>
 
@@ -15,5 +14,3 @@ int monarch_claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, siz
 /* Gives back the last n bytes that were claimed and not read. If the number was closed meanwhile,
  * nobody asks for its offset. */
 void monarch_give_back_offset(int fd, uint64_t tracked, long n);
-
-#endif

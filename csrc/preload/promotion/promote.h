@@ -1,6 +1,5 @@
 /* Promotion: a complete copy takes the place of its source file on an open descriptor. */
-#ifndef MONARCH_PROMOTE_H
-#define MONARCH_PROMOTE_H
+#pragma once
 
 #include "preload/descriptors/track.h"
 #include "preload/fill/demand.h"
@@ -27,5 +26,3 @@ void monarch_compare_source(int fd);
 /* Called before asking whether a descriptor is a copy's: from here on the answer stays the same. 0
  * as for monarch_keep_locks. */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }
-
-#endif

@@ -1,6 +1,5 @@
 /* Paths of copies and of their source files, and the way back from a descriptor's attributes. */
-#ifndef MONARCH_COPIES_H
-#define MONARCH_COPIES_H
+#pragma once
 
 #include <string.h>
 #include <sys/stat.h>
@@ -38,5 +37,3 @@ int monarch_has_mode_of_copy(unsigned mode);
  * the entry, because descriptors outlive the daemon that made their copies. */
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st);
-
-#endif

@@ -1,7 +1,6 @@
 /* The node's rank that this process belongs to. A rank is a training process, as its launcher
  * numbers it, with its workers. */
-#ifndef MONARCH_RANK_H
-#define MONARCH_RANK_H
+#pragma once
 
 #include "preload/session/session.h"
 
@@ -21,5 +20,3 @@ static inline void monarch_count_rank(struct session *s, uint64_t bytes, int mis
     if (missed)
         __atomic_fetch_add(&r->missed_bytes, bytes, __ATOMIC_RELAXED);
 }
-
-#endif

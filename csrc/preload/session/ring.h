@@ -1,6 +1,5 @@
 /* Wakes the daemon, and sends it paths that its catalog does not know. */
-#ifndef MONARCH_RING_H
-#define MONARCH_RING_H
+#pragma once
 
 #include "preload/session/session.h"
 
@@ -12,5 +11,3 @@ int monarch_may_hint_scan(const struct session *s);
  * there is no room. */
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
-
-#endif

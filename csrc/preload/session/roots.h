@@ -1,6 +1,5 @@
 /* Whether this process sees what the daemon sees: the same directories under the same names. */
-#ifndef MONARCH_ROOTS_H
-#define MONARCH_ROOTS_H
+#pragma once
 
 #include "preload/session/session.h"
 
@@ -27,5 +26,3 @@ void monarch_roots_are_foreign(void); /* in another mount namespace, for good */
  * content under the names of copies. A path that leads nowhere (a container without the tier)
  * serves nothing. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
-
-#endif

@@ -1,6 +1,5 @@
 /* Maps a session's segments, and releases those of daemons that have ended. */
-#ifndef MONARCH_SEGMENTS_H
-#define MONARCH_SEGMENTS_H
+#pragma once
 
 #include "preload/session/session.h"
 
@@ -38,5 +37,3 @@ void monarch_discard_range(enum monarch_range kind, void *at, int reused);
 /* Maps zeros over all that the session has mapped: a thread that has hung in a call since may still
  * read there, or count. It then finds no file, no tier and no daemon. */
 void monarch_release_session(struct session *s);
-
-#endif

@@ -1,7 +1,6 @@
 /* The process's connection to a daemon's session: found at load, followed when daemons come and go,
  * never waited for. Nothing here takes a lock or keeps a descriptor open. */
-#ifndef MONARCH_SESSION_H
-#define MONARCH_SESSION_H
+#pragma once
 
 #include "shared/catalog.h"
 
@@ -111,5 +110,3 @@ void monarch_warn(const char *what, const char *name, const char *hint);
 /* Tells children that the warning was given. Call it only in a constructor, while one thread
  * runs. */
 void monarch_pass_warning_on(void);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * The limit is RLIMIT_AS or vm.max_map_count. The changes are written to files of the session, and
  * the daemon marks them in the changed filter. */
-#ifndef MONARCH_TELL_H
-#define MONARCH_TELL_H
+#pragma once
 
 #include <sys/stat.h>
 
@@ -14,5 +13,3 @@ int monarch_lacks_room(void);
 /* Tells such a daemon that a file has changed, or (is_tree) a directory with all that is below it.
  * Returns whether it was told, which it is only of files on a source's device. */
 int monarch_tell_change(const struct stat *st, int is_tree);
-
-#endif
