@@ -160,7 +160,7 @@ BUGS = {
     "a reader takes the claim of a descriptor": _bug(
         "shared",
         (
-            "preload/fill/claims.c",
+            "preload/fill/request.c",
             "    if (!monarch_is_on_its_way(seen, now))\n        __",
             "    __",
         ),
@@ -168,7 +168,7 @@ BUGS = {
     "two descriptors of a file are handed over": _bug(
         "shared",
         (
-            "preload/fill/claims.c",
+            "preload/fill/request.c",
             "    while (!monarch_is_on_its_way(seen, now))\n",
             "    for (;;)\n",
         ),
@@ -200,7 +200,7 @@ BUGS = {
     "a reader keeps its claim": _bug(
         "released",
         (
-            "preload/fill/claims.c",
+            "preload/fill/request.c",
             "    if (monarch_claim_names(claim, id) && !(claim & MONARCH_CLAIM_HANDED))\n"
             "        monarch_cancel_claim(",
             "    if (!claim)\n        monarch_cancel_claim(",

@@ -7,7 +7,6 @@
 #include "preload/descriptors/track.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
-#include "preload/session/rank.h"
 #include "preload/session/rights.h"
 #include "preload/session/roots.h"
 #include "preload/session/segments.h"

@@ -5,7 +5,6 @@
 #include <stdarg.h>
 
 #include "preload/calls/descriptors.h"
-#include "preload/calls/locks.h"
 #include "preload/changes/record.h"
 #include "preload/fill/handover.h"
 #include "preload/fill/progress.h"

@@ -15,3 +15,7 @@ void monarch_will_close_stream(FILE *stream);
 /* Called when a stream takes over a tracked descriptor. Its reads happen inside libc, and are
  * counted as one read of the whole file. */
 void monarch_count_stream(int fd);
+
+/* The lock commands of fcntl. */
+int monarch_is_lock(int command);
+int monarch_lock(int fd, int command, void *arg);

@@ -2,7 +2,7 @@
  *
  * That holds for programs under the library or not. A copy's descriptor takes locks through its
  * backing descriptor. */
-#include "preload/calls/locks.h"
+#include "preload/calls/descriptors.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -20,7 +20,6 @@
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
 #include "preload/process/momentary.h"
-#include "preload/promotion/offset.h"
 #include "preload/promotion/promote.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"
@@ -265,8 +264,33 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
 
 /* --- reads at the descriptor's offset --------------------------------------------------------- */
 
+/* Gives back the last n bytes that were claimed and not read. If the number was closed meanwhile,
+ * nobody asks for its offset. */
+static void give_back_offset(int fd, uint64_t tracked, long n) {
+    if (n)
+        monarch_track_seek(fd, tracked, -n);
+}
+
+/* Moves the offset, from which several threads or processes may read at once, over the next n bytes
+ * of the file, as far as there are some, and returns them as [w->at, w->at + w->n). 0: nothing was
+ * moved, because there are none, or because the number may be another file's by now. `tracked` is
+ * the descriptor's word in the table. */
+static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
+    /* The result is -1 beyond the largest offset too. The move is atomic also for those that share
+     * the offset through another table of descriptors. */
+    long end = monarch_track_seek(fd, tracked, (long)n);
+    w->n = 0;
+    if (end < 0)
+        return 0;
+    w->at = (uint64_t)end - n;
+    uint64_t left = w->at < w->entry->size ? w->entry->size - w->at : 0;
+    w->n = n < left ? n : left;
+    give_back_offset(fd, tracked, (long)(n - w->n));
+    return w->n > 0;
+}
+
 static ssize_t read_next(int fd, uint64_t tracked, struct monarch_wanted *w, void *buf, size_t n) {
-    if (!n || is_absurd(n) || !monarch_claim_offset(fd, tracked, w, n < MOST ? n : MOST))
+    if (!n || is_absurd(n) || !claim_offset(fd, tracked, w, n < MOST ? n : MOST))
         return REAL(read)(fd, buf, n);
     size_t wanted = w->n;
     off_t at = (off_t)w->at;
@@ -280,7 +304,7 @@ static ssize_t read_next(int fd, uint64_t tracked, struct monarch_wanted *w, voi
     if (r == OTHER_FILE) /* another file's offset is not ours to move */
         return done ? (ssize_t)done : REAL(read)(fd, buf, n);
     size_t got = done + (r > 0 ? (size_t)r : 0);
-    monarch_give_back_offset(fd, tracked, (long)(wanted - got));
+    give_back_offset(fd, tracked, (long)(wanted - got));
     return r < 0 && !done ? r : (ssize_t)got;
 }
 
@@ -342,13 +366,13 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     struct monarch_wanted w;
     size_t n;
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
-        !served(fd, tracked, TRACK_OFFSET, n, &w) || !monarch_claim_offset(fd, tracked, &w, n))
+        !served(fd, tracked, TRACK_OFFSET, n, &w) || !claim_offset(fd, tracked, &w, n))
         return monarch_count_read(fd, REAL(readv)(fd, parts, count), -1);
     long wanted = (long)w.n; /* what the file has grown by since is for the next call */
     ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
     if (r == OTHER_FILE)
         return REAL(readv)(fd, parts, count);
-    monarch_give_back_offset(fd, tracked, wanted - (r > 0 ? r : 0));
+    give_back_offset(fd, tracked, wanted - (r > 0 ? r : 0));
     return r;
 }
 

@@ -5,6 +5,10 @@
 
 #include <stdint.h>
 
+/* Files on which this process has taken locks, or asked for asynchronous signals. */
+void monarch_note_locks(uint64_t dev, uint64_t ino);
+int monarch_has_locks(uint64_t dev, uint64_t ino);
+
 /* Closes a descriptor that the program never had; the process's locks on the file stay. Nobody else
  * can get a lock on what the process has locked for reading; a lock for writing is dropped and
  * taken again at once. `kept` is another descriptor of the file, -1 if none is known. */

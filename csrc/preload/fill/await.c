@@ -1,6 +1,5 @@
 #include "preload/fill/await.h"
 
-#include "preload/fill/claims.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/latency.h"
 #include "preload/fill/request.h"

@@ -2,8 +2,7 @@
 
 #include "preload/descriptors/track.h"
 #include "preload/process/attributes.h"
-#include "preload/session/rank.h"
-#include "preload/session/ring.h"
+#include "preload/session/session.h"
 #include "shared/sys.h"
 
 /* Demands that one call makes at a time: the unit that it needs first, and those that come next. */

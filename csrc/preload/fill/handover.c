@@ -6,9 +6,8 @@
 #include <sys/sysmacros.h>
 #include <sys/un.h>
 
-#include "preload/descriptors/locked_files.h"
+#include "preload/descriptors/posix_locks.h"
 #include "preload/descriptors/track.h"
-#include "preload/fill/claims.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
@@ -17,8 +16,8 @@
 #include "preload/process/momentary.h"
 #include "preload/process/proc.h"
 #include "preload/process/text.h"
-#include "preload/session/ring.h"
 #include "preload/session/segments.h"
+#include "preload/session/session.h"
 #include "shared/path.h"
 #include "shared/sys.h"
 

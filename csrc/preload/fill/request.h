@@ -1,4 +1,4 @@
-/* Requests to the daemon: to fill a file, or to look at one that the catalog does not know. */
+/* Who makes a file's copy: requests to the daemon, and claims of programs that read the file. */
 #pragma once
 
 #include "preload/session/session.h"
@@ -10,3 +10,27 @@ void monarch_tell_unknown(struct session *s, int fd, int is_part);
 /* Called when `n` bytes of a file without a copy are asked for. If that, with what this process has
  * asked for before, is reason enough to fill the file, tells the daemon. Returns whether it is. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
+
+/* --- claims: a program reads a file itself, and its reads are to be the fill. As long as a claim
+ * holds, fills ahead pass the file over, and an order to fill it waits. --- */
+
+/* Whether a program's reads of a file that has no copy are to be its fill. */
+int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
+/* Claims the file for this process, which reads it: for a second, fills ahead pass it over. */
+void monarch_claim_file(struct session *s, uint64_t id);
+/* For a claimed file whose reads cannot be followed: the daemon fills it instead. */
+void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id);
+
+/* Whether the kernel keeps in the page cache what was read of the file, on one of the sources with
+ * these bits. */
+int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id);
+/* Whether the claim's descriptor is on its way to the daemon. Such a claim keeps its place, because
+ * somebody may wait for its end. */
+int monarch_is_on_its_way(uint64_t claim, uint64_t now_ns);
+/* Makes the claim for a descriptor that is to be sent. 0: another descriptor of this file is on its
+ * way, or another claim has the slot. */
+uint64_t monarch_begin_claim(struct session *s, uint64_t id);
+/* Ends this claim, which may have got MONARCH_CLAIM_RECALLED meanwhile. */
+void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim);
+/* Ends the file's claim, unless its descriptor is on its way: the daemon ends that one. */
+void monarch_give_up_claim(struct session *s, uint64_t id);

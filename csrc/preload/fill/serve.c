@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "preload/descriptors/track.h"
-#include "preload/fill/claims.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
 #include "preload/fill/latency.h"
@@ -12,8 +11,7 @@
 #include "preload/fill/request.h"
 #include "preload/process/attributes.h"
 #include "preload/process/log.h"
-#include "preload/session/rank.h"
-#include "preload/session/ring.h"
+#include "preload/session/session.h"
 #include "shared/sys.h"
 
 /* Why an open gets the source's file, for the log. */
@@ -31,12 +29,23 @@ static const char *why_source(const struct session *s, const struct monarch_entr
     return state < MONARCH_BYPASS ? states[state] : reasons[word >> 4 & 7];
 }
 
+static void count_rank(struct session *s, uint64_t bytes, int missed) {
+    if (__builtin_expect(!monarch_rank, 1))
+        return;
+    struct monarch_rank *r = &s->clients->rank[monarch_rank];
+    __atomic_fetch_add(&r->opened_bytes, bytes, __ATOMIC_RELAXED);
+    if (missed)
+        __atomic_fetch_add(&r->missed_bytes, bytes, __ATOMIC_RELAXED);
+}
+
+/* Counts an open of a file of this size. missed: its copy was not there, or had to be waited
+ * for. */
 static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(from_copy ? &n->hits : &n->misses, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(from_copy ? &n->bytes_from_tier : &n->bytes_from_source, size,
                        __ATOMIC_RELAXED);
-    monarch_count_rank(s, size, missed);
+    count_rank(s, size, missed);
 }
 
 /* Nothing is counted for a descriptor of an earlier daemon's session, see monarch_session_at. */

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <sys/sysmacros.h>
 
-#include "preload/session/ring.h"
+#include "preload/session/session.h"
 #include "shared/sys.h"
 
 /* A look at a directory holds for a second. Its time is kept in ticks of 2^20 ns, so that the

@@ -7,7 +7,7 @@
 #include <pthread.h>
 #include <sys/prctl.h>
 
-#include "preload/descriptors/locked_files.h"
+#include "preload/descriptors/posix_locks.h"
 #include "preload/fill/serve.h"
 #include "preload/process/calls.h"
 #include "preload/process/momentary.h"

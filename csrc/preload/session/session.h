@@ -99,10 +99,27 @@ void monarch_rights_may_differ(void);
 
 struct monarch_stats *monarch_my_stats(struct session *s);
 
+/* The node's rank that this process belongs to, as its launcher numbers it: the number + 1. A rank
+ * is a training process with its workers. 0: no launcher has given a number. */
+extern unsigned monarch_rank __attribute__((visibility("hidden")));
+/* Call it in a constructor: later, other threads may change the environment. */
+void monarch_rank_init(void);
+
 /* The number of the first source / tier from `from` on that lies on this device; -1 if there is
  * none. */
 int monarch_source_on(const struct session *s, uint64_t dev, int from);
 int monarch_tier_on(const struct session *s, uint64_t dev, int from);
+
+/* --- telling the daemon --- */
+
+/* Wakes the daemon if it sleeps. */
+void monarch_ring(struct session *s);
+/* Whether there may be room for a path. */
+int monarch_may_hint_scan(const struct session *s);
+/* Sends the daemon a path that its catalog does not know. The path is a hint: it is dropped when
+ * there is no room. */
+void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
+                       int is_part);
 
 /* Writes one line to standard error, at most once in a process, and only if descriptor 2 is still
  * the file that it was when we were loaded. */

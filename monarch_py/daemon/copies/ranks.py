@@ -1,7 +1,7 @@
 """The ranks of this node, and how the engine's threads are shared among them.
 
 A rank is a training process with its workers, as its launcher numbers those of a node
-(csrc/preload/session/rank.c). All ranks wait for the slowest one at the end of a step. So a rank
+(csrc/preload/session/session.c). All ranks wait for the slowest one at the end of a step. So a rank
 that is predicted to load more gets more turns among the reads that readers wait for (Lobster, 4.2
 and 4.3): the demands of each rank are its queue, and its threads, in slices of their time, are
 those of Algorithm 1.
