@@ -5,7 +5,7 @@ static uint32_t list_of(const struct monarch_sim *s, const struct class_thread *
     return t->node * s->job.classes + t->cls;
 }
 
-static void copied(struct monarch_sim *s, uint32_t number, double now) {
+void sim_filled(struct monarch_sim *s, uint32_t number, double now) {
     struct class_thread *t = &s->class_thread[number];
     struct copy *c = &s->copy[t->copy];
     double bytes = size_of(s, c->file);
@@ -18,8 +18,6 @@ static void copied(struct monarch_sim *s, uint32_t number, double now) {
     }
     heap_push(&s->heap, end, s->job.nodes * s->threads + number);
 }
-
-void sim_filled(struct monarch_sim *s, uint32_t number, double now) { copied(s, number, now); }
 
 void sim_class_thread(struct monarch_sim *s, uint32_t number, double now) {
     struct class_thread *t = &s->class_thread[number];
@@ -40,7 +38,7 @@ void sim_class_thread(struct monarch_sim *s, uint32_t number, double now) {
     }
     double end = sim_take_way(s, now, t->node, &w, who, bytes);
     if (end >= 0)
-        copied(s, number, end);
+        sim_filled(s, number, end);
 }
 
 static void add_threads(struct monarch_sim *s) {

@@ -28,17 +28,12 @@ static inline double serve(double *is_free, double now, double seconds, int take
 }
 
 /* A class gives its rate to all its threads together, and to each its part of it (NoPFS 4). */
-static double from_class(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
-                         int take) {
+double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
+                     int take) {
     size_t at = (size_t)node * m->job->classes + cls;
     double rate = m->job->read_rate[at];
     double end = serve(&m->class_free[at], now, bytes / rate, take);
     return later(end, now + bytes * m->job->threads[cls] / rate);
-}
-
-double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
-                     int take) {
-    return from_class(m, now, node, cls, bytes, take);
 }
 
 static double over_links(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
@@ -50,13 +45,9 @@ static double over_links(struct machine *m, double now, uint32_t from, uint32_t 
     return later(out, in);
 }
 
-double machine_class(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes) {
-    return from_class(m, now, node, cls, bytes, 1);
-}
-
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take) {
-    double end = from_class(m, now, holder, cls, bytes, take);
+    double end = machine_local(m, now, holder, cls, bytes, take);
     return later(end, over_links(m, now, holder, node, bytes, take));
 }
 

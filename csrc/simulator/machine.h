@@ -18,8 +18,6 @@ void machine_close(struct machine *m);
 /* When `bytes` asked for at `now` are there. With `take`, they occupy the way there. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
-/* The same for the storage class alone, which they occupy. */
-double machine_class(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take);
 /* When `bytes` have come over the links, which they occupy; not for fair links. */

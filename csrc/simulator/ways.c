@@ -48,7 +48,7 @@ void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uin
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     uint32_t who, double bytes) {
     if (s->job.fair_links && w->from == MONARCH_SIM_REMOTE) {
-        double end = machine_class(&s->machine, now, w->holder, w->cls, bytes);
+        double end = machine_local(&s->machine, now, w->holder, w->cls, bytes, 1);
         sim_send(s, now, w->holder, node, who, bytes, end > w->whole ? end : w->whole);
         return -1;
     }

@@ -67,11 +67,7 @@ PUBLIC int fclose(FILE *stream) {
 static int real_close_range(unsigned first, unsigned last, int flags) {
     if (REAL(close_range))
         return REAL(close_range)(first, last, flags);
-    long r = sys6(SYS_close_range, first, last, flags, 0, 0, 0);
-    if (r >= 0)
-        return 0;
-    errno = (int)-r;
-    return -1;
+    return (int)monarch_result(sys6(SYS_close_range, first, last, flags, 0, 0, 0));
 }
 
 /* Whether the kernel has close_range (Linux 5.9) with these flags. No descriptor is open at the
@@ -227,9 +223,9 @@ PUBLIC off_t lseek(int fd, off_t offset, int whence) {
 void monarch_count_stream(int fd) {
     uint64_t w = monarch_tracked(fd);
     struct session *s = w ? monarch_track_session(w) : NULL;
-    const struct monarch_catalog *c = s ? monarch_catalog_of(s) : NULL;
-    if (c && monarch_track_entry(w) < c->capacity)
-        monarch_count_source(s, monarch_entries(c)[monarch_track_entry(w)].size);
+    const struct monarch_entry *e = s ? monarch_entry_of(s, monarch_track_entry(w)) : NULL;
+    if (e)
+        monarch_count_source(s, e->size);
 }
 
 /* These calls move the offset inside libc or the kernel. */
@@ -266,11 +262,8 @@ static ssize_t real_copy_file_range(int from, off64_t *at, int to, off64_t *to_a
                                     unsigned flags) {
     if (REAL(copy_file_range)) /* glibc 2.27 */
         return REAL(copy_file_range)(from, at, to, to_at, n, flags);
-    long r = sys6(SYS_copy_file_range, from, (long)at, to, (long)to_at, (long)n, flags);
-    if (r >= 0)
-        return r;
-    errno = (int)-r;
-    return -1;
+    return monarch_result(
+        sys6(SYS_copy_file_range, from, (long)at, to, (long)to_at, (long)n, flags));
 }
 
 static int is_same_file(int one, int other) {

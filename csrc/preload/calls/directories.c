@@ -162,10 +162,7 @@ static int open_source(struct directory *d) {
     int fd = -ENAMETOOLONG;
     if (monarch_source_path(d->of.session, d->of.catalog, d->of.entry, path))
         fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC);
-    if (fd >= 0)
-        return fd;
-    errno = -fd;
-    return -1;
+    return (int)monarch_result(fd);
 }
 
 PUBLIC int dirfd(DIR *stream) {

@@ -47,11 +47,7 @@ static int real_renameat2(int fromdir, const char *from, int todir, const char *
                           unsigned flags) {
     if (REAL(renameat2)) /* glibc 2.28 */
         return REAL(renameat2)(fromdir, from, todir, to, flags);
-    long r = sys6(SYS_renameat2, fromdir, (long)from, todir, (long)to, flags, 0);
-    if (r >= 0)
-        return 0;
-    errno = (int)-r;
-    return -1;
+    return (int)monarch_result(sys6(SYS_renameat2, fromdir, (long)from, todir, (long)to, flags, 0));
 }
 
 PUBLIC int renameat2(int fromdir, const char *from, int todir, const char *to, unsigned flags) {

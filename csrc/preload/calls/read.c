@@ -163,13 +163,9 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
     monarch_momentary_end();
     if (fd < 0)
         return OTHER_FILE;
-    if (r < 0) {
-        errno = (int)-r;
-        return -1;
-    }
     if (r > 0)
         monarch_count_source(w->session, (uint64_t)r);
-    return r;
+    return monarch_result(r);
 }
 
 /* Reads from the source what the copy has not given. If the number is another file's by now, its
@@ -390,11 +386,7 @@ PUBLIC ssize_t preadv(int fd, const struct iovec *parts, int count, off_t at) {
 static ssize_t real_preadv2(int fd, const struct iovec *parts, int count, off_t at, int flags) {
     if (REAL(preadv2)) /* glibc 2.26 */
         return REAL(preadv2)(fd, parts, count, at, flags);
-    long r = sys6(SYS_preadv2, fd, (long)parts, count, at, 0, flags);
-    if (r >= 0)
-        return r;
-    errno = (int)-r;
-    return -1;
+    return monarch_result(sys6(SYS_preadv2, fd, (long)parts, count, at, 0, flags));
 }
 
 PUBLIC ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t at, int flags) {

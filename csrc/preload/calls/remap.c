@@ -1,7 +1,6 @@
 /* Calls that remove or change mappings, as far as mappings.h knows them.
  *
  * Each tells before it acts; if it then fails, the mapping stays on the source. */
-#include <errno.h>
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -32,13 +31,6 @@ PUBLIC int mprotect(void *at, size_t n, int prot) {
     return REAL(mprotect)(at, n, prot);
 }
 
-static int result_of(long r) {
-    if (r >= 0)
-        return (int)r;
-    errno = (int)-r;
-    return -1;
-}
-
 /* glibc has pkey_mprotect and mlock2 since 2.27. */
 PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
     if (prot != PROT_READ || key != -1)
@@ -47,7 +39,7 @@ PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
         return REAL(pkey_mprotect)(at, n, prot, key);
     if (key == -1)
         return REAL(mprotect)(at, n, prot);
-    return result_of(sys6(SYS_pkey_mprotect, (long)at, (long)n, prot, key, 0, 0));
+    return (int)monarch_result(sys6(SYS_pkey_mprotect, (long)at, (long)n, prot, key, 0, 0));
 }
 
 #ifndef MADV_COLD
@@ -90,7 +82,7 @@ PUBLIC int mlock2(const void *at, size_t n, unsigned flags) {
     monarch_mappings_say(at, n, MONARCH_FORGET);
     if (REAL(mlock2))
         return REAL(mlock2)(at, n, flags);
-    return flags ? result_of(sys6(SYS_mlock2, (long)at, (long)n, (long)flags, 0, 0, 0))
+    return flags ? (int)monarch_result(sys6(SYS_mlock2, (long)at, (long)n, (long)flags, 0, 0, 0))
                  : REAL(mlock)(at, n);
 }
 

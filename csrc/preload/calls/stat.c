@@ -2,7 +2,6 @@
  *
  * By path they come from the catalog while its copy is served; by descriptor from the kernel and,
  * when the descriptor is a copy's, from the catalog over that. */
-#include <errno.h>
 #include <string.h>
 #include <sys/sysmacros.h>
 
@@ -101,16 +100,9 @@ static int may_be_copy(const struct stat *st) {
            monarch_tier_on(s, st->st_dev, 0) >= 0;
 }
 
-static int result(int r) {
-    if (r >= 0)
-        return 0;
-    errno = -r;
-    return -1;
-}
-
 /* glibc before 2.33 has no such symbols: the system call does the same. */
 static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
-    return result(sys_fstatat(dir, path, st, flags));
+    return (int)monarch_result(sys_fstatat(dir, path, st, flags));
 }
 
 PUBLIC int stat(const char *path, struct stat *st) {
@@ -133,7 +125,7 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 }
 
 PUBLIC int fstat(int fd, struct stat *st) {
-    int r = REAL(fstat) ? REAL(fstat)(fd, st) : result(sys_fstat(fd, st));
+    int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
     /* A copy that is removed between the kernel's answer and our check has no link any more; a
      * second answer says so, and the copy is found by that. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
@@ -187,7 +179,7 @@ static struct statx_timestamp statx_time_of(struct timespec t) {
 static int real_statx(int dir, const char *path, int flags, unsigned mask, struct statx *x) {
     if (REAL(statx))
         return REAL(statx)(dir, path, flags, mask, x);
-    return result((int)sys6(SYS_statx, dir, (long)path, flags, (long)mask, (long)x, 0));
+    return (int)monarch_result(sys6(SYS_statx, dir, (long)path, flags, (long)mask, (long)x, 0));
 }
 
 /* Fills *x from `st`, which the catalog gave, and from what the source's file system says of all

@@ -36,13 +36,9 @@ static void note_wait(int is_good) {
 
 /* --- opens ------------------------------------------------------------------------------------ */
 
-static int is_changed(const struct session *s, const struct monarch_entry *e) {
-    return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
-}
-
 int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     const struct monarch_entry *e = o->entry;
-    if (!e || o->served || is_changed(s, e))
+    if (!e || o->served || monarch_entry_is_changed(s, e))
         return 0;
     struct monarch_wanted w = {
         .session = s, .entry = e, .id = (uint64_t)o->id, .version = o->version};
@@ -113,8 +109,8 @@ int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags
     const struct monarch_entry *e = o->entry;
     struct monarch_wanted w = {.session = s, .entry = e, .id = (uint64_t)o->id};
     if (!e || !e->size || !is_soon_there(s, e) || o->claimed || !monarch_is_plain(flags) ||
-        is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) || !monarch_fills_of(s) ||
-        !wait_as_due(&w, monarch_word_of(&w)))
+        monarch_entry_is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) ||
+        !monarch_fills_of(s) || !wait_as_due(&w, monarch_word_of(&w)))
         return 0;
     monarch_look_up(s, dir, path, flags, o); /* it may have changed, or its copy be gone */
     o->waited = 1;

@@ -31,12 +31,6 @@
 /* Longest wait of a call that changes what hangs on an open file [ns]. */
 #define AWAIT_NS 50000000ULL
 
-/* The file's entry, or NULL if it has none. */
-static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
-    const struct monarch_catalog *c = monarch_catalog_of(s);
-    return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
-}
-
 /* Ends the direct reads of a descriptor: from here on its reads demand what they need of the
  * copy. */
 static void fill_in_parts(struct session *s, const struct monarch_entry *e, int fd,
@@ -69,7 +63,7 @@ static void await_end(int fd) {
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
-    const struct monarch_entry *e = s->clients ? entry_of(s, id) : NULL;
+    const struct monarch_entry *e = s->clients ? monarch_entry_of(s, id) : NULL;
     if (e && monarch_progress_of(id) < e->size / WORTH &&
         monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
         monarch_give_up_claim(s, id);
@@ -232,7 +226,7 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
 
 int monarch_direct_is_over(int fd, uint64_t tracked) {
     const struct monarch_entry *e =
-        entry_of(monarch_track_session(tracked), monarch_track_entry(tracked));
+        monarch_entry_of(monarch_track_session(tracked), monarch_track_entry(tracked));
     uint64_t word = e ? __atomic_load_n(&e->word, __ATOMIC_ACQUIRE) : 0;
     return !(tracked & TRACK_HANDED) && MONARCH_WORD_STATE(word) == MONARCH_PRESENT &&
            monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT);
@@ -274,7 +268,7 @@ static void hand_over_unmet(struct session *s, int fd, uint64_t tracked, int is_
 void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked);
-    const struct monarch_entry *e = s && s->clients ? entry_of(s, id) : NULL;
+    const struct monarch_entry *e = s && s->clients ? monarch_entry_of(s, id) : NULL;
     if (!s || !s->clients || (!e && !monarch_is_unmet(id)) ||
         tracked & (TRACK_HANDED | TRACK_PINNED) ||
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
@@ -317,7 +311,7 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
             monarch_claim_file(s, id); /* renewed: reading it takes longer than a claim lasts */
         return;
     }
-    const struct monarch_entry *e = entry_of(s, id);
+    const struct monarch_entry *e = monarch_entry_of(s, id);
     bytes = monarch_progress(s, id, n);
     if (tracked & TRACK_HANDED) /* it is read again: from the copy, as soon as that is there */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
@@ -344,7 +338,7 @@ static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
 void monarch_close_direct(int fd, uint64_t tracked) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked), size = 0;
-    const struct monarch_entry *e = s && s->clients ? entry_of(s, id) : NULL;
+    const struct monarch_entry *e = s && s->clients ? monarch_entry_of(s, id) : NULL;
     if (!s || !s->clients || (!e && !monarch_is_unmet(id)) || tracked & TRACK_HANDED)
         return;
     uint64_t bytes = read_by_now(fd, tracked, &size);

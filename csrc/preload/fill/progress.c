@@ -25,9 +25,7 @@ static struct stream {
 static_assert(MONARCH_MAX_FILES <= 1 << 24, "a number and its bytes share a word");
 
 static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
-    const struct monarch_catalog *c =
-        s && s->clients && id < MONARCH_MAX_FILES ? monarch_catalog_of(s) : NULL;
-    return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
+    return s && s->clients && id < MONARCH_MAX_FILES ? monarch_entry_of(s, id) : NULL;
 }
 
 static int is_followed(const struct session *s) {

@@ -23,7 +23,7 @@ static const char *why_source(const struct session *s, const struct monarch_entr
     static const char *const states[] = {"source: no copy yet", "source: wanted",
                                          "source: being copied", "source: its copy is gone"};
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
-    if (monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino))
+    if (monarch_entry_is_changed(s, e))
         return reasons[MONARCH_CHANGED];
     unsigned state = MONARCH_WORD_STATE(word);
     return state < MONARCH_BYPASS ? states[state] : reasons[word >> 4 & 7];
@@ -226,8 +226,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
-        !monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino) &&
-        is_as_known(s, e, dir, path, flags)) {
+        !monarch_entry_is_changed(s, e) && is_as_known(s, e, dir, path, flags)) {
         /* Mostly the guess was right: the path is written already, and the copy open. A copy's
          * number is never reused: if the copy is dropped before the open, the open fails and the
          * source answers. */

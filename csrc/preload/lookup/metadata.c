@@ -12,10 +12,6 @@
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-static int is_changed(const struct session *s, const struct monarch_entry *e) {
-    return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
-}
-
 /* What was compared with the source may be answered for a limited time. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
@@ -86,7 +82,9 @@ static uint64_t last_listing(const struct monarch_known *k) {
     uint64_t listing = e->kind == MONARCH_DIR && MONARCH_WORD_STATE(word) != MONARCH_BYPASS
                            ? __atomic_load_n(&e->copy_ino, __ATOMIC_ACQUIRE)
                            : 0;
-    return listing && is_within(k->catalog, listing) && !is_changed(k->session, e) ? listing : 0;
+    return listing && is_within(k->catalog, listing) && !monarch_entry_is_changed(k->session, e)
+               ? listing
+               : 0;
 }
 
 uint64_t monarch_listing_of(const struct monarch_known *k) {
@@ -115,7 +113,7 @@ static int can_tell(const struct monarch_known *k) {
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (e->kind == MONARCH_DIR)
         return monarch_listing_of(k) != 0;
-    if (e->kind == MONARCH_OTHER || is_changed(k->session, e))
+    if (e->kind == MONARCH_OTHER || monarch_entry_is_changed(k->session, e))
         return 0;
     /* Before the first comparison there is nothing to compare with: the scan looked at these
      * attributes just now. */

@@ -2,21 +2,16 @@
 
 #include <string.h>
 
+#include "preload/process/text.h"
 #include "preload/session/copies.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 
 int monarch_name_of(int fd, char *out) {
-    char link[32] = "/proc/self/fd/", digits[12];
-    int n = 0, at = 14;
+    char link[32];
     if (fd < 0)
         return 0;
-    do
-        digits[n++] = (char)('0' + fd % 10);
-    while (fd /= 10);
-    while (n)
-        link[at++] = digits[--n];
-    link[at] = 0;
+    put_number(put(link, "/proc/self/fd/"), (uint64_t)fd, 10, 1);
     long len = sys_readlink(link, out, MONARCH_PATH_MAX - 1);
     if (len <= 0 || out[0] != '/')
         return 0;

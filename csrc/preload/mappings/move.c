@@ -37,8 +37,7 @@ static enum verdict judge(const struct slot *s, uint64_t *word) {
     *word = monarch_word_of(&w);
     unsigned state = MONARCH_WORD_STATE(*word);
     const struct monarch_entry *e = &monarch_entries(monarch_catalog_of(now))[s->id];
-    if (state == MONARCH_BYPASS || monarch_is_replaced(&w) ||
-        monarch_is_changed(now->clients, now->control->source[e->source].dev, e->ino))
+    if (state == MONARCH_BYPASS || monarch_is_replaced(&w) || monarch_entry_is_changed(now, e))
         return NEVER;
     if (state != MONARCH_PRESENT)
         return state == MONARCH_FILLING ? SOON : LATER;

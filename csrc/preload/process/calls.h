@@ -8,6 +8,7 @@
 #pragma once
 
 #include <dirent.h>
+#include <errno.h>
 #include <pthread.h>
 #include <spawn.h>
 #include <stdint.h>
@@ -316,3 +317,11 @@ static inline void *monarch_real_of(void **at, const char *name) {
 /* The same without a search, for functions that have no stack for it; NULL before the first
  * call. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
+
+/* The result of a system call of our own, as libc would return it. */
+static inline long monarch_result(long r) {
+    if (r >= 0)
+        return r;
+    errno = (int)-r;
+    return -1;
+}

@@ -60,13 +60,13 @@ int monarch_keep_locks(int fd) {
 }
 
 void monarch_compare_source(int fd) {
-    uint64_t w = monarch_tracked(fd), id = monarch_track_entry(w);
+    uint64_t w = monarch_tracked(fd);
     struct session *s = w ? monarch_track_session(w) : NULL;
-    const struct monarch_catalog *c = s && s->clients ? monarch_catalog_of(s) : NULL;
+    const struct monarch_entry *e =
+        s && s->clients ? monarch_entry_of(s, monarch_track_entry(w)) : NULL;
     struct stat now;
-    if (!c || id >= c->capacity || sys_fstat(fd, &now) != 0)
+    if (!e || sys_fstat(fd, &now) != 0)
         return;
-    const struct monarch_entry *e = &monarch_entries(c)[id];
     if (now.st_ino == e->ino && now.st_dev == s->control->source[e->source].dev &&
         !monarch_is_as_scanned(s, e, &now))
         monarch_mark_changed(s->clients, now.st_dev, now.st_ino);

@@ -87,6 +87,17 @@ static inline const struct monarch_catalog *monarch_catalog_of(struct session *s
     return monarch_catalog_slow(s, c);
 }
 
+/* The entry in the newest catalog; NULL if there is none of this number. */
+static inline const struct monarch_entry *monarch_entry_of(struct session *s, uint64_t id) {
+    const struct monarch_catalog *c = monarch_catalog_of(s);
+    return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
+}
+
+/* Whether the entry's file is no longer what the catalog and its copy say. */
+static inline int monarch_entry_is_changed(const struct session *s, const struct monarch_entry *e) {
+    return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
+}
+
 /* The segment `fills`, mapped when it is first needed; most processes never need it. NULL:
  * unfinished copies are not read. */
 const struct monarch_fills *monarch_fills_of(struct session *s);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "preload/process/log.h"
+#include "preload/process/text.h"
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
@@ -32,14 +33,10 @@ static int stderr_is_what_it_was(void) {
  * configuration too: a job is many processes and should say a thing once. */
 __attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
-    char path[32] = "/proc/", buf[PART_BYTES + 32];
+    char path[32], buf[PART_BYTES + 32];
     long ppid = sys6(SYS_getppid, 0, 0, 0, 0, 0, 0), n, kept = 0;
-    int seen[2] = {0, 0}, digits = 0;
-    for (long v = ppid; v; v /= 10)
-        digits++;
-    for (int i = digits; i; i--, ppid /= 10)
-        path[5 + i] = (char)('0' + ppid % 10);
-    strcpy(path + 6 + digits, "/environ");
+    int seen[2] = {0, 0};
+    put(put_number(put(path, "/proc/"), (uint64_t)ppid, 10, 1), "/environ");
     int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return 0;
