@@ -1,22 +1,28 @@
 """`monarch verify` and `monarch clear`: check or remove copies, with or without a daemon."""
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from monarch_py.config import Config, TierConfig
 from monarch_py.errors import SessionError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
-from monarch_py.native import State, copy_of, ffi, lib, state_of, tier_of
+from monarch_py.native import State, copy_of, state_of, tier_of
 from monarch_py.storage.manifest import Manifest
 from monarch_py.storage.tiers import Tier, copy_name, tier_root, why_gone
+from monarch_py.util.units import MIB
 
 __all__ = ["Verdict", "clear_tiers", "tiers_out_of_use", "verify_copies"]
+
+# The most that is read at a time.
+PIECE_BYTES = 1 * MIB
 
 
 @dataclass(slots=True)
@@ -40,12 +46,32 @@ class Verdict:
         return told
 
 
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Opens a regular file. Neither a link nor a pipe in its place is followed or waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
-    """(XXH3-64 of the block sums, size) of a file; None if the file cannot be read."""
-    total, size = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-    if lib.monarch_sum_file(os.fsencode(path), block_bytes, total, size) != 0:
+    """(XXH3-64 of the block sums, size) of a file; None if the file cannot be read.
+
+    The sums come from the package xxhash, and not from the C code that recorded them, so that an
+    error in the C code is found.
+    """
+    whole, block, size = xxhash.xxh3_64(), xxhash.xxh3_64(), 0
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    try:
+        with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
+            while n := file.readinto(buffer[: block_bytes - size % block_bytes]):
+                block.update(buffer[:n])
+                size += n
+                if size % block_bytes == 0:
+                    whole.update(block.intdigest().to_bytes(8, sys.byteorder))
+                    block.reset()
+    except OSError:
         return None
-    return int(total[0]), int(size[0])
+    if size % block_bytes:
+        whole.update(block.intdigest().to_bytes(8, sys.byteorder))
+    return whole.intdigest(), size
 
 
 def verify_copies(config: Config, *, against_source: bool) -> Verdict:
