@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,11 +18,10 @@ from support.epoch import build_reader
 from support.mounts import Mounts
 from support.session import Session
 from support.signals import heed_signals
+from support.slowsource import build_slowsource
 
 from monarch_py.demo.slowsource import (
     SlowSource,
-    SlowSourceError,
-    build_slowsource,
     find_slowsource,
     why_unavailable,
 )
@@ -55,14 +55,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def slowsource_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         # The checkout's own source first: a package built earlier may be older.
-        built = build_slowsource(tmp_path_factory.mktemp("binary"))
-    except SlowSourceError as error:
-        found = find_slowsource()
-        if found is None:
-            pytest.skip(str(error))
-        built = found
+        built: Path | None = build_slowsource(tmp_path_factory.mktemp("binary"))
+    except (OSError, subprocess.CalledProcessError):
+        built = find_slowsource()
     if reason := why_unavailable(built):
         pytest.skip(reason)
+    assert built is not None
     return built
 
 

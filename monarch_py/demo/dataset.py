@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from monarch_py.errors import MonarchError
 from monarch_py.util.units import MIB, format_size
 
 __all__ = [
-    "DEFAULT_SIZE_BYTES",
     "IMAGE_SHAPE",
     "MIN_SIZE_BYTES",
     "N_CLASSES",
@@ -39,7 +39,6 @@ __all__ = [
 
 Bytes = NDArray[np.uint8]
 
-DEFAULT_SIZE_BYTES = 64 * MIB
 # Below this size, a format could be left without any image.
 MIN_SIZE_BYTES = 2 * MIB
 
@@ -71,27 +70,23 @@ class DatasetSummary:
     left_out: tuple[str, ...]
 
 
-def make_dataset(
-    directory: Path, *, size_bytes: int = DEFAULT_SIZE_BYTES, seed: int = 0
-) -> DatasetSummary:
-    """Writes a dataset of about `size_bytes` into `directory`, which must be new or empty.
+def make_dataset(directory: Path, *, size_bytes: int, seed: int) -> DatasetSummary:
+    """Makes `directory`, which must not exist, and writes a dataset of about `size_bytes` into it.
 
-    Raises ValueError for a size below MIN_SIZE_BYTES, FileExistsError if something is there.
+    MonarchError for a size below MIN_SIZE_BYTES.
     """
     if size_bytes < MIN_SIZE_BYTES:
-        raise ValueError(
-            f"{format_size(size_bytes)} is too small for a dataset: ask for "
-            f"{format_size(MIN_SIZE_BYTES)} or more"
+        raise MonarchError(
+            f"{format_size(size_bytes)} is too small for a dataset; ask for"
+            f" {format_size(MIN_SIZE_BYTES)} or more"
         )
-    directory.mkdir(parents=True, exist_ok=True)
-    if any(directory.iterdir()):
-        raise FileExistsError(f"{directory} is not empty: name another directory")
+    directory.mkdir(parents=True)
     left_out = []
     n_images = 0
     patterns = np.random.default_rng(seed).normal(size=(N_CLASSES, *CELLS_SHAPE))
     for number, (part, write) in enumerate(_WRITERS.items()):
         if part == "hdf5" and find_spec("h5py") is None:
-            left_out.append("The dataset has no HDF5 file, as h5py is not installed.")
+            left_out.append("The dataset has no HDF5 file, because h5py is not installed.")
             continue
         n = max(1, round(size_bytes * SHARES[part] / IMAGE_BYTES))
         (directory / part).mkdir()

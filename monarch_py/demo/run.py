@@ -21,14 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from monarch_py.demo.dataset import DatasetSummary, make_dataset
-from monarch_py.demo.slowsource import (
-    SlowSource,
-    SlowSourceError,
-    build_slowsource,
-    find_slowsource,
-    why_unavailable,
-)
+from monarch_py.demo.dataset import make_dataset
+from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
 from monarch_py.errors import MonarchError
 from monarch_py.util.units import GIB, MIB, format_size
 
@@ -57,10 +51,6 @@ RUN_MONARCH = (
 END_LIMIT_S = 10.0
 
 
-class DemoError(MonarchError):
-    """The demo cannot go on; the message says why and the hint."""
-
-
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """The costs and the result of one epoch.
@@ -85,17 +75,16 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
     small or too large.
     """
     with _workdir(workdir, size_bytes, keep) as directory:
-        dataset = directory / "dataset"
         if keep:
             console.print(f"Everything stays in {directory}.")
         with console.status(f"Making a dataset of {format_size(size_bytes)} ..."):
-            made = _make_dataset(dataset, size_bytes)
+            made = make_dataset(directory / "dataset", size_bytes=size_bytes, seed=SEED)
         console.print(
             f"Dataset: {made.n_images} images in {made.n_files} files, {format_size(made.n_bytes)}."
         )
         for sentence in made.left_out:
             console.print(sentence)
-        binary = _slow_source(directory, console)
+        binary = _slow_source(console)
         if binary is not None:
             console.print(
                 f"Source: {SOURCE_RATE / 1e6:.0f} MB/s for all readers; "
@@ -121,16 +110,16 @@ def _workdir(workdir: Path | None, size_bytes: int, keep: bool) -> Iterator[Path
             workdir.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix="monarch-demo-", dir=workdir)).resolve()
     except OSError as error:
-        raise DemoError(
-            f"{workdir or tempfile.gettempdir()}: no directory can be made there"
+        raise MonarchError(
+            f"{workdir or tempfile.gettempdir()}: cannot create a directory there"
             f" ({error.strerror}); name another one with --workdir"
         ) from None
     try:
         free = shutil.disk_usage(directory).free
         if free < 2.5 * size_bytes:
-            raise DemoError(
-                f"{directory.parent} has {format_size(free)} free, too little for a dataset of "
-                f"{format_size(size_bytes)} and its copies: name another directory or size"
+            raise MonarchError(
+                f"{directory.parent} has {format_size(free)} free, too little for a dataset of"
+                f" {format_size(size_bytes)} and its copies; name another --workdir or --size"
             )
         yield directory
     finally:
@@ -138,29 +127,15 @@ def _workdir(workdir: Path | None, size_bytes: int, keep: bool) -> Iterator[Path
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _make_dataset(directory: Path, size_bytes: int) -> DatasetSummary:
-    try:
-        return make_dataset(directory, size_bytes=size_bytes, seed=SEED)
-    except ValueError as error:
-        raise DemoError(str(error)) from None
-
-
-def _slow_source(directory: Path, console: Console) -> Path | None:
+def _slow_source(console: Console) -> Path | None:
     """The slow source's program; None, after printing why, if it cannot be used here."""
     binary = find_slowsource()
-    reason = None
-    if binary is None:
-        try:
-            binary = build_slowsource(directory)
-        except SlowSourceError as error:
-            reason = str(error)
-    # Ask about this program, since the package's own one may be missing.
-    reason = reason or why_unavailable(binary)
+    reason = why_unavailable(binary)
     if reason is None:
         return binary
     console.print(
-        f"The dataset lies in a plain directory, which is not slow and where nothing is counted, "
-        f"so that the columns of the source are left out: {reason}."
+        "The dataset lies in a plain directory: reads are not slowed down or counted, and the"
+        f" table has no columns for the source. The slow source cannot be used: {reason}."
     )
     return None
 
@@ -196,7 +171,7 @@ def _run_in_lockstep(
     """Runs a training. Returns the counts of `source` at the start and after each epoch.
 
     The training waits at the end of an epoch until it is told to go on, so that no operation of
-    the next epoch is counted. Raises DemoError if it fails.
+    the next epoch is counted. Raises MonarchError if it fails.
     """
     counts = [source.counts() if source else {}]
     with (
@@ -229,10 +204,10 @@ def _run_in_lockstep(
         errors.seek(0)
         said = errors.read().strip()
     if status != 0 or len(counts) != EPOCHS + 1:
-        last = said.splitlines()[-1] if said else "nothing was said"
-        raise DemoError(
-            f"the training ended with status {status} after {len(counts) - 1} epochs ({last}); "
-            f"see {log}, which stays there with --keep"
+        last = said.splitlines()[-1] if said else "without a message"
+        raise MonarchError(
+            f"the training ended with status {status} after {len(counts) - 1} epochs ({last}); see"
+            f" {log}, which --keep does not remove"
         )
     return counts
 
@@ -299,16 +274,12 @@ def _has_room(directory: Path, n_bytes: int) -> bool:
 
 
 def _config_text(source: Path, tiers: list[tuple[Path, int, str]]) -> str:
-    """The configuration in YAML. Paths are JSON strings, which are valid YAML for any path."""
-    lines = ["sources:", f"  - path: {json.dumps(str(source))}", "hierarchy:"]
-    for path, quota_bytes, kind in tiers:
-        quota = format_size(quota_bytes).replace(" ", "")
-        lines += [
-            f"  - mount_point: {json.dumps(str(path))}",
-            f"    max_storage_quota: {quota}",
-            f"    type: {kind}",
-        ]
-    return "\n".join(lines) + "\n"
+    """The configuration as JSON, which is valid YAML."""
+    hierarchy = [
+        {"mount_point": str(path), "max_storage_quota": quota_bytes, "type": kind}
+        for path, quota_bytes, kind in tiers
+    ]
+    return json.dumps({"sources": [str(source)], "hierarchy": hierarchy}, indent=2) + "\n"
 
 
 def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Table:
@@ -345,8 +316,8 @@ def _compare(without: list[Epoch], gained: list[Epoch], console: Console) -> int
     more = (gained[0].n_bytes or 0) - (without[0].n_bytes or 0)
     if more > 0:
         console.print(
-            f"With Monarch the first epoch reads {format_size(more)} more from the source: files"
-            " that the program and the daemon began to read at the same time."
+            f"With Monarch the first epoch reads {format_size(more)} more from the source: the"
+            " program and the daemon began to read some files at the same time."
         )
     losses = ", ".join(f"{epoch.result[0]:.4f}" for epoch in gained)
     console.print(f"Both trainings read the same bytes and had the same losses: {losses}.")

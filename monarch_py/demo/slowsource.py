@@ -16,21 +16,20 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import IO
+
+import psutil
 
 from monarch_py.errors import MonarchError
 
 __all__ = [
     "SlowSource",
     "SlowSourceError",
-    "build_slowsource",
     "find_slowsource",
     "why_unavailable",
 ]
@@ -56,34 +55,6 @@ def find_slowsource() -> Path | None:
     return binary if os.access(binary, os.X_OK) and binary.is_file() else None
 
 
-def build_slowsource(directory: Path) -> Path:
-    """Compiles benchmarks/slowsource.c of this checkout into `directory`; returns the program.
-
-    Raises SlowSourceError if this is not a checkout, if the compiler, pkg-config or libfuse3 is
-    missing, or if compiling fails.
-    """
-    source = Path(__file__).resolve().parents[2] / "benchmarks" / "slowsource.c"
-    if not source.is_file():
-        raise SlowSourceError(f"{source} is missing: build the slow source in a checkout")
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    for tool in (compiler[0], "pkg-config"):
-        if shutil.which(tool) is None:
-            raise SlowSourceError(f"{tool} is missing: install it to build the slow source")
-    flags = subprocess.run(
-        ["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=False
-    )
-    if flags.returncode != 0:
-        raise SlowSourceError(
-            "libfuse3 is missing: install its development files (libfuse3-dev or fuse3-devel)"
-        )
-    binary = directory / "slowsource"
-    command = [*compiler, "-O2", "-o", str(binary), str(source), *flags.stdout.split(), "-pthread"]
-    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
-    if compiled.returncode != 0:
-        raise SlowSourceError(f"{shlex.join(command)} failed: {compiled.stderr.strip()}")
-    return binary
-
-
 def why_unavailable(binary: Path | None = None) -> str | None:
     """One sentence why FUSE cannot be used here, with a hint; None if it can.
 
@@ -93,15 +64,15 @@ def why_unavailable(binary: Path | None = None) -> str | None:
     binary = binary or find_slowsource()
     if binary is None:
         return (
-            "the slow source was not built: install libfuse3's development files "
-            "(libfuse3-dev or fuse3-devel) and build the package again"
+            "the slow source was not built; install libfuse3's development files"
+            " (libfuse3-dev or fuse3-devel) and build the package again"
         )
     if not Path("/dev/fuse").exists():
-        return "/dev/fuse is missing: load the kernel module fuse, or give the container the device"
+        return "/dev/fuse is missing; load the kernel module fuse, or give the container the device"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return "/dev/fuse is closed to this user: have the administrator give it mode 0666"
+        return "/dev/fuse is closed to this user; ask the administrator to give it mode 0666"
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
-        return "fusermount3 is missing: install the package fuse3"
+        return "fusermount3 is missing; install the package fuse3"
     with tempfile.TemporaryDirectory(prefix="monarch-fuse-") as directory:
         backing, mountpoint = Path(directory, "backing"), Path(directory, "mountpoint")
         backing.mkdir()
@@ -110,7 +81,7 @@ def why_unavailable(binary: Path | None = None) -> str | None:
             with SlowSource(backing, mountpoint, binary=binary):
                 return None
         except SlowSourceError as error:
-            return f"{error}: in a container, allow FUSE mounts (CAP_SYS_ADMIN and /dev/fuse)"
+            return f"{error}; in a container, allow FUSE mounts (CAP_SYS_ADMIN and /dev/fuse)"
 
 
 class SlowSource:
@@ -142,8 +113,8 @@ class SlowSource:
         direct: bool = False,
     ) -> None:
         # Absolute and without links, as in the kernel's table of mounts.
-        self._backing = Path(os.path.realpath(backing))
-        self._mountpoint = Path(os.path.realpath(mountpoint))
+        self.backing = Path(os.path.realpath(backing))
+        self.mountpoint = Path(os.path.realpath(mountpoint))
         self._binary = Path(os.path.realpath(binary))
         self._options = _mount_options(keep_pages, attr_timeout_s, link)
         self._options += ",flush" * flush + ",direct" * direct
@@ -151,24 +122,9 @@ class SlowSource:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def backing(self) -> Path:
-        """The backing directory, as an absolute path."""
-        return self._backing
-
-    @property
-    def mountpoint(self) -> Path:
-        """The mount point, as an absolute path."""
-        return self._mountpoint
-
-    @property
     def pid(self) -> int | None:
         """The pid of the process that serves the mount; None outside the context."""
         return self._process.pid if self._process else None
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of operation that have a latency and a counter."""
-        return self._mapped().kinds
 
     def rate(self, bytes_per_s: float) -> None:
         """Limits all readers and writers together to this many bytes per second; 0: no limit."""
@@ -186,13 +142,12 @@ class SlowSource:
                 raise ValueError(f"{kind!r} is none of the kinds {', '.join(control.kinds)}")
             if seconds < 0:
                 raise ValueError(f"latency {kind}={seconds} is negative")
-        for kind, seconds in seconds_per_kind.items():
             control[f"latency.{kind}"] = round(seconds * 1e9)
 
     def fail(self, errno_value: int) -> None:
         """Answers every operation with this error (``errno.EIO``); 0: none."""
         if errno_value != 0 and errno_value not in errno.errorcode:
-            raise ValueError(f"{errno_value} is no error number")
+            raise ValueError(f"{errno_value} is not an error number")
         self._mapped()["fail"] = errno_value
 
     def counts(self) -> dict[str, int]:
@@ -214,15 +169,15 @@ class SlowSource:
 
     def _mapped(self) -> _Control:
         if self._control is None:
-            raise SlowSourceError(f"{self._mountpoint} is not mounted: use it inside its context")
+            raise SlowSourceError(f"{self.mountpoint} is not mounted; use it inside its context")
         return self._control
 
     def __enter__(self) -> SlowSource:
         if self._process is not None:
-            raise SlowSourceError(f"{self._mountpoint} is mounted already")
-        for directory in (self._backing, self._mountpoint):
+            raise SlowSourceError(f"{self.mountpoint} is mounted already")
+        for directory in (self.backing, self.mountpoint):
             if not directory.is_dir():
-                raise SlowSourceError(f"{directory} is no directory: make it first")
+                raise SlowSourceError(f"{directory} is not a directory; create it first")
         with tempfile.TemporaryDirectory(prefix="monarch-slowsource-") as scratch:
             # Once the program runs, both files are open or mapped, and their names are not needed.
             control, log = Path(scratch, "control"), Path(scratch, "log")
@@ -235,20 +190,15 @@ class SlowSource:
                     raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._end()
-        if kind is None and _is_mounted(self._mountpoint):
+        if kind is None and _is_mounted(self.mountpoint):
             raise SlowSourceError(
-                f"{self._mountpoint} is still mounted: run fusermount3 -uz {self._mountpoint}"
+                f"{self.mountpoint} is still mounted; run fusermount3 -uz {self.mountpoint}"
             )
 
     def _start(self, control: Path, output: IO[bytes]) -> None:
-        paths = [str(path) for path in (self._binary, self._backing, control, self._mountpoint)]
+        paths = [str(path) for path in (self._binary, self.backing, control, self.mountpoint)]
         try:
             self._process = subprocess.Popen(
                 [*paths, "-o", self._options],
@@ -275,16 +225,16 @@ class SlowSource:
                 output.seek(0)
                 said = " ".join(output.read().decode(errors="replace").split())
                 raise SlowSourceError(
-                    f"{self._mountpoint} cannot be mounted: {said or 'slowsource ended silently'}"
+                    f"{self.mountpoint} cannot be mounted: {said or 'it ended silently'}"
                 )
             if time.monotonic() > deadline:
-                raise SlowSourceError(f"{self._mountpoint} was not up after {MOUNT_LIMIT_S:.0f} s")
+                raise SlowSourceError(f"{self.mountpoint} was not up in {MOUNT_LIMIT_S:.0f} s")
             time.sleep(POLL_S)
         try:
             # libfuse may still refuse the kernel's terms after the program has reported ready.
-            os.statvfs(self._mountpoint)
+            os.statvfs(self.mountpoint)
         except OSError as error:
-            raise SlowSourceError(f"{self._mountpoint} fails: {error.strerror}") from error
+            raise SlowSourceError(f"{self.mountpoint} does not answer: {error.strerror}") from error
         self.reset()
 
     def _end(self) -> None:
@@ -302,7 +252,7 @@ class SlowSource:
             return
         try:
             if up:
-                _unmount(self._mountpoint)
+                _unmount(self.mountpoint)
             _reap(process)
         finally:
             assert process.stdin is not None
@@ -321,7 +271,7 @@ class _Control:
         self.offsets = offsets
         self.kinds = tuple(n.partition(".")[2] for n in offsets if n.startswith("count."))
         if (self["magic"], self["version"]) != (CONTROL_MAGIC, CONTROL_VERSION):
-            raise SlowSourceError(f"{path} is of another version: build slowsource again")
+            raise SlowSourceError(f"{path} is of another version; build slowsource again")
 
     def __getitem__(self, name: str) -> int:
         return self._words[self.offsets[name] // 8]
@@ -343,7 +293,7 @@ def _layout(binary: Path) -> dict[str, int]:
     except ValueError:
         offsets = {}
     if "ready" not in offsets:
-        raise SlowSourceError(f"{binary} is not the slow source: build it again")
+        raise SlowSourceError(f"{binary} is not the slow source; build it again")
     return offsets
 
 
@@ -369,23 +319,17 @@ def _mount_options(keep_pages: bool, attr_timeout_s: float, link: Path | None) -
 
 def _others_allowed(fuse_conf: Path) -> bool:
     try:
-        lines = fuse_conf.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = fuse_conf.read_text(errors="replace").splitlines()
     except OSError:
         return False
-    return any(line.strip() == "user_allow_other" for line in lines)
+    return "user_allow_other" in map(str.strip, lines)
 
 
 def _is_mounted(mountpoint: Path) -> bool:
     """Whether the kernel's table has the mount. A stat of the mount point itself would hang if the
     program hangs."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-        mounts = [line.partition(" - ") for line in table]
-    return any(
-        place.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
-        == str(mountpoint)
-        for place, _, system in mounts
-        if system.split()[1:2] == ["slowsource"]
-    )
+    mounts = psutil.disk_partitions(all=True)
+    return any((m.device, m.mountpoint) == ("slowsource", str(mountpoint)) for m in mounts)
 
 
 def _unmount(mountpoint: Path) -> None:

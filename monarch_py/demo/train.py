@@ -95,11 +95,11 @@ def find_files(dataset: Path) -> list[Reader]:
         ("hdf5/*.h5", read_hdf5),
     ]
     if importlib.util.find_spec("h5py") is None:
-        print("train.py: HDF5 files are left out, as h5py is not installed", file=sys.stderr)
+        print("train.py: HDF5 files are left out, because h5py is not installed", file=sys.stderr)
         kinds.pop()
     readers = [partial(read, path) for glob, read in kinds for path in sorted(dataset.glob(glob))]
     if not readers:
-        raise SystemExit(f"train.py: {dataset} holds no dataset of the demo")
+        raise SystemExit(f"train.py: {dataset} does not hold a dataset of the demo")
     return list(readers)
 
 

@@ -109,17 +109,16 @@ def test_without_h5py_the_hdf5_file_is_left_out_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset_module, "find_spec", lambda name: None)
-    made = make_dataset(tmp_path / "d", size_bytes=SMALL)
-    assert made.left_out == ("The dataset has no HDF5 file, as h5py is not installed.",)
+    made = make_dataset(tmp_path / "d", size_bytes=SMALL, seed=0)
+    assert made.left_out == ("The dataset has no HDF5 file, because h5py is not installed.",)
     assert {path.name for path in (tmp_path / "d").iterdir()} == {"tfrecord", "tree", "npy"}
 
 
 def test_a_dataset_is_neither_too_small_nor_mixed_with_other_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"1 MiB is too small .* ask for 2 MiB or more"):
-        make_dataset(tmp_path, size_bytes=MIB)
-    (tmp_path / "mine").touch()
-    with pytest.raises(FileExistsError, match="is not empty: name another directory"):
-        make_dataset(tmp_path, size_bytes=SMALL)
+    with pytest.raises(MonarchError, match=r"1 MiB is too small .* ask for 2 MiB or more"):
+        make_dataset(tmp_path / "new", size_bytes=MIB, seed=0)
+    with pytest.raises(FileExistsError):
+        make_dataset(tmp_path, size_bytes=SMALL, seed=0)
 
 
 # ---- training ----
@@ -236,7 +235,7 @@ def test_where_fuse_cannot_be_used_that_is_said_and_nothing_is_counted(
     )
     status, text = demo(tmp_path)
     assert status == 0
-    assert "the columns of the source are left out: /dev/fuse is missing: get it." in text
+    assert "The slow source cannot be used: /dev/fuse is missing: get it." in text
     assert "operations" not in text
     assert [len(row) for row in rows(text)] == [3, 3, 3]
     assert list(tmp_path.iterdir()) == []
@@ -285,7 +284,7 @@ def test_a_training_that_fails_is_told_in_a_sentence_and_nothing_stays(
     with pytest.raises(MonarchError, match="too little for a dataset of 8192 TiB"):
         demo(tmp_path, size_bytes=1 << 53)
     (tmp_path / "file").touch()
-    with pytest.raises(MonarchError, match=r"/file: no directory can be made there \(File ex"):
+    with pytest.raises(MonarchError, match=r"/file: cannot create a directory there \(File ex"):
         demo(tmp_path, workdir=tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

@@ -316,9 +316,9 @@ def test_what_is_wrong_is_refused_in_a_sentence(
         source.latency(stat=1)
     with pytest.raises(ValueError, match="negative"):
         source.rate(-1)
-    with pytest.raises(ValueError, match="99999 is no error number"):
+    with pytest.raises(ValueError, match="99999 is not an error number"):
         source.fail(99999)
-    with pytest.raises(SlowSourceError, match="nowhere is no directory"):
+    with pytest.raises(SlowSourceError, match="nowhere is not a directory"):
         SlowSource(tmp_path / "nowhere", tmp_path, binary=binary).__enter__()
     with pytest.raises(SlowSourceError, match="cannot be started"):
         SlowSource(tmp_path, tmp_path, binary=tmp_path / "none").__enter__()
@@ -334,7 +334,7 @@ def test_why_unavailable_says_what_is_missing(
     refuses.chmod(0o755)
     assert "cannot be mounted: fuse: mount failed" in (why_unavailable(refuses) or "")
     monkeypatch.setattr(slowsource, "find_slowsource", lambda: None)
-    assert "was not built: install libfuse3" in (why_unavailable() or "")
+    assert "was not built; install libfuse3" in (why_unavailable() or "")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert why_unavailable(binary) == "fusermount3 is missing: install the package fuse3"
+    assert why_unavailable(binary) == "fusermount3 is missing; install the package fuse3"

@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from support.signals import heed_signals
+from support.slowsource import build_slowsource
 from trials.killing import run
 from trials.reading import build_reader
 from trials.sites import SITES
 from trials.turns import COMPARISONS, PLACES, grounds, take_turns
-
-from monarch_py.demo.slowsource import build_slowsource
 
 over = threading.Event()  # the run is to end
 # Trials that break in a row before the run is given up.
