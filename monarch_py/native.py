@@ -92,13 +92,11 @@ class JobStatus(IntEnum):
 def struct_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of a C struct of plain numbers and pointers: same offsets, same size."""
     ctype = ffi.typeof(name)
-    sizes = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
     names, formats, offsets = [], [], []
     for field, info in ctype.fields:
-        size = ffi.sizeof(info.type)
-        signed = info.type.kind == "primitive" and info.type.cname.startswith("int")
+        is_signed = info.type.kind == "primitive" and info.type.cname.startswith("int")
         names.append(field)
-        formats.append(sizes[size].replace("u", "i") if signed else sizes[size])
+        formats.append(f"{'i' if is_signed else 'u'}{ffi.sizeof(info.type)}")
         offsets.append(info.offset)
     return np.dtype(
         {"names": names, "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(ctype)}
@@ -114,12 +112,8 @@ HOME = struct_dtype("struct monarch_home")
 
 def make_word(state: int, reason: int = 0, tier: Any = 0, copy: Any = 0) -> Any:
     """Packs an entry's word (uint64); if `tier` or `copy` is an array, so is the result."""
-    if isinstance(tier, np.ndarray) or isinstance(copy, np.ndarray):
-        tiers = np.asarray(tier, dtype=np.uint64)
-        copies = np.asarray(copy, dtype=np.uint64)
-        fixed = np.uint64(state | reason << 4)
-        return fixed | (tiers << np.uint64(8)) | (copies << np.uint64(12))
-    return np.uint64(state | reason << 4 | tier << 8 | copy << 12)
+    tiers, copies = np.asarray(tier, dtype=np.uint64), np.asarray(copy, dtype=np.uint64)
+    return np.uint64(state | reason << 4) | (tiers << np.uint64(8)) | (copies << np.uint64(12))
 
 
 def state_of(words: Words) -> Words:

@@ -1,7 +1,6 @@
 """The commands run, start, serve and stop."""
 
 import json
-import os
 import socket
 import sys
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import Any
 
 import click
 
-from monarch_py.cli.command import why_unusable
 from monarch_py.cli.options import checked, config_option, served_config_option
 from monarch_py.cli.screen import tell, warn
 from monarch_py.cluster import Node, bring_up, listed
 from monarch_py.commands.doctor import is_disabled, switches
-from monarch_py.commands.run import Outcome, keep_daemon, run_job
+from monarch_py.commands.run import Outcome, keep_daemon, run_job, why_unusable
 from monarch_py.commands.summary import since, summary
 from monarch_py.config import Config
 from monarch_py.daemon.lifecycle import end_process, ignore_the_jobs, wait_for
@@ -50,10 +48,9 @@ def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[s
     config = checked(config_file)
     _tell_switches(config)
     json_file = None if json_file is None else _writable(json_file)
-    unusable = why_unusable(command[0], os.environ)
-    if unusable is not None:
-        tell(unusable.why)
-        outcome = Outcome(unusable.status, None, unusable.why)
+    outcome = why_unusable(command[0])
+    if outcome is not None:
+        tell(outcome.problem)
         quiet = True
     else:
         outcome = run_job(config.file, command)
@@ -189,19 +186,17 @@ def serve(config_file: Path, alone: bool) -> None:
         wait_for(node.process, SessionDir.of(config_file))
 
 
-def _ask_to_stop(session: SessionDir) -> dict[str, int]:
-    """Asks the daemon to stop and returns its identity. NoDaemonError, which names other daemons to
-    stop, if no daemon serves."""
+def _asked_to_stop(session: SessionDir) -> Identity:
+    """Asks the daemon to stop. NoDaemonError, which names other daemons to stop, if none serves."""
     try:
-        found: dict[str, int] = DaemonConnection(session).ask("stop")
+        return Identity(**DaemonConnection(session).ask("stop"))
     except NoDaemonError:
         if (holder := holder_of(session.lock)) is not None:
-            raise NoDaemonError(f"the daemon ({holder}) has been asked to stop already") from None
-        text = "no daemon serves this configuration: there is nothing to stop"
+            raise NoDaemonError(f"the daemon ({holder}) was already asked to stop") from None
+        text = "no daemon serves this configuration, so there is nothing to stop"
         if others := ", ".join(map(str, served_configurations())):
-            text += f"; daemons of yours serve {others}"
+            text += f"; your daemons serve {others}"
         raise NoDaemonError(text) from None
-    return found
 
 
 @click.command(short_help="Stop the daemon; jobs go on, on the source.")
@@ -210,7 +205,7 @@ def stop(config_file: Path) -> None:
     """Stop the daemon; running jobs go on, on the source."""
     session = SessionDir.of(config_file)
     try:
-        daemon = Identity(**_ask_to_stop(session))
+        daemon = _asked_to_stop(session)
     except SessionError as error:
         if _with_others(alone=False) is None:
             raise

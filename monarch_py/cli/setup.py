@@ -80,7 +80,7 @@ def schema() -> None:
     \b
     monarch config schema > monarch.schema.json
     """
-    from monarch_py.document.schema import schema
+    from monarch_py.document import schema
 
     click.echo(json.dumps(schema(Config), indent=2))
 

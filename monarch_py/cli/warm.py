@@ -5,11 +5,11 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 from rich.console import Console
@@ -24,7 +24,7 @@ from monarch_py.errors import MonarchError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.signals import handle, handling
-from monarch_py.util.units import format_size
+from monarch_py.util.units import counted, format_size
 
 __all__ = ["COMMANDS"]
 
@@ -58,37 +58,26 @@ def _signals_end() -> Iterator[None]:
 # --- progress -----------------------------------------------------------------------------------
 
 
-class _Meter:
-    """Describes the progress, the rate and the remaining time."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def text(self, progress: Progress) -> str:
-        now = time.monotonic()
-        self._seen.append((now, progress.filled_bytes))
-        while self._seen[0][0] < now - RATE_S:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        rate = max(0, progress.filled_bytes - before) / (now - then) if now > then else 0.0
-        to_fill = progress.filled_files + progress.left_files
-        if not to_fill:
-            return _nothing_yet(progress)
-        parts = [
-            f"{progress.filled_files} of {to_fill} files",
-            f"{format_size(progress.filled_bytes)} of {format_size(_to_fill(progress))}",
-            f"{format_size(round(rate))}/s",
-        ]
-        if not progress.complete:
-            parts.append("the sources are still being listed")
-        elif rate:
-            parts.append(f"{_duration((_to_fill(progress) - progress.filled_bytes) / rate)} left")
-        return ", ".join(parts)
+def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
+    """Describes the progress. left_s : the remaining time; None if it is not known"""
+    to_fill = progress.filled_files + progress.left_files
+    if not to_fill:
+        return _nothing_yet(progress)
+    parts = [
+        f"{progress.filled_files} of {to_fill} files",
+        f"{format_size(progress.filled_bytes)} of {format_size(_to_fill(progress))}",
+        f"{format_size(round(bytes_per_s))}/s",
+    ]
+    if not progress.complete:
+        parts.append("the sources are still being listed")
+    elif left_s is not None:
+        parts.append(f"{timedelta(seconds=round(left_s))} left")
+    return ", ".join(parts)
 
 
 def _nothing_yet(progress: Progress) -> str:
     """The text while no file is known that must be copied."""
-    found = f"{_files(progress.there_files)} already there" if progress.there_files else ""
+    found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"
     return f"listing the sources, {found or 'no file found yet'}"
@@ -99,45 +88,35 @@ def _to_fill(progress: Progress) -> int:
     return max(0, progress.bytes - progress.there_bytes - progress.at_source_bytes)
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+class _Display:
+    """Shows the progress on standard error: as a bar on a terminal, elsewhere as a line every few
+    seconds."""
 
-
-class _Display(Protocol):
-    def show(self, progress: Progress) -> None: ...
-
-
-class _BarDisplay:
     def __init__(self, bar: Bar) -> None:
-        self._bar, self._meter = bar, _Meter()
-        self._task = bar.add_task("warm", total=None, text="")
+        self._bar, self._next = bar, time.monotonic() + LINE_S
+        self._task = bar.tasks[bar.add_task("warm", total=None, text="")]
 
     def show(self, progress: Progress) -> None:
-        total, text = _to_fill(progress), self._meter.text(progress)
-        self._bar.update(self._task, total=total, completed=progress.filled_bytes, text=text)
-
-
-class _LineDisplay:
-    def __init__(self) -> None:
-        self._meter, self._next = _Meter(), time.monotonic() + LINE_S
-
-    def show(self, progress: Progress) -> None:
-        text = self._meter.text(progress)
-        if time.monotonic() >= self._next:
+        # A task whose total changes forgets its rate, so that it gets the total once that is known.
+        total = _to_fill(progress) if progress.complete else None
+        self._bar.update(self._task.id, total=total, completed=progress.filled_bytes)
+        text = _text(progress, self._task.speed or 0, self._task.time_remaining)
+        self._bar.update(self._task.id, text=text)
+        if self._bar.disable and time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_S
             tell(text)
 
 
-@contextmanager
-def _display() -> Iterator[_Display]:
+def _bar() -> Bar:
     console = Console(stderr=True)
-    if console.is_terminal:
-        columns = (BarColumn(), TextColumn("{task.fields[text]}"))
-        with Bar(*columns, console=console, transient=True) as bar:
-            yield _BarDisplay(bar)
-    else:
-        yield _LineDisplay()
+    return Bar(
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        console=console,
+        transient=True,
+        speed_estimate_period=RATE_S,
+        disable=not console.is_terminal,
+    )
 
 
 # --- paths from a file --------------------------------------------------------------------------
@@ -154,10 +133,6 @@ def _listed(list_file: str, *, null: bool) -> list[str]:
 # --- summary ------------------------------------------------------------------------------------
 
 
-def _files(number: int) -> str:
-    return f"{number} file" if number == 1 else f"{number} files"
-
-
 def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
     if reason == "no_room":
         said = "did not fit into the tiers" if has_tiers else "have no tier that can be used"
@@ -168,7 +143,9 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> str:
     """The summary of the command. hint : what makes room for the files that had none, "" if that is
     not known;  has_tiers : False if no tier can be used"""
-    filled = f"{_files(progress.filled_files)} ({format_size(progress.filled_bytes)}) filled"
+    filled = (
+        f"{counted(progress.filled_files, 'file')} ({format_size(progress.filled_bytes)}) filled"
+    )
     if progress.replaced_files:
         filled += f", {progress.replaced_files} of them anew (replaced at the source)"
     if not wait:
@@ -217,8 +194,8 @@ def warm(
     with _signals_end():
         try:
             run = Warm(session, texts)
-            with _display() as display:
-                run.run(display.show, wait=not no_wait)
+            with _bar() as bar:
+                run.run(_Display(bar).show, wait=not no_wait)
         except _Ended as signal_seen:
             status = 128 + signal_seen.number
             ended = "interrupted; run it again to go on: "

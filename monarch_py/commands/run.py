@@ -1,7 +1,10 @@
 """`monarch run`: runs a command under the preload library, with a daemon for as long as it runs."""
 
 import contextlib
+import errno
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +22,12 @@ from monarch_py.native import LIBRARY
 from monarch_py.util.processes import Identity
 from monarch_py.util.signals import handling
 
-__all__ = ["Outcome", "job_environment", "keep_daemon", "run_job"]
+__all__ = ["Outcome", "job_environment", "keep_daemon", "run_job", "why_unusable"]
 
 # Exit statuses that a shell gives for a command that does not exist, or cannot be executed.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
+# Characters that suggest a line for a shell, quoted as one word.
+SHELL_SIGNS = frozenset(" \t\n;&|<>()$`*?")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Limits for a daemon's shutdown [s]. One that was asked to stop may have many copies to remove and
 # a tier's file system to sync. One that does not answer gets SIGTERM and the shorter limit.
@@ -46,6 +51,19 @@ class Outcome:
     problem: str
     before: dict[str, Any] | None = None
     lost: str = ""
+
+
+def why_unusable(name: str) -> Outcome | None:
+    """The outcome of a command that cannot be executed, with the status that a shell would give;
+    None if it can be."""
+    if shutil.which(name) is not None:
+        return None
+    if shutil.which(name, os.F_OK) is not None or ("/" in name and os.path.isdir(name)):
+        return Outcome(NOT_RUNNABLE, None, f"{name}: {os.strerror(errno.EACCES)}")
+    hint = ""
+    if SHELL_SIGNS & set(name):
+        hint = f"; to run a line of the shell, use monarch run -- sh -c {shlex.quote(name)}"
+    return Outcome(NOT_FOUND, None, f"{name}: command not found{hint}")
 
 
 def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str]:

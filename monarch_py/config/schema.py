@@ -102,12 +102,12 @@ def _address(text: str) -> str:
 
 # 0 stands for `max`, the word of the original Monarch for whole files.
 BlockSize = Annotated[
-    int, words("size or `max`", "a size", SIZE_HINT, _block_size, schema=NUMBER, show=shown_size)
+    int, words("size or `max`", SIZE_HINT, _block_size, schema=NUMBER, show=shown_size)
 ]
-Glob = Annotated[str, words("pattern", "a pattern", "write a pattern such as '*.tfrecord'", _glob)]
+Glob = Annotated[str, words("pattern", "write a pattern such as '*.tfrecord'", _glob)]
 ADDRESS_HINT = "write it in numbers, such as 10.0.0.5 or fd00::5, or name an interface"
-Address = Annotated[str, words("address", "an address", ADDRESS_HINT, _address)]
-Interface = Annotated[str, words("name", "a name", "write a name such as eth0", str)]
+Address = Annotated[str, words("address", ADDRESS_HINT, _address)]
+Interface = Annotated[str, words("name", "write a name such as eth0", str)]
 Threads = Annotated[int, Meta(ge=1, le=256, title="threads")]
 Reads = Annotated[int, Meta(ge=1, le=256, title="reads")]
 Operations = Annotated[int, Meta(ge=1, title="operations per second")]

@@ -3,7 +3,7 @@
 Every mistake is a ConfigError of the form ``FILE:LINE: key: what is wrong; the hint``.
 """
 
-from monarch_py.document.keys import Key, Keys, declared, kind_of, missing, read_as
+from monarch_py.document.keys import Key, Keys, declared, kind_of, missing, read_as, schema
 from monarch_py.document.nodes import Spot, load_document
 from monarch_py.document.values import Kind, Parser
 
@@ -18,4 +18,5 @@ __all__ = [
     "load_document",
     "missing",
     "read_as",
+    "schema",
 ]

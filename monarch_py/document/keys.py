@@ -3,7 +3,7 @@
 Each field of a subclass of Keys is a key. The field's type says how the value is read and within
 which bounds (`msgspec.Meta`); its default is what the program uses if the key is missing. A line
 ``name : meaning`` in the docstring of the class says what the key does. Errors, the JSON schema
-(schema.py) and the reference are made from these declarations.
+and the reference are made from these declarations.
 """
 
 from __future__ import annotations
@@ -29,11 +29,21 @@ from typing import (
 import yaml
 
 from monarch_py.document.nodes import Spot, is_empty
-from monarch_py.document.values import FLAG, Kind, choice, integer
+from monarch_py.document.values import FLAG, TEXT, Kind, choice, integer
 from monarch_py.errors import ConfigError
 from monarch_py.util.spelling import nearest
 
-__all__ = ["DERIVED", "Declared", "Key", "Keys", "declared", "kind_of", "missing", "read_as"]
+__all__ = [
+    "DERIVED",
+    "Declared",
+    "Key",
+    "Keys",
+    "declared",
+    "kind_of",
+    "missing",
+    "read_as",
+    "schema",
+]
 
 K = TypeVar("K", bound="Keys")
 
@@ -166,7 +176,7 @@ def _read_entries(
     known = declared(place)
     use = "one of the keys " + ", ".join((*known, *place.GROUPS))
     if not isinstance(node, yaml.MappingNode):
-        raise spot.wrong_type(node, "a mapping", f"write 'key: value' with {use}")
+        raise spot.unfit(node, f"write 'key: value' with {use}")
     names = {alias: each.name for each in known.values() for alias in each.key.aliases}
     # Keys without effect may stand in a wrapper and beside it.
     names |= {name: f"{spot.key}.{name}" for name in place.IGNORED if spot.key}
@@ -195,7 +205,7 @@ def _entries(
     spots = spot.document.spots
     for name_node, value in node.value:
         if not isinstance(name_node, yaml.ScalarNode):
-            raise spot.at_key(name_node, "?").wrong_type(name_node, "a word", "write 'key: value'")
+            raise spot.at_key(name_node, "?").unfit(name_node, "write 'key: value'")
         written = name_node.value
         here = spot.at_key(name_node, written, names.get(written, written))
         first = spots.setdefault(here.way, here)
@@ -256,10 +266,31 @@ def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
     elif origin is Literal:
         kind = choice(*parts)
     elif is_dataclass(plain):
-        kind = Kind(partial(read_as, keys=cast(type[Keys], plain)), "mapping")
+        keys = cast(type[Keys], plain)
+        found = {"anyOf": [TEXT, schema(keys)]} if keys.SCALAR else schema(keys)
+        kind = Kind(partial(read_as, keys=keys), "mapping", found)
     else:
         kind = FLAG if plain is bool else integer(annotation)
     return kind
+
+
+def schema(keys: type[Keys]) -> dict[str, Any]:
+    """The JSON schema of a mapping with these keys, for editors. It leaves out what only reading
+    can check: bounds of sizes, and which keys exclude each other."""
+    known = declared(keys).values()
+    properties: dict[str, Any] = {name: schema(group) for name, group in keys.GROUPS.items()}
+    properties |= {name: {"$ref": "#"} for name in keys.WRAPPERS}
+    for name, why in keys.IGNORED.items():
+        properties[name] = {"description": f"ignored: {why}", "deprecated": True}
+    for each in known:
+        found = {"description": each.meaning, **each.kind.schema}
+        if isinstance(each.field.default, str | int | float) and not each.key.default:
+            found["default"] = each.field.default
+        properties |= dict.fromkeys((each.name, *each.key.aliases), found)
+    needed = [(each.name, *each.key.aliases) for each in known if each.required]
+    required = [{"anyOf": [{"required": [name]} for name in names]} for names in needed]
+    found = {"type": "object", "properties": properties, "additionalProperties": keys.OPEN}
+    return {**found, "allOf": required} if required else found
 
 
 def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
@@ -279,18 +310,18 @@ def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
             return (item.parse(node, spot.document.spots.setdefault(here.way, here)),)
         if not isinstance(node, yaml.SequenceNode):
             is_item = is_text and many != "list"
-            raise spot.wrong_type(node, "a list", f"write [{node.value!r}]" if is_item else hint)
+            raise spot.unfit(node, f"write [{node.value!r}]" if is_item else hint)
         return tuple(item.parse(each, spot.at_item(each, at)) for at, each in enumerate(node.value))
 
-    return Kind(parse, f"{one} or {many}" if is_alone else many)
+    schema = {"type": ["array", "string"] if is_alone else "array", "items": item.schema}
+    return Kind(parse, f"{one} or {many}" if is_alone else many, schema)
 
 
 def _mapping_of(name: Kind, item: Kind) -> Kind:
     def parse(node: yaml.Node, spot: Spot) -> dict[Any, Any]:
         if not isinstance(node, yaml.MappingNode) or not node.value:
             example = f"{name.example or name.value}: {item.example or item.value}"
-            hint = f"write {{{example}, ...}}"
-            raise spot.wrong_type(node, "a mapping", hint)
+            raise spot.unfit(node, f"write {{{example}, ...}}")
         found: dict[Any, Any] = {}
         for name_node, value in node.value:
             here = spot.at_key(name_node, str(name_node.value))
@@ -300,4 +331,5 @@ def _mapping_of(name: Kind, item: Kind) -> Kind:
             found[at] = item.parse(value, here)
         return found
 
-    return Kind(parse, f"{item.value}s by {name.value}")
+    schema = {"type": "object", "additionalProperties": item.schema}
+    return Kind(parse, f"{item.value}s by {name.value}", schema)

@@ -72,9 +72,9 @@ class Spot:
         """The error to raise for what is wrong here."""
         return ConfigError(f"{self}: {problem}; {hint}")
 
-    def wrong_type(self, node: yaml.Node, wanted: str, hint: str) -> ConfigError:
+    def unfit(self, node: yaml.Node, hint: str) -> ConfigError:
         """The error to raise for a value of the wrong kind."""
-        return self.error(f"must be {wanted}, but is {describe(node)}", hint)
+        return self.error(f"cannot be {describe(node)}", hint)
 
     def warn(self, sentence: str) -> None:
         """Keeps a warning about what is written here."""
@@ -123,7 +123,7 @@ def is_empty(node: yaml.Node) -> bool:
 
 
 def describe(node: yaml.Node) -> str:
-    """What a user sees at the node, for 'must be X, but is ...'."""
+    """What a user sees at the node, for 'cannot be ...'."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping" if node.value else "an empty mapping"
     if isinstance(node, yaml.SequenceNode):

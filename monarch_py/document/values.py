@@ -23,7 +23,6 @@ from monarch_py.util.units import format_size, parse_amount, parse_rate, parse_s
 
 __all__ = [
     "FLAG",
-    "FLAGS",
     "Amount",
     "Directory",
     "Duration",
@@ -60,40 +59,39 @@ class Kind:
     """A kind of value.
 
     value : what the reference calls it;  show : writes a default for the reference
-    schema : its JSON schema; None = the one that msgspec makes from its type
+    schema : its JSON schema
     example : a value that hints show, if not ''
     """
 
     parse: Parser
     value: str
-    schema: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any]
     show: Callable[[Any], str] = str
     example: str = ""
 
 
 def words(
     value: str,
-    wanted: str,
     hint: str,
     parse: Callable[[str], Any],
     *,
-    schema: Mapping[str, Any] | None = TEXT,
+    schema: Mapping[str, Any] = TEXT,
     show: Callable[[Any], str] = str,
     example: str = "",
 ) -> Kind:
     """A kind that `parse` reads from text.
 
     If `parse` raises ValueError, its first argument is the problem, and a second one replaces
-    `hint`. Without arguments, the message says that the text is not what is `wanted`.
+    `hint`. Without arguments, the message says that the value cannot be this text.
     """
 
     def read(node: yaml.Node, spot: Spot) -> Any:
-        text = scalar(node, spot, wanted, hint)
+        text = scalar(node, spot, hint)
         try:
             return parse(text)
         except ValueError as error:
             if not error.args:
-                raise spot.wrong_type(node, wanted, hint) from None
+                raise spot.unfit(node, hint) from None
             problem, *others = error.args
             raise spot.error(str(problem), others[0] if len(others) == 1 else hint) from None
 
@@ -106,7 +104,7 @@ def choice(*shown: str, **others: str) -> Kind:
     otherwise = f"write {_either(shown)}"
 
     def read(node: yaml.Node, spot: Spot) -> str:
-        text = scalar(node, spot, "a word", otherwise)
+        text = scalar(node, spot, otherwise)
         if text not in accepted:
             raise spot.error(f"{text!r} is not known", did_you_mean(text, shown, otherwise))
         return accepted[text]
@@ -140,8 +138,10 @@ def integer(annotation: Any) -> Kind:
         except msgspec.ValidationError:
             raise ValueError(f"{int(text)} is out of range") from None
 
-    hint = f"write a whole number{bounds}"
-    return words(value, "a whole number", hint, parse, schema=None, example="1")
+    schema: dict[str, Any] = {"type": ["integer", "string"], "pattern": "^-?[0-9]+$"}
+    schema |= {"minimum": meta.ge} if meta.ge is not None else {}
+    schema |= {"maximum": meta.le} if meta.le is not None else {}
+    return words(value, f"write a whole number{bounds}", parse, schema=schema, example="1")
 
 
 def _flag(text: str) -> bool:
@@ -152,10 +152,10 @@ def _flag(text: str) -> bool:
 
 FLAG = words(
     "`true` or `false`",
-    "true or false",
-    "write one of the two",
+    "write true or false",
     _flag,
-    schema=None,
+    # YAML has more words for true and false, and both may stand in quotes.
+    schema={"enum": [True, False, *FLAGS]},
     show=lambda value: f"`{str(value).lower()}`",
 )
 
@@ -188,7 +188,7 @@ def shown_size(n_bytes: int) -> str:
 def path(node: yaml.Node, spot: Spot) -> Path:
     """An absolute path, after ~ and the variables of the environment are expanded."""
     hint = "write an absolute path, beginning with '/', '~' or a variable such as $HOME"
-    text = scalar(node, spot, "a path", hint)
+    text = scalar(node, spot, hint)
     # Expand the tilde first, as a shell does: one that comes from a variable is literal.
     expanded = _VARIABLE.sub(lambda found: _value_of(found, spot), os.path.expanduser(text))
     if not os.path.isabs(expanded):
@@ -204,7 +204,7 @@ def file(hint: str) -> Kind:
     """A file, whose relative path begins in the directory of the document."""
 
     def read(node: yaml.Node, spot: Spot) -> Path:
-        text = scalar(node, spot, "a file", hint)
+        text = scalar(node, spot, hint)
         if text[:1] in "/~$":
             return path(node, spot)
         return Path(os.path.abspath(spot.document.name)).parent / text
@@ -214,44 +214,17 @@ def file(hint: str) -> Kind:
 
 # Size: bytes (units.parse_size). Amount: mean bytes, with a fraction. Rate: bytes/s above 0.
 # Share: a part of the whole, as `0.25` or `25%`. Duration: seconds, as `90`, `90s`, `1.5min`, `2h`.
-Size = Annotated[
-    int, words("size", "a size", SIZE_HINT, parse_size, schema=NUMBER, show=shown_size)
-]
-Amount = Annotated[
-    float, words("size", "a size", SIZE_HINT, parse_amount, schema=NUMBER, show=shown_size)
-]
-Rate = Annotated[
-    float,
-    words(
-        "rate",
-        "a rate",
-        "write a rate above 0, such as 64MiB/s or 1.5GB/s",
-        parse_rate,
-        schema=NUMBER,
-        example="330MiB/s",
-    ),
-]
+Size = Annotated[int, words("size", SIZE_HINT, parse_size, schema=NUMBER, show=shown_size)]
+Amount = Annotated[float, words("size", SIZE_HINT, parse_amount, schema=NUMBER, show=shown_size)]
+RATE_HINT = "write a rate above 0, such as 64MiB/s or 1.5GB/s"
+Rate = Annotated[float, words("rate", RATE_HINT, parse_rate, schema=NUMBER, example="330MiB/s")]
+SHARE_HINT = "write a number from 0 to 1, or a percentage such as 25%"
 Share = Annotated[
-    float,
-    words(
-        "0 to 1, or percent",
-        "a share",
-        "write a number from 0 to 1, or a percentage such as 25%",
-        _share,
-        schema=NUMBER,
-        show="{:g}".format,
-    ),
+    float, words("0 to 1, or percent", SHARE_HINT, _share, schema=NUMBER, show="{:g}".format)
 ]
+TIME_HINT = "write seconds, or a time such as 90s, 5min or 2h"
 Duration = Annotated[
-    float,
-    words(
-        "time",
-        "a time",
-        "write seconds, or a time such as 90s, 5min or 2h",
-        _duration,
-        schema=NUMBER,
-        show=_shown_duration,
-    ),
+    float, words("time", TIME_HINT, _duration, schema=NUMBER, show=_shown_duration)
 ]
 Directory = Annotated[
     Path, Kind(path, "directory", TEXT, lambda found: f"`{found}`", example="/the/dataset")
@@ -283,10 +256,10 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
     return os.environ[name]
 
 
-def scalar(node: yaml.Node, spot: Spot, wanted: str, hint: str) -> str:
-    """The text of a scalar; for other nodes, a ConfigError that says what is `wanted`."""
+def scalar(node: yaml.Node, spot: Spot, hint: str) -> str:
+    """The text of a scalar; ConfigError, with the hint, for other nodes."""
     if not isinstance(node, yaml.ScalarNode) or is_empty(node):
-        raise spot.wrong_type(node, wanted, hint)
+        raise spot.unfit(node, hint)
     if not _is_usable(node.value):
         raise spot.error(f"{node.value!r} holds a character that no path can", "remove it")
     return str(node.value)

@@ -12,7 +12,6 @@ import os
 import re
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from socket import SocketType
 from typing import Any
@@ -254,11 +253,27 @@ class Segment:
         return ffi.cast(f"{name} *", ffi.from_buffer(self.memory))
 
 
-@dataclass(frozen=True, slots=True)
 class SessionDir:
     """The files of one session."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.control = path / "control"
+        self.clients = path / "clients"
+        self.fills = path / "fills"
+        # Changes reported by processes that cannot map the segments: records of struct
+        # monarch_change, of which the first is empty.
+        self.changes = path / "changes"
+        self.lock = path / "lock"
+        # Exists from the orderly end of a daemon until the next one starts. While it exists,
+        # processes with the library do not complain that no daemon serves.
+        self.stopped = path / "stopped"
+        self.socket = path / "socket"
+        # The sockets through which programs hand the daemon descriptors of files that they have
+        # read (struct monarch_handover).
+        self.handovers = [path / f"handovers.{n}" for n in range(lib.MONARCH_HANDOVER_SOCKETS)]
+        self.log = path / "log"
+        self.log_before = path / "log.1"
 
     @classmethod
     def of(cls, config_file: Path) -> "SessionDir":
@@ -269,44 +284,6 @@ class SessionDir:
     def make(self) -> None:
         private_directory(self.path.parent)
         private_directory(self.path)
-
-    @property
-    def control(self) -> Path:
-        return self.path / "control"
-
-    @property
-    def clients(self) -> Path:
-        return self.path / "clients"
-
-    @property
-    def fills(self) -> Path:
-        return self.path / "fills"
-
-    @property
-    def changes(self) -> Path:
-        """Changes reported by processes that cannot map the segments: records of struct
-        monarch_change, of which the first is empty."""
-        return self.path / "changes"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def stopped(self) -> Path:
-        """Exists from the orderly end of a daemon until the next one starts. While it exists,
-        processes with the library do not complain that no daemon serves."""
-        return self.path / "stopped"
-
-    @property
-    def socket(self) -> Path:
-        return self.path / "socket"
-
-    @property
-    def handovers(self) -> list[Path]:
-        """The sockets through which programs hand the daemon descriptors of files that they have
-        read (struct monarch_handover)."""
-        return [self.path / f"handovers.{n}" for n in range(lib.MONARCH_HANDOVER_SOCKETS)]
 
     def bind(self, listener: SocketType, path: Path) -> None:
         """Binds a socket to one of the names above, and replaces what a dead daemon has left there.
@@ -319,14 +296,6 @@ class SessionDir:
             listener.bind(f"/proc/self/fd/{directory}/{path.name}")
         finally:
             os.close(directory)
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log"
-
-    @property
-    def log_before(self) -> Path:
-        return self.path / "log.1"
 
     def catalog(self, generation: int) -> Path:
         return self.path / f"catalog.{generation}"

@@ -49,7 +49,7 @@ def _dataset(node: yaml.Node, spot: Spot) -> int | Path:
 
 
 _NAME_HINT = "write letters, digits, '-', '_' and '.'"
-Name = Annotated[str, words("word", "a word", _NAME_HINT, _name, show="`{}`".format)]
+Name = Annotated[str, words("word", _NAME_HINT, _name, show="`{}`".format)]
 SamplerKind = Annotated[str, replace(choice(*SAMPLERS), value="name")]
 
 

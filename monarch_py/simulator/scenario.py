@@ -78,9 +78,9 @@ def _curve(points: Kind) -> Kind:
 # The most clients of a file system, or threads, at a point of a curve.
 MOST_CLIENTS = 1 << 20
 _NAME_HINT = "write lower-case letters, digits, - and _, beginning with a letter"
-Capacity = Annotated[int, words("size", "a size", SIZE_HINT, _capacity, schema=NUMBER)]
-Name = Annotated[str, words("name", "a name", _NAME_HINT, _name, example="naive, nopfs")]
-Sentence = Annotated[str, words("sentence", "a sentence", "write one in quotes", str)]
+Capacity = Annotated[int, words("size", SIZE_HINT, _capacity, schema=NUMBER)]
+Name = Annotated[str, words("name", _NAME_HINT, _name, example="naive, nopfs")]
+Sentence = Annotated[str, words("sentence", "write one in quotes", str)]
 ByClients = Annotated[
     Curve, _curve(kind_of(dict[Annotated[int, Meta(ge=1, le=MOST_CLIENTS, title="clients")], Rate]))
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 __all__ = [
     "GIB",
@@ -21,67 +22,36 @@ MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
 
-_UNIT_BYTES = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": KIB,
-    "mib": MIB,
-    "gib": GIB,
-    "tib": TIB,
-}
 _BINARY_UNITS = (("KiB", KIB), ("MiB", MIB), ("GiB", GIB), ("TiB", TIB))
+_UNIT_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNIT_BYTES |= {name.lower(): n_bytes for name, n_bytes in _BINARY_UNITS}
 
 # off_t is signed: no file and no file system holds more bytes than this.
 _LARGEST_BYTES = (1 << 63) - 1
 
 # [0-9] and not \d, which also takes the digits of other scripts. The lengths keep int() cheap.
-_SIZE = re.compile(r"([0-9]{1,30})(?:\.([0-9]{1,30}))?\s*([A-Za-z]*)")
+_SIZE = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)")
 
 
-def parse_size(size: str | float) -> int:
-    """The number of bytes that `size` means.
+def parse_size(size: str) -> int:
+    """The number of bytes that `size` means: ``110GiB``, ``20 GB``, ``1.5TiB``, ``1234``.
 
-    `size` is a number of bytes or a text such as ``110GiB``, ``20 GB``, ``1.5TiB``, ``1234``.
     KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB powers of 1024; case does not matter.
     A number without a unit must be whole; if a unit leaves a fraction of a byte (``1.1GiB``), the
     fraction is dropped. Raises ValueError, with one sentence, for everything else: negative sizes,
-    nan, fractions of a byte, unknown units, more than 2**63 - 1 bytes.
+    fractions of a byte, unknown units, more than 2**63 - 1 bytes.
     """
-    if isinstance(size, str):
-        n_bytes = _parse_text(size)
-    # nan and the infinities fail here too, because their remainder is never 0.
-    elif isinstance(size, bool) or size < 0 or size % 1 != 0:
-        raise ValueError(f"{size!r} is not a whole number of bytes, 0 or more")
-    else:
-        n_bytes = int(size)
-    if n_bytes > _LARGEST_BYTES:
-        raise ValueError(f"{size!r} is more than any file system holds")
-    return n_bytes
-
-
-def _parse_text(text: str) -> int:
-    number, scale, unit_bytes = _parts(text, text, "size")
-    # Integers, because 8.1 TiB as a product of floats is a byte off.
-    n_bytes, rest = divmod(number * unit_bytes, scale)
-    if rest and (unit_bytes == 1 or n_bytes == 0):
-        raise ValueError(f"{text!r} is a fraction of a byte")
+    exact, unit_bytes = _parsed(size, size, "size")
+    n_bytes = int(exact)
+    if exact != n_bytes and (unit_bytes == 1 or n_bytes == 0):
+        raise ValueError(f"{size!r} is a fraction of a byte")
     return n_bytes
 
 
 def parse_amount(amount: str) -> float:
     """The mean number of bytes that `amount` means: as parse_size, but with fractions of a byte
-    (``0.76KiB`` is 778.24), as the nearest float.
-
-    Raises ValueError, with one sentence, for what is not a size or larger than any file system.
-    """
-    n_bytes = _to_float(amount, amount, "size")
-    if n_bytes > _LARGEST_BYTES:
-        raise ValueError(f"{amount!r} is more than any file system holds")
-    return n_bytes
+    (``0.76KiB`` is 778.24), as the nearest float."""
+    return float(_parsed(amount, amount, "size")[0])
 
 
 def parse_rate(rate: str) -> float:
@@ -89,32 +59,31 @@ def parse_rate(rate: str) -> float:
 
     Raises ValueError, with one sentence, for what is not a rate, and for rates of 0 or less.
     """
-    amount = rate.strip()
-    if amount.startswith("-"):
-        raise ValueError(f"{rate!r} is negative and so no rate")
-    per_second = _to_float(re.sub(r"\s*/\s*s$", "", amount), rate, "rate")
+    if rate.strip().startswith("-"):
+        raise ValueError(f"{rate!r} is negative")
+    per_second = float(_parsed(re.sub(r"\s*/\s*s\s*$", "", rate), rate, "rate")[0])
     if per_second == 0:
-        raise ValueError(f"{rate!r} is no rate, since nothing would ever end")
+        raise ValueError(f"{rate!r} is 0, and nothing would ever end")
     return per_second
 
 
-def _to_float(text: str, written: str, what: str) -> float:
-    number, scale, unit_bytes = _parts(text, written, what)
-    # Python rounds a quotient of whole numbers once, to the nearest float.
-    return number * unit_bytes / scale
+def _parsed(text: str, written: str, what: str) -> tuple[Fraction, int]:
+    """The exact number of bytes that `text` means, and the bytes of its unit.
 
-
-def _parts(text: str, written: str, what: str) -> tuple[int, int, int]:
-    """`text` as (number, scale, bytes of the unit), which is number / scale units."""
+    written : the user's text, of which `text` is a part;  what : "size" or "rate"
+    """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{written!r} is not a {what}")
-    whole, decimals, unit = found[1], found[2] or "", found[3].lower()
-    if unit + "ib" in _UNIT_BYTES and unit not in _UNIT_BYTES:
-        raise ValueError(f"{written!r} is not a {what}: the unit is {found[3]}iB or {found[3]}B")
+    unit = found[2].lower()
     if unit not in _UNIT_BYTES:
-        raise ValueError(f"{written!r} is not a {what}: {found[3]!r} is not a unit")
-    return int(whole + decimals), int(10 ** len(decimals)), _UNIT_BYTES[unit]
+        is_short = unit + "ib" in _UNIT_BYTES
+        use = f"write {found[2]}iB or {found[2]}B" if is_short else f"{found[2]!r} is not a unit"
+        raise ValueError(f"{written!r} is not a {what}: {use}")
+    exact = Fraction(found[1]) * _UNIT_BYTES[unit]
+    if exact > _LARGEST_BYTES:
+        raise ValueError(f"{written!r} is more than any file system holds")
+    return exact, _UNIT_BYTES[unit]
 
 
 def format_size(n_bytes: int) -> str:

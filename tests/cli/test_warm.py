@@ -14,7 +14,7 @@ from cli.warming import NO_DAEMON, present, warm
 from support.files import Files
 from support.session import MIB, Session, wait_until
 
-from monarch_py.cli.warm import _Meter
+from monarch_py.cli.warm import _text
 from monarch_py.commands.warm import Progress
 from monarch_py.storage.tiers import tier_root
 
@@ -115,7 +115,7 @@ def test_directories_that_hold_each_other(session: Session, source: Path) -> Non
     ],
 )
 def test_without_a_file_to_copy_no_share_of_nothing_is_told(progress: Progress, text: str) -> None:
-    assert _Meter().text(progress) == text
+    assert _text(progress, 0.0, None) == text
 
 
 # --- what means nothing -------------------------------------------------------------------------

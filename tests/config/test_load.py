@@ -375,10 +375,10 @@ def test_a_calibration_that_is_not_there_is_refused_where_it_is_named(site: Site
     ("text", "said"),
     [
         ("name: x\n", r"mine.yaml:1: pfs: is missing; add .*`monarch calibrate -o` writes it"),
-        ("- a\n", r"mine.yaml:1: must be a mapping, but is a list; write .* pfs, rates"),
+        ("- a\n", r"mine.yaml:1: cannot be a list; write .* pfs, rates"),
         (
             "pfs: {}\nrates: {network: 1GB/s}\n",
-            r"mine.yaml:1: pfs: must be a mapping, but is an empty mapping; write {1: 330MiB/s,",
+            r"mine.yaml:1: pfs: cannot be an empty mapping; write {1: 330MiB/s,",
         ),
         (
             "pfs: {0: 1GB/s}\nrates: {network: 1GB/s}\n",

@@ -17,8 +17,7 @@ from support.reference import DOCS, MODULES, written
 
 from monarch_py.cli import group
 from monarch_py.config import Config, Tuning
-from monarch_py.document import Keys, declared
-from monarch_py.document.schema import schema
+from monarch_py.document import Keys, declared, schema
 
 SMALLEST: dict[str, Any] = {
     "sources": ["@/pfs"],

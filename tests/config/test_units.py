@@ -10,8 +10,6 @@ from monarch_py.util.units import format_size, parse_size
 
 KNOWN = [
     ("1234", 1234),
-    (1234, 1234),
-    (1234.0, 1234),
     ("0", 0),
     ("12 B", 12),
     ("20 GB", 20 * 10**9),
@@ -29,19 +27,18 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("text", "n_bytes"), KNOWN)
-def test_sizes_are_read(text: str | float, n_bytes: int) -> None:
+def test_sizes_are_read(text: str, n_bytes: int) -> None:
     assert parse_size(text) == n_bytes
 
 
-NO_SIZES: list[str | float] = [
+NO_SIZES = [
     *["", "GiB", "-1", "-4KiB", "nan", "inf", "1e3", "0x10", "1_000", "1,5GiB", "1.GiB", ".5GiB"],
     *["20G", "20Gb/s", "1 2", "½KiB", "١٢", "1.5", "0.5B", "0.0001KiB", str(2**63), "9" * 5000],
-    *[-1, 1.5, float("nan"), float("inf"), float("-inf"), True],
 ]
 
 
 @pytest.mark.parametrize("text", NO_SIZES)
-def test_what_is_no_size_is_refused_in_one_sentence(text: str | float) -> None:
+def test_what_is_no_size_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+[^.\n]$"):
         parse_size(text)
 
@@ -88,7 +85,6 @@ def test_any_size_survives_to_the_last_digit_written(n_bytes: int) -> None:
 
 @given(n_bytes=st.integers(0, 2**63 - 1), blank=st.sampled_from(["", " "]))
 def test_a_number_of_bytes_is_read_exactly(n_bytes: int, blank: str) -> None:
-    assert parse_size(n_bytes) == n_bytes
     assert parse_size(str(n_bytes)) == n_bytes
     assert parse_size(f"{n_bytes}{blank}B") == n_bytes
 

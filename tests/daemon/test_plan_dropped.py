@@ -264,7 +264,7 @@ def refusal(session: Session) -> str:
             {"plan": ["tiers.yaml"]},
             r"tiers.yaml: not a plan .*; make one with `monarch plan make -c plan.yaml`",
         ),
-        ({"plan": [[]]}, r"tiers.yaml:\d+: plan\[0\]: must be a file, but is .*; name what"),
+        ({"plan": [[]]}, r"tiers.yaml:\d+: plan\[0\]: cannot be .*; name what"),
         ({"plan": "tiers.yaml", "prefetch": "none"}, r"plan: 'prefetch: none' .*; remove one"),
     ],
 )

@@ -263,9 +263,9 @@ parts:
         ),
         (("DistributedSampler", "RandomSampler"), "5: parts[0].sampler.seed: is missing; add"),
         (("DistributedSampler", "Sampler"), "5: parts[0].sampler.kind: 'Sampler' is not known"),
-        (("{kind: DistributedSampler}", "[]"), "sampler: must be a mapping"),
+        (("{kind: DistributedSampler}", "[]"), "sampler: cannot be a list"),
         (("Sampler}", "Sampler}\n  split: chunks"), "6: parts[0].split: 'chunks', but Distr"),
-        (("Sampler}", "Sampler}\n  name: two words"), "6: parts[0].name: must be a word"),
+        (("Sampler}", "Sampler}\n  name: two words"), "6: parts[0].name: cannot be 'two words'"),
         (("epochs: 2", "epochs: 2\nnodes: 70000"), "2: nodes: 70000 is out of range"),
         (
             ("Sampler}", "Sampler, drop_last: true}\nnodes: 30"),

@@ -33,3 +33,8 @@ def is_changed(shared: Shared, path: Path) -> bool:
     """Whether somebody has recorded that the file was changed."""
     found = path.stat()
     return bool(lib.monarch_is_changed(shared.clients, found.st_dev, found.st_ino))
+
+
+def newest_generation(session: Session) -> int:
+    """The number of the newest catalog whose segment lies in the session's directory."""
+    return max(int(path.suffix[1:]) for path in session.paths.path.glob("catalog.*"))
