@@ -186,9 +186,7 @@ def content(
     with scratch(args.dir) as place, scratch(args.tier or place) as tier:
         make_dataset(place / "backing", args.files, args.file_mib * MIB)
         (place / "source").mkdir()
-        with SlowSource(
-            place / "backing", place / "source", binary=binary, attr_timeout_s=0
-        ) as slow:
+        with SlowSource(place / "backing", place / "source", binary=binary, attr_timeout=0) as slow:
             slow.rate(args.rate * 1e6)
             epochs = Epochs(args, place, tier, slow)
             epochs.run()
@@ -203,9 +201,7 @@ def metadata(
     with scratch(args.dir) as place, scratch(args.tier or place) as tier:
         files = make_tree(place / "backing")
         (place / "source").mkdir()
-        with SlowSource(
-            place / "backing", place / "source", binary=binary, attr_timeout_s=0
-        ) as slow:
+        with SlowSource(place / "backing", place / "source", binary=binary, attr_timeout=0) as slow:
             result, document["metadata"] = count_metadata(slow, place, tier, files, NAME_EPOCHS)
     results.append(result)
 

@@ -22,26 +22,19 @@ from monarch_py.util.spelling import hint
 __all__ = ["main"]
 
 
-# command -> its module, loaded only when the command is called: `status` needs none of the
+# module -> its commands. A module is loaded when one of them is called: `status` needs none of the
 # daemon's code.
 MODULES = {
-    "calibrate": "simulate",
-    "clear": "care",
-    "config": "setup",
-    "demo": "setup",
-    "doctor": "care",
-    "env": "setup",
-    "logs": "logs",
-    "plan": "plan",
-    "run": "lifecycle",
-    "serve": "lifecycle",
-    "simulate": "simulate",
-    "start": "lifecycle",
-    "status": "view",
-    "stop": "lifecycle",
-    "verify": "care",
-    "warm": "warm",
+    "care": ("clear", "doctor", "verify"),
+    "lifecycle": ("run", "serve", "start", "stop"),
+    "logs": ("logs",),
+    "plan": ("plan",),
+    "setup": ("config", "demo", "env"),
+    "simulate": ("calibrate", "simulate"),
+    "view": ("status",),
+    "warm": ("warm",),
 }
+COMMANDS = {command: module for module, commands in MODULES.items() for command in commands}
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 DID_YOU_MEAN = r"\.? \(?Did you mean(.*?)\)?$"
 # Raised for a group without a command, which then shows its help. Older versions of click show the
@@ -50,27 +43,28 @@ NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class _Commands(click.Group):
-    """The group of the commands in `MODULES`."""
+    """The group of all commands."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted(MODULES)
+        return sorted(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name == "help":
             return _help
-        if name not in MODULES:
+        if name not in COMMANDS:
             return None
-        commands: list[click.Command] = import_module(f"monarch_py.cli.{MODULES[name]}").COMMANDS
+        command = getattr(import_module(f"monarch_py.cli.{COMMANDS[name]}"), name)
         if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # modules are loaded, see __main__
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        return next(command for command in commands if command.name == name)
+        assert isinstance(command, click.Command)
+        return command
 
     def resolve_command(
         self, context: click.Context, words: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not words[0].startswith("-") and self.get_command(context, words[0]) is None:
-            known = hint(words[0], MODULES, "see `monarch --help`")
-            raise click.UsageError(f"there is no command {words[0]!r}; {known}")
+            known = hint(words[0], COMMANDS, "see `monarch --help`")
+            raise click.UsageError(f"unknown command {words[0]!r}; {known}")
         return super().resolve_command(context, words)
 
 
@@ -83,9 +77,9 @@ def group() -> None:
     """Serve a dataset on a slow file system from copies on this node's fast storage.
 
     \b
-    See it work:       monarch demo
-    Can it work here?  monarch doctor -c tiers.yaml
-    Run a job:         monarch run -c tiers.yaml python train.py
+    Try it:              monarch demo
+    Check this machine:  monarch doctor -c tiers.yaml
+    Run a job:           monarch run -c tiers.yaml python train.py
     """
 
 
@@ -93,7 +87,7 @@ def group() -> None:
 @click.argument("words", metavar="[COMMAND]", nargs=-1)
 @click.pass_context
 def _help(context: click.Context, words: tuple[str, ...]) -> None:
-    """Explain a command; without one, all."""
+    """Show the help of a command, or the list of all commands."""
     group.main([*words, "--help"], prog_name="monarch", standalone_mode=False)
 
 

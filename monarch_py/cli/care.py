@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -16,25 +17,26 @@ from monarch_py.errors import TierError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 
-__all__ = ["COMMANDS"]
-
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
 # Widths of the first two columns: the longest level, and the longest name of a thing.
 WIDTHS = (7, 15)
 
 
-@click.command(short_help="Say what works here, what does not, and the hint.")
+@click.command(short_help="Check this machine and a configuration.")
 @optional_config_option
 @as_json
 def doctor(config_file: Path | None, as_json: bool) -> None:
-    """Say what works here, what does not, and what to do.  Exits with 1 on a problem."""
+    """Check this machine and a configuration, and say what to do about each problem.
+
+    Exits with 1 if there is a problem.
+    """
     findings = []
     for finding in examine(config_file):
         findings.append(finding)
         if not as_json:  # print it at once, since the next finding may take a while
             _print_finding(finding)
     if as_json:
-        click.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     sys.exit(1 if any(finding.level == "problem" for finding in findings) else 0)
 
 
@@ -56,24 +58,25 @@ def _print_finding(finding: Finding) -> None:
     "--source",
     "against_source",
     is_flag=True,
-    help="Read the source files too, and find copies that are not what the source has.",
+    help="Also read the source files, and find copies that differ from them.",
 )
 @as_json
 def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
-    """Check the copies against their checksums; exits with 1 if any was damaged or outdated.
+    """Check the copies against their checksums.
 
-    Such copies are dropped and made anew when they are read. Exits with 4 if a tier cannot be
-    looked at.
+    Damaged and outdated copies are dropped, and made again when their files are read. Exits with 1
+    if there were any, and with 4 if a tier cannot be read.
     """
     config = checked(config_file, with_sources=against_source)
     result = verify_copies(config, against_source=against_source)
     if as_json:
-        click.echo(json.dumps(result.as_dict(), indent=2))
+        names = ("checked", "damaged", "outdated")
+        click.echo(json.dumps({name: getattr(result, name) for name in names}, indent=2))
     else:
         for path in result.damaged:
-            click.echo(f"damaged, dropped: {path}")
+            click.echo(f"dropped a damaged copy of {path}")
         for path in result.outdated or []:
-            click.echo(f"not what the source has, dropped: {path}")
+            click.echo(f"dropped an outdated copy of {path}")
         outdated = "" if result.outdated is None else f", {len(result.outdated)} outdated"
         click.echo(f"{result.checked} copies checked, {len(result.damaged)} damaged{outdated}")
     _tell_out_of_use(result.out_of_use)
@@ -88,12 +91,12 @@ def _tell_out_of_use(sentences: list[str]) -> None:
         sys.exit(TierError.exit_status)
 
 
-@click.command(short_help="Remove all copies of this configuration's tiers.")
+@click.command(short_help="Remove all copies from this configuration's tiers.")
 @config_option
 def clear(config_file: Path) -> None:
-    """Remove all copies of this configuration's tiers; the source is not touched.
+    """Remove all copies from this configuration's tiers. The sources stay as they are.
 
-    Exits with 4 if a tier cannot be looked at.
+    Exits with 4 if a tier cannot be read.
     """
     config = checked(config_file, with_sources=False)
     connection = DaemonConnection(SessionDir.of(config.file))
@@ -104,6 +107,3 @@ def clear(config_file: Path) -> None:
         _tell_out_of_use([why for _, why in tiers_out_of_use(config, connection)])
     else:
         click.echo(f"{clear_tiers(config)} copies removed")
-
-
-COMMANDS = [doctor, verify, clear]

@@ -23,8 +23,6 @@ from monarch_py.ipc.session import SessionDir, holder_of, served_configurations
 from monarch_py.util.launcher import Launch, launched
 from monarch_py.util.processes import Identity
 
-__all__ = ["COMMANDS"]
-
 # How long `stop` waits; removing many copies takes seconds [s].
 STOP_LIMIT_S = 60.0
 
@@ -34,16 +32,18 @@ STOP_LIMIT_S = 60.0
     context_settings={"allow_interspersed_args": False},
 )
 @config_option
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report here.")
-@click.option("-q", "--quiet", is_flag=True, help="No summary on standard error.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write a report to this file."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print no summary on standard error.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[str, ...]) -> None:
-    """Run COMMAND with its dataset served from the tiers; exits with its status.
+    """Run COMMAND with its dataset served from the tiers, and exit with the status of COMMAND.
 
     \b
     monarch run -c tiers.yaml python train.py --epochs 90
 
-    Options of `monarch run` stand before COMMAND; all that follows it is the command's.
+    Options of `monarch run` go before COMMAND. Everything after COMMAND is passed to it.
     """
     config = checked(config_file)
     _tell_switches(config)
@@ -59,7 +59,7 @@ def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[s
             text = json.dumps(_job_report(outcome), indent=2)
             json_file.write_text(text + "\n")
         except OSError as error:
-            tell(f"--json {json_file}: the report was not written ({error.strerror})")
+            tell(f"--json {json_file}: the report could not be written ({error.strerror})")
     if not quiet:
         if outcome.report is not None and (trouble := catalog_trouble(outcome.report)):
             tell(trouble)
@@ -87,9 +87,9 @@ def _tell_switches(config: Config) -> None:
 def _tell_summary(outcome: Outcome) -> None:
     if outcome.report is None:
         if outcome.problem:
-            tell("no daemon, no gain: see above")
+            tell("no daemon ran, so nothing was gained; the reason is above")
         else:
-            tell(f"what was gained is not known: {outcome.lost}")
+            tell(f"it is not known what was gained: {outcome.lost}")
         return
     if is_disabled():
         return  # the user was told before the command ran
@@ -109,7 +109,7 @@ def _job_report(outcome: Outcome) -> dict[str, Any]:
 alone_option = click.option(
     "--alone",
     is_flag=True,
-    help="This process's daemon alone, also where mpiexec or srun has started several.",
+    help="Start only this process's daemon, even if mpiexec or srun has started several.",
 )
 
 
@@ -128,10 +128,10 @@ def _tell(node: Node, config_file: Path) -> None:
     if not ran:
         click.echo(f"{count} daemons serve {config_file}, on {listed(node.names)}")
     elif not node.started:
-        click.echo(f"{count} daemons serve {config_file} already, on {listed(node.names)}")
+        click.echo(f"{count} daemons already serve {config_file}, on {listed(node.names)}")
     else:
         click.echo(
-            f"{ran} of {count} daemons served {config_file} already; started again: those on"
+            f"{ran} of {count} daemons already served {config_file}; started the others again, on"
             f" {listed(node.started)}"
         )
 
@@ -143,7 +143,7 @@ def start(config_file: Path, alone: bool) -> None:
     """Start a daemon that stays until `monarch stop`.
 
     \b
-    mpiexec -ppn 1 monarch start -c tiers.yaml     one on each node, which know of each other
+    mpiexec -ppn 1 monarch start -c tiers.yaml     one on each node, joined
     """
     if (launch := _with_others(alone)) is not None:
         node = bring_up(config_file, launch)
@@ -181,7 +181,7 @@ def serve(config_file: Path, alone: bool) -> None:
     node = bring_up(config_file, launch)
     _tell(node, config_file)
     if not node.started:
-        raise SessionError("stop the daemons that serve already, with monarch stop")
+        raise SessionError("all daemons run already; stop them with `monarch stop` first")
     if node.process is not None:  # else another step waits for it
         wait_for(node.process, SessionDir.of(config_file))
 
@@ -199,10 +199,10 @@ def _asked_to_stop(session: SessionDir) -> Identity:
         raise NoDaemonError(text) from None
 
 
-@click.command(short_help="Stop the daemon; jobs go on, on the source.")
+@click.command(short_help="Stop the daemon; jobs go on with the source.")
 @served_config_option
 def stop(config_file: Path) -> None:
-    """Stop the daemon; running jobs go on, on the source."""
+    """Stop the daemon. Running jobs go on, and read from the source."""
     session = SessionDir.of(config_file)
     try:
         daemon = _asked_to_stop(session)
@@ -212,11 +212,8 @@ def stop(config_file: Path) -> None:
         raise SessionError(f"{socket.gethostname()}: {error}") from error
     if not daemon.wait(STOP_LIMIT_S):
         raise MonarchError(
-            f"process {daemon.pid} was asked to stop and has not ended within"
-            f" {STOP_LIMIT_S:.0f} s: it removes copies, or the file system of a tier does not"
+            f"the daemon (process {daemon.pid}) was asked to stop, but has not ended within"
+            f" {STOP_LIMIT_S:.0f} s: it still removes copies, or the file system of a tier does not"
             f" answer; see {session.log}"
         )
-    click.echo(f"stopped (process {daemon.pid})")
-
-
-COMMANDS = [run, start, serve, stop]
+    click.echo(f"the daemon has stopped (process {daemon.pid})")

@@ -13,8 +13,6 @@ from monarch_py.cli.options import served_config_option
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir
 
-__all__ = ["COMMANDS"]
-
 # Lines of the last daemon's log to print, which show how it ended.
 LINES_BEFORE = 20
 # Pause of `--follow` between two looks for new lines [s].
@@ -25,20 +23,20 @@ FIRST_BYTES = 64
 INTERRUPTED = 130
 
 
-@click.command(short_help="Print what the daemon has said, and the one before it.")
+@click.command(short_help="Print the log of the daemon, and of the one before it.")
 @served_config_option
 @click.option(
     "-n",
     "--lines",
     type=click.IntRange(min=0),
-    help=f"Only the last of each log.  [default: all, and {LINES_BEFORE} of the daemon before]",
+    help=f"Only the last lines of each log.  [default: all, {LINES_BEFORE} of the one before]",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 def logs(config_file: Path, lines: int | None, *, follow: bool) -> None:
-    """Print the log of the configuration's daemon, which stays when the daemon ends.
+    """Print the log of the configuration's daemon. It is kept when the daemon ends.
 
-    Before it stands the end of the log of the daemon before. The log of `monarch serve` is its own
-    standard error.
+    The end of the previous daemon's log is printed first. `monarch serve` logs to its own standard
+    error instead.
     """
     session = SessionDir.of(config_file)
     end = 0
@@ -46,8 +44,8 @@ def logs(config_file: Path, lines: int | None, *, follow: bool) -> None:
     current = _last(session.log, lines)
     if before is None and current is None:
         raise SessionError(
-            f"no daemon of {config_file} has left a log on this node; monarch serve writes its own"
-            " to standard error"
+            f"no daemon of {config_file} has left a log on this node; `monarch serve` logs to its"
+            " own standard error"
         )
     for path, found in ((session.log_before, before), (session.log, current)):
         if found is not None:
@@ -92,6 +90,3 @@ def _new(path: Path, begin: int) -> Iterator[bytes]:
                 begin += len(piece)
                 yield piece
         time.sleep(LOOK_S)
-
-
-COMMANDS = [logs]

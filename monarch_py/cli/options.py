@@ -21,15 +21,10 @@ def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
         raise ConfigError("no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG")
     file = with_rank(value)
     # Under a launcher every rank would report a missing file; `bring_up` reports it once for all.
-    if launched() is None and not file.exists() and not _may_be_served(file):
+    # A daemon may outlive its configuration file, and can still be stopped; its log outlives both.
+    if launched() is None and not file.exists() and not SessionDir.of(file).path.exists():
         load_config(file)  # raises ConfigError, which says why it cannot be read
     return file
-
-
-def _may_be_served(file: Path) -> bool:
-    """Whether the configuration has a session. A daemon may outlive its configuration file, and can
-    still be stopped; its log outlives both."""
-    return SessionDir.of(file).path.exists()
 
 
 def _served(context: Any, parameter: Any, value: Path | None) -> Path:
@@ -42,12 +37,12 @@ def _only_served() -> Path:
     served = served_configurations()
     if not served:
         raise ConfigError(
-            "no configuration is named, and no daemon of yours runs on this node; give"
+            "no configuration is named, and none of your daemons runs on this node; give"
             " -c tiers.yaml or set MONARCH_CONFIG"
         )
     if len(served) > 1:
         named = " or ".join(f"-c {shlex.quote(str(file))}" for file in served)
-        raise ConfigError(f"{len(served)} daemons of yours run on this node; give {named}")
+        raise ConfigError(f"{len(served)} of your daemons run on this node; give {named}")
     return served[0]
 
 
@@ -68,8 +63,8 @@ def _config(callback: Callable[..., Path | None], text: str | None = None) -> Ca
 
 
 CONFIG_HELP = (
-    "Tiers and sources, in YAML; {rank} in its name is the number that mpiexec or srun has given"
-    " this process.  "
+    "The configuration, in YAML. {rank} in its name stands for the number that mpiexec or srun has"
+    " given this process.  "
 )
 config_option = _config(_required, CONFIG_HELP + "[default: $MONARCH_CONFIG]")
 # For commands that ask a running daemon.

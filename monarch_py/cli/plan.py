@@ -12,22 +12,20 @@ from monarch_py.cli.options import as_json
 from monarch_py.cli.screen import print_table
 from monarch_py.errors import MonarchError
 from monarch_py.util.spelling import hint
-from monarch_py.util.units import format_size, parse_size
+from monarch_py.util.units import counted, format_size, parse_size
 
 if TYPE_CHECKING:
     from monarch_py.plan.figures import Figures
     from monarch_py.plan.plan import Plan
-
-__all__ = ["COMMANDS"]
 
 KINDS = ("image_folder", "files", "tfrecord", "webdataset", "hdf5", "fixed")
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.group(short_help="Know every access of a training before it.")
+@click.group(short_help="Compute every access of a training in advance.")
 def plan() -> None:
-    """Know every access before the training: what is read, by whom and when."""
+    """Compute every access of a training in advance: what is read, by which rank, and when."""
 
 
 def _needed(value: Any, option: str, kind: str) -> Any:
@@ -39,23 +37,23 @@ def _needed(value: Any, option: str, kind: str) -> Any:
 def _kind(_context: Any, _parameter: Any, value: str) -> str:
     if value not in KINDS:
         known = hint(value, KINDS, f"use {', '.join(KINDS)}")
-        raise click.UsageError(f"there is no kind of dataset {value!r}; {known}")
+        raise click.UsageError(f"unknown kind of dataset {value!r}; {known}")
     return value
 
 
 @plan.command()
 @click.argument("kind", callback=_kind)
 @click.argument("root", type=_PATH)
-@click.option("-o", "--output", type=_PATH, required=True, help="The index, .npz.")
+@click.option("-o", "--output", type=_PATH, required=True, help="The index to write (.npz).")
 @click.option(
     "--pattern",
     multiple=True,
-    help="Files below ROOT to take; not of image_folder.  [default: by KIND]",
+    help="Files below ROOT to index; not for image_folder.  [default: depends on KIND]",
 )
-@click.option("--dataset", help="The dataset whose rows are the samples, of hdf5.")
-@click.option("--record-bytes", type=int, help="Size of a record, of fixed.")
+@click.option("--dataset", help="The dataset whose rows are the samples; for hdf5.")
+@click.option("--record-bytes", type=int, help="Size of a record; for fixed.")
 @click.option(
-    "--header-bytes", type=int, default=0, help="What precedes the first record, of fixed."
+    "--header-bytes", type=int, default=0, help="Bytes before the first record; for fixed."
 )
 def index(
     *,
@@ -67,12 +65,12 @@ def index(
     record_bytes: int | None,
     header_bytes: int,
 ) -> None:
-    """Find out where the samples of a dataset lie.
+    """Find where the samples of a dataset lie, and write an index of them.
 
     KIND is image_folder, files, tfrecord, webdataset, hdf5 or fixed (records of one size).
 
-    The samples are numbered as the usual readers do it: files sorted by path, in each the samples
-    in the order of the file; ImageFolder's classes sorted by name.
+    The samples are numbered as the usual readers number them: files are sorted by path, and the
+    samples of a file keep their order; the classes of an ImageFolder are sorted by name.
     """
     from monarch_py.plan import index as builders
 
@@ -103,10 +101,12 @@ def index(
 
 
 @plan.command()
-@click.option("-c", "--config", "recipe", type=_PATH, required=True, help="plan.yaml.")
-@click.option("-o", "--output", type=_PATH, required=True, help="The plan, .npz.")
 @click.option(
-    "--holders/--no-holders", help="Store the holders, which `plan show` finds anew otherwise."
+    "-c", "--config", "recipe", type=_PATH, required=True, help="The description (plan.yaml)."
+)
+@click.option("-o", "--output", type=_PATH, required=True, help="The plan to write (.npz).")
+@click.option(
+    "--holders/--no-holders", help="Store the holders, so that `plan show` need not compute them."
 )
 def make(recipe: Path, output: Path, *, holders: bool) -> None:
     """Make a plan from its description."""
@@ -127,14 +127,10 @@ def _summary(plan: Plan) -> str:
         for part in plan.parts
     )
     return (
-        f"{_counted(plan.epochs, 'epoch')} on {_counted(plan.nodes, 'node')} with"
-        f" {_counted(timeline.ranks_per_node, 'rank')} each,"
+        f"{counted(plan.epochs, 'epoch')} on {counted(plan.nodes, 'node')} with"
+        f" {counted(timeline.ranks_per_node, 'rank')} each,"
         f" {timeline.units} {plan.grain}: {parts}"
     )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _quota(_context: Any, _parameter: Any, value: str | None) -> int | None:
@@ -144,16 +140,18 @@ def _quota(_context: Any, _parameter: Any, value: str | None) -> int | None:
         raise click.BadParameter(str(error)) from None
 
 
-@plan.command(short_help="Show who accesses what how often, and from where.")
+@plan.command(short_help="Show how often each node reads what, and from where.")
 @click.argument("plan_file", metavar="PLAN", type=_PATH)
-@click.option("--node", default=0, show_default=True, help="Whose frequencies.")
-@click.option("--quota", callback=_quota, help="What each node can hold.  [default: everything]")
-@click.option("--plot", "picture", type=_PATH, metavar="FILE", help="Draw them; needs matplotlib.")
+@click.option("--node", default=0, show_default=True, help="The node whose frequencies are shown.")
+@click.option("--quota", callback=_quota, help="Room for copies on each node.  [default: for all]")
+@click.option(
+    "--plot", "picture", type=_PATH, metavar="FILE", help="Also draw the figures; needs matplotlib."
+)
 @as_json
 def show(
     *, plan_file: Path, node: int, quota: int | None, picture: Path | None, as_json: bool
 ) -> None:
-    """Show who accesses what how often, who owns it, and from where each epoch reads."""
+    """Show how often each node reads what, what it holds, and from where each epoch reads."""
     from monarch_py.plan.figures import figures_of
     from monarch_py.plan.plan import Plan
 
@@ -224,6 +222,3 @@ def _draw(figures: Figures, picture: Path) -> None:
         raise MonarchError(f"{picture}: {error}; name a file such as plan.svg") from None
     finally:
         pyplot.close(figure)
-
-
-COMMANDS = [plan]

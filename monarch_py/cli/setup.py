@@ -9,15 +9,41 @@ from pathlib import Path
 
 import click
 
+from monarch_py import __version__
 from monarch_py.cli.options import optional_config_option
 from monarch_py.cli.screen import console
-from monarch_py.commands.modulefile import modulefile
 from monarch_py.config import Config, load_config
 from monarch_py.native import LIBRARY
 from monarch_py.util.signals import handling
 from monarch_py.util.units import parse_size
 
-__all__ = ["COMMANDS"]
+MODULEFILE = """\
+#%Module1.0
+## Monarch {version}: works with environment-modules and with Lmod.
+
+proc ModulesHelp {{ }} {{
+    puts stderr "Serves datasets from copies on the node's own storage."
+    puts stderr "Name your tiers in a file, set MONARCH_CONFIG to it, and start a daemon:"
+    puts stderr "    monarch start -c tiers.yaml"
+    puts stderr "MONARCH_DISABLE=1 turns everything off."
+}}
+
+module-whatis "storage tiering for deep-learning training"
+conflict monarch
+
+prepend-path PATH {{{commands}}}
+prepend-path LD_PRELOAD {{{library}}}
+"""
+
+
+def _modulefile(config_file: Path | None) -> str:
+    """The Tcl modulefile by which an administrator offers Monarch to all users of a system. If it
+    names a configuration, users need none of their own."""
+    # In Tcl's braces no character is special.
+    commands = Path(sys.executable).parent
+    text = MODULEFILE.format(version=__version__, commands=commands, library=LIBRARY)
+    config = f"setenv MONARCH_CONFIG {{{config_file.resolve()}}}\n" if config_file else ""
+    return text + config
 
 
 @click.command(short_help="Print the export lines for a job script.")
@@ -41,7 +67,7 @@ def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -
     elif library:
         click.echo(LIBRARY)
     elif as_module:
-        click.echo(modulefile(config_file), nl=False)
+        click.echo(_modulefile(config_file), nl=False)
     else:
         if config_file is not None and not config_file.is_file():
             load_config(config_file)  # reports it; only the job's nodes can check the rest
@@ -51,12 +77,12 @@ def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -
             click.echo(f"export MONARCH_CONFIG={shlex.quote(str(config_file.resolve()))}")
 
 
-@click.command(short_help="See it work: a small training on a slow source.")
+@click.command(short_help="Show the gain with a small training on a slow source.")
 @click.option("--size", default="64MiB", show_default=True, help="Size of the dataset.")
-@click.option("--workdir", type=click.Path(path_type=Path), help="Where to make it.")
-@click.option("--keep", is_flag=True, help="Leave the dataset and the logs there.")
+@click.option("--workdir", type=click.Path(path_type=Path), help="Where to make the dataset.")
+@click.option("--keep", is_flag=True, help="Keep the dataset and the logs.")
 def demo(size: str, workdir: Path | None, keep: bool) -> None:
-    """Train a small model behind a slow source, without Monarch and with it."""
+    """Train a small model on a slow source, first without Monarch and then with it."""
     from monarch_py.demo.run import run_demo
 
     try:
@@ -83,6 +109,3 @@ def schema() -> None:
     from monarch_py.document import schema
 
     click.echo(json.dumps(schema(Config), indent=2))
-
-
-COMMANDS = [env, config, demo]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import textwrap
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.table import Table
 from rich.text import Text
 
 from monarch_py.cli.options import as_json, checked, config_option
@@ -18,13 +18,9 @@ from monarch_py.cli.screen import print_table, show
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.util.spelling import hint
 
-__all__ = ["COMMANDS"]
-
 COLUMNS = ("policy", "total", "first", "later", "waited", "ready", "local", "remote", "PFS")
 # From this total on, times are shown in hours, since their columns have six places.
 HOURS_FROM_S = 100_000.0
-# Width of the list of names, and of its first column.
-WIDTH, NAME_WIDTH = 80, 23
 
 
 def _scenario_file(given: str) -> Path:
@@ -35,17 +31,19 @@ def _scenario_file(given: str) -> Path:
     path = shipped.get(given, Path(given))
     if not path.exists():
         use = hint(given, shipped, f"give a file, or one of {', '.join(sorted(shipped))}")
-        raise ConfigError(f"there is no scenario {given!r}; {use}")
+        raise ConfigError(f"unknown scenario {given!r}; {use}")
     return path
 
 
 @click.command(short_help="Simulate a training job under several policies.")
 @click.argument("scenario", required=False)
-@click.option("-p", "--policy", "policies", multiple=True, help="Only these; may be repeated.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw the times and where bytes came from."
+    "-p", "--policy", "policies", multiple=True, help="Simulate only this policy; may be repeated."
 )
-@click.option("--list", "lists", is_flag=True, help="The policies, and the scenarios there are.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw the times, and where bytes came from."
+)
+@click.option("--list", "lists", is_flag=True, help="List the policies and the scenarios.")
 @as_json
 def simulate(
     scenario: str | None,
@@ -75,7 +73,7 @@ def simulate(
     if scenario is None:
         raise click.UsageError(
             "no scenario is named; `monarch simulate --list` has those that come with Monarch, and"
-            " `monarch calibrate -c tiers.yaml -o mine.yaml` makes one of this machine"
+            " `monarch calibrate -c tiers.yaml -o mine.yaml` writes one for this machine"
         )
     loaded = load_scenario(_scenario_file(scenario), NAMES)
     if plot is not None:
@@ -111,19 +109,11 @@ def _list() -> None:
 
 
 def _print_named(title: str, texts: dict[str, str]) -> None:
-    """Prints a heading, and each name with its text beside it, or below if the name is long."""
     show(Text(title, style="bold"))
+    table = Table.grid(padding=(0, 2))
     for name, text in texts.items():
-        label = f"  {name}".ljust(NAME_WIDTH)
-        if not label.endswith(" "):
-            click.echo(label)
-            label = " " * NAME_WIDTH
-        indent = " " * NAME_WIDTH
-        click.echo(
-            textwrap.fill(
-                text, WIDTH, initial_indent=label, subsequent_indent=indent, break_on_hyphens=False
-            )
-        )
+        table.add_row(Text(f"  {name}"), Text(text))
+    show(table)
     click.echo()
 
 
@@ -132,7 +122,7 @@ def _show(document: dict[str, Any], nodes: int) -> None:
     for policy, result in document["policies"].items():
         if "unsupported" in result:
             reason = result["unsupported"].removeprefix(f"{policy}: ")
-            missing.append(f"{policy} cannot run here: {reason}")
+            missing.append(f"{policy} cannot run this scenario: {reason}")
         else:
             rows.append((policy, result))
     if rows:
@@ -177,19 +167,21 @@ def _number(value: float) -> str:
 
 @click.command(short_help="Measure tiers and source, for `monarch simulate`.")
 @config_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to a file.")
-@click.option("--force", is_flag=True, help="Also over a file that is there.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write the scenario to this file."
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def calibrate(config_file: Path, output: Path | None, *, force: bool) -> None:
     """Measure this machine's tiers and source, as a scenario for `monarch simulate`."""
     from monarch_py.commands import calibrate as measuring
 
     config = checked(config_file)
     if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"{output}: there is no directory {output.parent}; make it")
+        raise ConfigError(f"{output}: the directory {output.parent} does not exist; create it")
     if output is not None and output.exists() and not force:
         raise ConfigError(
-            f"{output} is there already, and may hold lines that you have filled in; give another"
-            " file, or --force to write over it"
+            f"{output} exists already, and may hold lines that you have filled in; name another"
+            " file, or give --force to overwrite it"
         )
     # SystemExit on SIGTERM, so that a cancelled job leaves nothing in the tiers.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -201,8 +193,5 @@ def calibrate(config_file: Path, output: Path | None, *, force: bool) -> None:
         try:
             output.write_text(text)
         except OSError as error:
-            raise MonarchError(f"{output} cannot be written: {error}; give another file") from None
-        click.echo(f"{output}: change the lines with a question mark, then monarch simulate it")
-
-
-COMMANDS = [simulate, calibrate]
+            raise MonarchError(f"{output} cannot be written: {error}; name another file") from None
+        click.echo(f"wrote {output}; fill in its lines with a question mark before you simulate it")

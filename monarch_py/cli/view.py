@@ -11,11 +11,10 @@ from rich.text import Text
 
 from monarch_py.cli.options import as_json, served_config_option
 from monarch_py.cli.screen import print_table, show
+from monarch_py.commands.summary import exchanged, opened, read_from_source, since, unused
 from monarch_py.ipc.connection import DaemonConnection, troubles
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.units import format_size
-
-__all__ = ["COMMANDS"]
 
 
 def _tiers(report: dict[str, Any]) -> None:
@@ -81,28 +80,6 @@ def _number(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def _totals(totals: dict[str, Any]) -> list[str]:
-    sizes = {name: format_size(n) for name, n in totals.items() if "bytes" in name}
-    fills, own = (f"source_bytes_read_by_{who}" for who in ("fills", "programs"))
-    read = format_size(totals[fills] + totals[own])
-    without = format_size(totals["bytes_from_tier"] + totals["bytes_from_source"])
-    peers = f", {sizes['bytes_from_peers']} from other nodes" if totals["bytes_from_peers"] else ""
-    share = f" ({_share(totals['hits'], totals['opens'])})" if totals["opens"] else ""
-    return [
-        f"Opens: {totals['opens']}, of which {totals['hits']}{share} of copies and"
-        f" {totals['misses']} of files without one",
-        f"Read: {read} from the source ({sizes[fills]} to fill copies, {sizes[own]} by programs)"
-        f"{peers}; {without} without Monarch",
-    ]
-
-
-def _ahead(ahead: dict[str, int] | None) -> list[str]:
-    if not ahead or not ahead["unused_files"]:
-        return []
-    size = format_size(ahead["unused_bytes"])
-    return [f"Ahead: {ahead['unused_files']:,} copies ({size}) that no program has opened yet"]
-
-
 def _print_status(report: dict[str, Any]) -> None:
     state = (
         "switched off by an administrator or by your `switch_file`"
@@ -125,8 +102,15 @@ def _print_status(report: dict[str, Any]) -> None:
     if report["plans"]:
         _plans(report)
         click.echo()
-    for line in [*_totals(report["totals"]), *_ahead(report["ahead"])]:
-        show(Text(line))
+    run = since(None, report)
+    for label, texts in (
+        ("Opens", [opened(run["totals"])]),
+        ("Source", [read_from_source(run["totals"])]),
+        ("Nodes", exchanged(run)),
+        ("Ahead", unused(report)),
+    ):
+        for text in texts:
+            show(Text(f"{label}: {text}"))
 
 
 def _print_all(nodes: list[dict[str, Any]]) -> None:
@@ -173,17 +157,23 @@ def _print_open(rows: list[dict[str, Any]]) -> None:
 @click.command(short_help="Show tiers, sources and what was gained so far.")
 @served_config_option
 @as_json
-@click.option("--open", "show_open", is_flag=True, help="Who has which file open, served by what.")
-@click.option("--all", "show_all", is_flag=True, help="All nodes whose daemons know of this one.")
+@click.option(
+    "--open", "show_open", is_flag=True, help="Show who has which file open, and what serves it."
+)
+@click.option(
+    "--all", "show_all", is_flag=True, help="Show all nodes whose daemons have joined this one."
+)
 def status(config_file: Path, as_json: bool, show_open: bool, show_all: bool) -> None:
     """Show tiers, sources and what was gained so far.
 
-    With --all it exits with 1 if a node does not answer.
+    With --all, exits with 1 if a node does not answer.
     """
     connection = DaemonConnection(SessionDir.of(config_file))
     if show_all:
         if show_open:
-            raise click.UsageError("--open is of one node: leave --all away, on the node meant")
+            raise click.UsageError(
+                "--open shows one node; leave out --all, and run it on that node"
+            )
         found = connection.ask("all")
         if as_json:
             click.echo(json.dumps(found, indent=2))
@@ -199,6 +189,3 @@ def status(config_file: Path, as_json: bool, show_open: bool, show_all: bool) ->
     _print_status(report)
     if show_open:
         _print_open(report["open"])
-
-
-COMMANDS = [status]

@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -25,8 +25,6 @@ from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.signals import handle, handling
 from monarch_py.util.units import counted, format_size
-
-__all__ = ["COMMANDS"]
 
 # Time between two lines of progress if standard error is not a terminal [s].
 LINE_S = 5.0
@@ -164,11 +162,16 @@ def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> s
     return f"{filled}, {there}{stay}"
 
 
-@click.command(short_help="Copy files ahead of a job: some, or everything.")
+@click.command(short_help="Copy files ahead of a job.")
 @config_option
-@click.option("--from-file", "list_file", metavar="LIST", help="One path a line; - is stdin.")
-@click.option("-0", "--null", is_flag=True, help="The paths of LIST end with NUL, not newlines.")
-@click.option("--no-wait", is_flag=True, help="Return when everything is ordered.")
+@click.option(
+    "--from-file",
+    "list_file",
+    metavar="LIST",
+    help="Also read paths from LIST, one per line; - is stdin.",
+)
+@click.option("-0", "--null", is_flag=True, help="The paths in LIST end with NUL, not newlines.")
+@click.option("--no-wait", is_flag=True, help="Return as soon as everything is ordered.")
 @as_json
 @click.argument("paths", metavar="[PATH ...]", nargs=-1)
 def warm(
@@ -182,9 +185,9 @@ def warm(
 ) -> None:
     """Copy files and directories ahead of a job; without PATH, everything.
 
-    Files that programs read meanwhile come first. Ctrl-C leaves what is copied; run it again to go
-    on. Exits with 1 if a PATH means nothing, the source would not let a file be copied, or files
-    have no room because a tier goes unused.
+    Files that programs read in the meantime come first. Ctrl-C keeps what has been copied; run the
+    command again to go on. Exits with 1 if a PATH stands for no file, if a file could not be read
+    at the source, or if files have no room because a tier is not used.
     """
     if null and list_file is None:
         raise click.UsageError("-0 says how LIST is written; give --from-file LIST too")
@@ -210,16 +213,9 @@ def warm(
     for trouble in troubles:
         tell(trouble)
     if as_json:
-        click.echo(json.dumps(_report(run), indent=2))
+        problems = [{"path": path, "problem": why} for path, why in run.problems]
+        click.echo(json.dumps({**asdict(run.progress), "problems": problems}, indent=2))
     else:
         said = _summary(run.progress, wait=not no_wait, hint=hint, has_tiers=has_tiers)
         click.echo(ended + said)
     sys.exit(status or int(bool(troubles) or "failed" in run.progress.at_source))
-
-
-def _report(run: Warm) -> dict[str, Any]:
-    problems = [{"path": path, "problem": why} for path, why in run.problems]
-    return {**run.progress.as_dict(), "problems": problems}
-
-
-COMMANDS = [warm]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -137,8 +138,7 @@ def _scratch(tier: Path, size: int) -> Iterator[Path]:
     needed = 2 * size
     try:
         with tempfile.TemporaryDirectory(prefix=".monarch-calibrate-", dir=tier) as made:
-            state = os.statvfs(made)
-            if (free := state.f_bavail * state.f_frsize) < needed:
+            if (free := shutil.disk_usage(made).free) < needed:
                 raise TierError(
                     f"tier {tier} has {free / MIB:.0f} MiB free, and measuring it takes "
                     f"{needed / MIB:.0f} MiB; make room, or measure later"

@@ -9,9 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from monarch_py.cluster.address import is_loopback, serving_address
 from monarch_py.config import (
@@ -35,7 +34,7 @@ from monarch_py.util.units import format_size
 
 __all__ = ["Finding", "examine", "switches"]
 
-NONE_RUNS = "none runs: monarch run starts one for its command, monarch start one that stays"
+NONE_RUNS = "none runs; `monarch run` starts one for its command, `monarch start` one that stays"
 # Shared memory that a catalog takes per file: at most 192 bytes and the path. (`least_shm_bytes`
 # counts the segments of fixed size.)
 CATALOG_BYTES_PER_FILE = 288
@@ -63,44 +62,37 @@ class Finding:
     found: str
     hint: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def _machine() -> Iterator[Finding]:
+def _machine() -> Finding:
     machine = platform.machine()
     if machine in ("x86_64", "aarch64"):
-        yield Finding("ok", "machine", machine)
-    else:
-        yield Finding("problem", "machine", machine, "Monarch runs on x86-64 and aarch64")
+        return Finding("ok", "machine", machine)
+    return Finding("problem", "machine", machine, "Monarch runs on x86-64 and aarch64")
+
+
+def _libc() -> Finding:
     libc, version = platform.libc_ver()
     if libc == "glibc":
-        yield Finding("ok", "C library", f"{libc} {version}")
-    else:
-        yield Finding(
-            "problem", "C library", libc or "unknown", "Monarch needs glibc 2.17 or later"
-        )
+        return Finding("ok", "C library", f"{libc} {version}")
+    hint = "Monarch needs glibc 2.17 or later"
+    return Finding("problem", "C library", libc or "unknown", hint)
 
 
-def _library() -> Iterator[Finding]:
+def _library() -> Finding:
+    what = "preload library"
     if not LIBRARY.exists():
-        yield Finding(
-            "problem", "preload library", f"{LIBRARY} is missing", "install Monarch again"
-        )
-        return
+        return Finding("problem", what, f"{LIBRARY} is missing", "install Monarch again")
     if any(letter in str(LIBRARY) for letter in " :"):
-        hint = "LD_PRELOAD separates its names by these: install where the path has none"
-        yield Finding("problem", "preload library", f"{LIBRARY} holds a space or a colon", hint)
-        return
+        hint = "LD_PRELOAD separates names by these; install Monarch where the path has none"
+        return Finding("problem", what, f"{LIBRARY} contains a space or a colon", hint)
     program = shutil.which("true") or "/bin/true"
     environment = {"LD_PRELOAD": str(LIBRARY)}
     done = subprocess.run([program], env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0 and not done.stderr:
-        yield Finding("ok", "preload library", str(LIBRARY))
-    else:
-        problem = done.stderr.strip() or f"a program under it ended with {done.returncode}"
-        hint = "give other users and nodes read access to it, or install it where they have"
-        yield Finding("problem", "preload library", problem, hint)
+        return Finding("ok", what, str(LIBRARY))
+    problem = done.stderr.strip() or f"a program that loads it ended with status {done.returncode}"
+    hint = "make it readable for all users and nodes, or install it where it is"
+    return Finding("problem", what, problem, hint)
 
 
 def _in_the_way(path: Path, what: str, hint: str) -> Finding | None:
@@ -112,32 +104,24 @@ def _in_the_way(path: Path, what: str, hint: str) -> Finding | None:
     return Finding("problem", what, f"{path} {why}", hint) if why else None
 
 
-def _shared_memory() -> Iterator[Finding]:
-    root = shm_root()
-    in_the_way = _in_the_way(
-        root / f"monarch-{os.geteuid()}",
-        "shared memory",
-        "set MONARCH_SHM to a directory of yours",
-    )
-    if in_the_way is not None:
-        yield in_the_way
-        return
+def _shared_memory() -> Finding:
+    root, what = shm_root(), "shared memory"
+    directory = root / f"monarch-{os.geteuid()}"
+    if found := _in_the_way(directory, what, "set MONARCH_SHM to a directory of yours"):
+        return found
     try:
-        system = os.statvfs(root)
+        free = shutil.disk_usage(root).free
     except OSError as error:
-        yield Finding("problem", "shared memory", f"{root}: {error.strerror}", "set MONARCH_SHM")
-        return
-    free = system.f_bavail * system.f_frsize
+        return Finding("problem", what, f"{root}: {error.strerror}", "set MONARCH_SHM")
     needed = least_shm_bytes()
     # Files beyond MAX_FILES are left to the source, however much room there is.
     files = min(max(0, free - needed) // CATALOG_BYTES_PER_FILE, lib.MONARCH_MAX_FILES)
     text = f"{root}: {format_size(free)} free, room for the catalog of {files:,} files"
-    if free < needed:
-        least = format_size(needed)
-        hint = f"make it larger (at least {least}; docker: --shm-size), or set MONARCH_SHM"
-        yield Finding("problem", "shared memory", text, hint)
-    else:
-        yield Finding("ok", "shared memory", text)
+    if free >= needed:
+        return Finding("ok", what, text)
+    least = format_size(needed)
+    hint = f"make it larger (at least {least}; docker: --shm-size), or set MONARCH_SHM"
+    return Finding("problem", what, text, hint)
 
 
 def is_disabled() -> bool:
@@ -152,11 +136,11 @@ def switches(config: Config | None) -> Iterator[Finding]:
         if path is None:
             continue
         if hanging([path]):
-            yield Finding("problem", "switch", f"{path} does not answer", "look at its file system")
+            yield Finding("problem", "switch", f"{path} does not answer", "check its file system")
         elif path.exists():
             yield Finding("warning", "switch", f"{path} turns everything off", "remove it")
     if is_disabled():
-        text = "MONARCH_DISABLE is set and turns everything off for what is started here"
+        text = "MONARCH_DISABLE is set, and turns everything off for programs started here"
         yield Finding("warning", "switch", text, "unset it")
 
 
@@ -174,15 +158,14 @@ def _places(config: Config) -> Iterator[Finding]:
 
 def _tiers(config: Config) -> Iterator[Finding]:
     for tier in config.tiers:
-        system = os.statvfs(tier.mount_point)
-        free = system.f_bavail * system.f_frsize
+        free = shutil.disk_usage(tier.mount_point).free
         text = (
             f"{tier.mount_point}: quota {format_size(tier.quota_bytes)}, {format_size(free)} free"
         )
         room = min(free, memory.available_bytes()) if tier.kind == "ram" else free
         if room < tier.quota_bytes:
             limit = "memory (cgroup)" if room < free else "disk"
-            hint = f"the {limit} leaves {format_size(room)} now; the quota is kept to that"
+            hint = f"the {limit} leaves {format_size(room)} now, and the quota is limited to that"
             yield Finding("warning", f"tier ({tier.kind})", text, hint)
         elif "huge=always" in mount_options(tier.mount_point):
             hint = "mount it with huge=within_size; with huge=always a small file takes 2 MiB"
@@ -217,26 +200,24 @@ def _sources(config: Config) -> Iterator[Finding]:
             yield Finding("problem", "source", f"{source.path} is not readable", hint)
 
 
-def _many_nodes() -> Iterator[Finding]:
+def _many_nodes() -> Finding:
     """Whether `mpiexec monarch start` can bring up daemons on several nodes together."""
+    what = "many nodes"
     if importlib.util.find_spec("mpi4py") is None:
-        text = "mpi4py is not there: this node works alone"
-        yield Finding("ok", "many nodes", f"{text} (pip install mpi4py mpich)")
-        return
-    hint = "mpi4py needs the cluster's MPI (module load), or: pip install mpi4py mpich"
+        text = "mpi4py is not installed, so this node works alone (pip install mpi4py mpich)"
+        return Finding("ok", what, text)
+    hint = "load the cluster's MPI (module load), or pip install mpi4py mpich"
     command = [sys.executable, "-c", MPI_VERSION]
     try:  # in "/", so that no module of the working directory is imported
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=MPI_S, cwd="/"
         )
     except subprocess.TimeoutExpired:
-        yield Finding("warning", "many nodes", f"MPI was not loaded in {MPI_S} s", hint)
-        return
+        return Finding("warning", what, f"MPI did not load within {MPI_S} s", hint)
     if done.returncode == 0:
-        yield Finding("ok", "many nodes", f"mpi4py finds {' '.join(done.stdout.split())}")
-    else:
-        why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        yield Finding("warning", "many nodes", f"mpi4py does not load: {why}", hint)
+        return Finding("ok", what, f"mpi4py finds {' '.join(done.stdout.split())}")
+    why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    return Finding("warning", what, f"mpi4py does not load: {why}", hint)
 
 
 def _address(config: Config) -> Iterator[Finding]:
@@ -245,11 +226,11 @@ def _address(config: Config) -> Iterator[Finding]:
     except MonarchError as error:
         yield Finding("problem", "address", str(error))
         return
+    text = f"other nodes reach this one at {address}"
     if is_loopback(address):
-        hint = "with several nodes, name one under peers: {interface: ...}"
-        yield Finding("ok", "address", f"{address}, which only this node reaches; {hint}")
-    else:
-        yield Finding("ok", "address", f"other nodes reach this one at {address}")
+        text = f"{address}, which other nodes cannot reach; for several nodes, name another one"
+        text += " under peers: {interface: ...}"
+    yield Finding("ok", "address", text)
 
 
 def _libcrypto(config: Config) -> Iterator[Finding]:
@@ -277,16 +258,15 @@ def _daemon(config: Config) -> Iterator[Finding]:
             yield Finding("warning", "tier", tier["lost"])
     if report["catalog_full"]:
         hint = "make /dev/shm larger, or narrow the sources with include and exclude"
-        yield Finding("warning", "catalog", "shared memory is full; some files are uncached", hint)
+        yield Finding("warning", "catalog", "shared memory is full: some files get no copy", hint)
 
 
 def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding]:
     """Whether `monarch run` could start a daemon."""
     if (holder := holder_of(connection.session.lock)) is not None:
-        found = f"{holder} does not answer: it starts or ends, or it is stopped"
-        yield Finding(
-            "problem", "daemon", found, "run doctor again; if that stays so, end the process"
-        )
+        found = f"{holder} does not answer: it is starting, ending or stopped"
+        hint = "run doctor again; if the process still does not answer, end it"
+        yield Finding("problem", "daemon", found, hint)
         return
     held = [held_elsewhere(tier.mount_point, config.file) for tier in config.tiers]
     for text in filter(None, held):
@@ -295,8 +275,8 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
         found = "none runs, and none can be started: no tier can be used"
         yield Finding("problem", "daemon", found, "free a tier, or give hierarchy another one")
     elif connection.serves():
-        found = "the last one was killed or crashed (monarch logs has its words)"
-        yield Finding("problem", "daemon", found, f"monarch start -c {config.file}")
+        found = "the last one was killed or crashed (see `monarch logs`)"
+        yield Finding("problem", "daemon", found, f"start one with monarch start -c {config.file}")
     else:
         yield Finding("note", "daemon", NONE_RUNS)
 
@@ -307,7 +287,7 @@ def _container(config: Config) -> Iterator[Finding]:
     places += [source.path for source in config.sources]
     places += [tier.mount_point for tier in config.tiers]
     shared = " ".join(dict.fromkeys(str(place) for place in places))
-    text = "for a job in one and a daemon outside, bind at the same paths, as the same user"
+    text = "if the job runs in one and the daemon outside, bind these at the same paths, same user"
     yield Finding("note", "containers", f"{text}: {shared}")
 
 
@@ -321,7 +301,7 @@ def _limits() -> Iterator[Finding]:
         yield Finding("warning", "limits", text, hint)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < MIN_DESCRIPTORS:
-        text = f"{files} open files"
+        text = f"at most {files} open files"
         yield Finding("warning", "limits", text, f"ulimit -n {MIN_DESCRIPTORS}, or more")
 
 
@@ -336,10 +316,13 @@ def _environment() -> Iterator[Finding]:
 def examine(config_file: Path | None) -> Iterator[Finding]:
     """Examines everything and yields each finding as soon as it is known. Without a configuration,
     only the machine is examined."""
-    for part in (_machine, _library, _shared_memory, _limits, _environment, _many_nodes):
-        yield from part()
+    for part in (_machine, _libc, _library, _shared_memory):
+        yield part()
+    yield from _limits()
+    yield from _environment()
+    yield _many_nodes()
     if config_file is None:
-        hint = "name one with -c to have its tiers and sources examined"
+        hint = "name one with -c to check its tiers and sources"
         yield Finding("warning", "configuration", "none is named", hint)
         yield from switches(None)
     else:

@@ -77,10 +77,6 @@ def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str
     }
 
 
-def _end(number: int, _frame: object) -> None:
-    sys.exit(128 + number)
-
-
 def _run(
     command: Sequence[str], environment: Mapping[str, str], starts: Callable[[Identity], None]
 ) -> int:
@@ -232,7 +228,7 @@ def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
     the same and reads from the source. A signal that comes before the command runs ends this
     process (SystemExit) and the daemon that it started.
     """
-    with handling([signal.SIGTERM, signal.SIGHUP], _end):
+    with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         return _run_job(config_file, command)
 
 

@@ -5,14 +5,23 @@ Lines have at most 80 columns.
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import textwrap
+from contextlib import suppress
 from typing import Any
 
 from monarch_py.util.units import GIB, MIB, counted, format_size
 
-__all__ = ["room_hint", "since", "summary"]
+__all__ = [
+    "exchanged",
+    "opened",
+    "read_from_source",
+    "room_hint",
+    "since",
+    "summary",
+    "unused",
+]
 
 WIDTH = 80
 # The column at which the text after a label begins.
@@ -50,12 +59,12 @@ def summary(report: dict[str, Any], run: dict[str, Any]) -> list[str]:
     """The lines. report : the daemon's status after the run;  run : the result of `since`."""
     told = [("monarch:", _opens(report, run["totals"]))]
     if run["totals"]["opens"]:
-        told += [("  source:", _source(run["totals"]))]
+        told += [("  source:", read_from_source(run["totals"]))]
     told += [("  filled:", text) for text in _not_filled(report, run["totals"])]
     told += [("  tier:", _tier(tier)) for tier in report["tiers"]]
     told += [("  staging:", text) for text in _staging(report, run)]
-    told += [("  nodes:", text) for text in _nodes(run)]
-    told += [("  ahead:", text) for text in _ahead(report)]
+    told += [("  nodes:", text) for text in exchanged(run)]
+    told += [("  ahead:", text) for text in unused(report)]
     told += [("  no room:", text) for text in _no_room(report)]
     told += [("  skipped:", text) for text in _left_out(report)]
     told += [("  plan:", _plan(plan)) for plan in report["plans"]]
@@ -86,7 +95,11 @@ def _opens(report: dict[str, Any], totals: dict[str, Any]) -> str:
             f"no file below {roots} was opened; does the program use another path or mount of the"
             " dataset, or does it not load the library (a static program, `env -i`)?"
         )
-    share = f"{100 * totals['hits'] / totals['opens']:.1f} %"
+    return opened(totals)
+
+
+def opened(totals: dict[str, Any]) -> str:
+    share = f"{100 * totals['hits'] / (totals['opens'] or 1):.1f} %"
     opens = counted(totals["opens"], "open")
     text = f"{opens} of dataset files, {totals['hits']:,} ({share}) from copies"
     if totals["bytes_while_filling"]:
@@ -94,12 +107,12 @@ def _opens(report: dict[str, Any], totals: dict[str, Any]) -> str:
     return text
 
 
-def _source(totals: dict[str, Any]) -> str:
+def read_from_source(totals: dict[str, Any]) -> str:
     fills, own = totals["source_bytes_read_by_fills"], totals["source_bytes_read_by_programs"]
     without = totals["bytes_from_tier"] + totals["bytes_from_source"]
     return (
         f"{format_size(fills + own)} read ({format_size(fills)} to fill copies, {format_size(own)}"
-        f" by the program itself); {format_size(without)} without Monarch"
+        f" by programs); {format_size(without)} without Monarch"
     )
 
 
@@ -127,14 +140,14 @@ def _staging(report: dict[str, Any], run: dict[str, Any]) -> list[str]:
     return [f"{where}; {run['staged']:,} were made here in this run"]
 
 
-def _nodes(run: dict[str, Any]) -> list[str]:
+def exchanged(run: dict[str, Any]) -> list[str]:
     came, went = run["totals"]["bytes_from_peers"], run["served_bytes"]
     if not came and not went:
         return []
     return [f"{format_size(came)} came from other nodes, {format_size(went)} went to them"]
 
 
-def _ahead(report: dict[str, Any]) -> list[str]:
+def unused(report: dict[str, Any]) -> list[str]:
     ahead = report["ahead"]
     if not ahead or not ahead["unused_files"]:
         return []
@@ -176,7 +189,9 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
     # If any tier has room left, the slowest has. Each copy is rounded up to a block of 4096 bytes.
     tier, needed = usable[-1], size + files * 4096
     quota = _rounded_up(tier["used_bytes"] + needed)
-    free = _free_bytes(tier["mount_point"])
+    free = 0
+    with suppress(OSError):
+        free = shutil.disk_usage(tier["mount_point"]).free
     if free < needed:
         return f"{tier['mount_point']} has {format_size(free)} left: add a larger tier"
     return f"`max_storage_quota: {quota}` for {tier['mount_point']} holds them all"
@@ -185,14 +200,6 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
 def _rounded_up(n_bytes: int) -> str:
     unit, name = (GIB, "GiB") if n_bytes >= 10 * GIB else (MIB, "MiB")
     return f"{-(-n_bytes // unit)}{name}"
-
-
-def _free_bytes(directory: str) -> int:
-    try:
-        system = os.statvfs(directory)
-    except OSError:
-        return 0
-    return system.f_bavail * system.f_frsize
 
 
 def _plan(plan: dict[str, Any]) -> str:

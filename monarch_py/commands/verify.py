@@ -3,8 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -31,19 +30,27 @@ class Verdict:
 
     checked : number of copies that were read
     damaged : source paths of copies whose bytes do not match their checksum
-    outdated : source paths of copies that differ from the source; None if the source was not read
+    outdated : source paths of copies that differ from the source; None if the source is not read
     out_of_use : one sentence on each tier that could not be checked
     """
 
+    block_size_bytes: int
+    outdated: list[str] | None
     checked: int = 0
     damaged: list[str] = field(default_factory=list)
-    outdated: list[str] | None = None
     out_of_use: list[str] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
-        told = asdict(self)
-        del told["out_of_use"]
-        return told
+    def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
+        """Checks a copy. copy, path : paths of the copy and of its source file;  expected : sum,
+        size [bytes]"""
+        self.checked += 1
+        if _sum(copy, self.block_size_bytes) != expected:
+            self.damaged.append(path)
+            return False
+        if self.outdated is not None and _sum(path, self.block_size_bytes) != expected:
+            self.outdated.append(path)
+            return False
+        return True
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
@@ -82,14 +89,14 @@ def verify_copies(config: Config, *, against_source: bool) -> Verdict:
     """
     session = SessionDir.of(config.file)
     connection = DaemonConnection(session)
-    checker = _Checker(config.block_size_bytes, against_source)
+    verdict = Verdict(config.block_size_bytes, [] if against_source else None)
     try:
         generation = int(connection.ask("where")["generation"])
     except SessionError:
-        _verify_manifests(config, checker)
+        _verify_manifests(config, verdict)
     else:
-        _verify_catalog(config, connection, CatalogReader.open(session, generation), checker)
-    return checker.verdict
+        _verify_catalog(config, connection, CatalogReader.open(session, generation), verdict)
+    return verdict
 
 
 def _is_gone(tier: TierConfig) -> bool:
@@ -106,28 +113,8 @@ def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[t
             yield number, why_gone(tier.mount_point)
 
 
-class _Checker:
-    """Checks copies one at a time and keeps the verdict."""
-
-    def __init__(self, block_size_bytes: int, against_source: bool) -> None:
-        self.verdict = Verdict(outdated=[] if against_source else None)
-        self._block_size_bytes = block_size_bytes
-
-    def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
-        """copy, path : paths of the copy and of its source file;  expected : sum, size [bytes]."""
-        self.verdict.checked += 1
-        if _sum(copy, self._block_size_bytes) != expected:
-            self.verdict.damaged.append(path)
-            return False
-        outdated = self.verdict.outdated
-        if outdated is not None and _sum(path, self._block_size_bytes) != expected:
-            outdated.append(path)
-            return False
-        return True
-
-
 def _verify_catalog(
-    config: Config, connection: DaemonConnection, catalog: CatalogReader, checker: _Checker
+    config: Config, connection: DaemonConnection, catalog: CatalogReader, verdict: Verdict
 ) -> None:
     bad = []
     gone = {number for number, tier in enumerate(config.tiers) if _is_gone(tier)}
@@ -135,27 +122,26 @@ def _verify_catalog(
         row = catalog.entries[entry].copy()
         number = int(tier_of(row["word"]))
         # A staged copy may be gone before it is read.
-        if state_of(row["word"]) != State.PRESENT or number >= len(config.tiers):
-            continue
-        if number in gone:
+        is_present = state_of(row["word"]) == State.PRESENT
+        if not is_present or number in gone or number >= len(config.tiers):
             continue
         tier = config.tiers[number]
         name = copy_name(int(copy_of(row["word"])))
         copy = str(tier_root(tier.mount_point) / "c" / name)
         path = str(config.sources[int(row["source"])].real_path / catalog.path(int(entry)))
-        if not checker.is_good(copy, path, (int(row["sum"]), int(row["size"]))):
+        if not verdict.is_good(copy, path, (int(row["sum"]), int(row["size"]))):
             bad.append(int(entry))
     if bad:
         connection.ask("drop", entries=bad)
         connection.wait_until_dropped()
     # A tier that takes no more copies after an error may still serve the copies that it has.
     serving = set(tier_of(catalog.words[state_of(catalog.words) == State.PRESENT]).tolist()) - gone
-    checker.verdict.out_of_use = [
+    verdict.out_of_use = [
         why for number, why in tiers_out_of_use(config, connection) if number not in serving
     ]
 
 
-def _verify_manifests(config: Config, checker: _Checker) -> None:
+def _verify_manifests(config: Config, verdict: Verdict) -> None:
     for tier_config in config.tiers:
         if not tier_config.persistent or not tier_root(tier_config.mount_point).exists():
             continue
@@ -168,7 +154,7 @@ def _verify_manifests(config: Config, checker: _Checker) -> None:
             for copy, source, raw, size, expected, _ in manifest.all_copies():
                 path = os.path.join(source, os.fsdecode(raw))
                 name = str(tier.copies / copy_name(copy))
-                if not checker.is_good(name, path, (expected, size)):
+                if not verdict.is_good(name, path, (expected, size)):
                     bad.append(copy)
                     tier.remove(copy)
             manifest.change([], bad)

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,6 @@ class Progress:
     @property
     def is_done(self) -> bool:
         return self.complete and not self.left_files
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def _is_left(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

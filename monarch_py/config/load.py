@@ -55,7 +55,9 @@ def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> C
     tiers = [
         (t.mount_point, at.of("mount_point")) for t, at in zip(config.tiers, levels, strict=True)
     ]
-    staging = _staging_places(config, top)
+    staging = []
+    if config.staging_area is not None:
+        staging = [(config.staging_area.mount_point, top.of("staging").of("mount_point"))]
     looked_at = sources if with_sources else []
     _refuse_hanging([*looked_at, *tiers, *staging])
     _check_settings(config, top)
@@ -198,11 +200,6 @@ def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
         )
 
 
-def _staging_places(config: Config, top: Spot) -> list[_Place]:
-    area = config.staging_area
-    return [] if area is None else [(area.mount_point, top.of("staging").of("mount_point"))]
-
-
 def _staging(config: Config, top: Spot) -> TierConfig | None:
     """The staging area, which is numbered as the last tier."""
     area, spot = config.staging_area, top.of("staging")
@@ -213,9 +210,7 @@ def _staging(config: Config, top: Spot) -> TierConfig | None:
             f"hierarchy has {len(config.tiers)} entries, and the area counts as one more",
             f"keep at most {MAX_TIERS - 1} of them or remove 'staging'",
         )
-    tier = TierConfig(area.mount_point, area.quota_bytes)
-    _check_area(tier, spot)
-    return replace(tier, kind=_kind(tier, spot))
+    return _tier(TierConfig(area.mount_point, area.quota_bytes), spot, config)
 
 
 def _check_area(tier: TierConfig, level: Spot) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-__all__ = ["PathFilter", "check_glob"]
+__all__ = ["PathFilter", "checked_glob"]
 
 # One step of a glob. `**/` includes its slash, because it also stands for no directory at all.
 _STEP = re.compile(
@@ -55,9 +55,10 @@ class PathFilter:
         return self._exclude is None or self._exclude.fullmatch(relpath) is None
 
 
-def check_glob(glob: str) -> None:
-    """Raises ValueError, with one sentence, for a glob that cannot be parsed or never matches."""
+def checked_glob(glob: str) -> str:
+    """The glob itself. ValueError, with one sentence, if it cannot be parsed or never matches."""
     list(_parts(glob))
+    return glob
 
 
 def _compile(globs: Sequence[str]) -> re.Pattern[str] | None:
@@ -109,7 +110,7 @@ def _parts(glob: str) -> Iterator[str]:
     while at < len(glob):
         step = _STEP.match(glob, at)
         if step is None:
-            what = "an unclosed '['" if glob[at] == "[" else "a backslash with nothing behind it"
+            what = "an unclosed '['" if glob[at] == "[" else "a backslash at its end"
             raise ValueError(f"the pattern {glob!r} has {what}")
         # In `a**/b` the `**` is part of a name, so the slash after it stands for itself.
         if step["dirs"] and at > 0 and glob[at - 1] != "/":

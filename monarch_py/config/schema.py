@@ -6,16 +6,15 @@ make up a checked configuration. Objects are frozen, and the names of their fiel
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from monarch_py.config.patterns import check_glob
+from monarch_py.config.patterns import checked_glob
 from monarch_py.config.performance import Performance
 from monarch_py.document.keys import DERIVED, Key, Keys
 from monarch_py.document.values import (
@@ -82,29 +81,19 @@ def _block_size(text: str) -> int:
     return n_bytes
 
 
-def _glob(text: str) -> str:
-    try:
-        check_glob(text)
-    except ValueError as error:
-        raise ValueError(str(error), "see 'Patterns' in docs/configuration.md") from None
-    return text
-
-
 def _address(text: str) -> str:
     """A numeric address. Names are refused, since a look-up may take any time and give any
     answer."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError, UnicodeError):
-            socket.inet_pton(family, text)
-            return text
-    raise ValueError(f"{text!r} is not an address")
+    ip_address(text)
+    return text
 
 
 # 0 stands for `max`, the word of the original Monarch for whole files.
 BlockSize = Annotated[
     int, words("size or `max`", SIZE_HINT, _block_size, schema=NUMBER, show=shown_size)
 ]
-Glob = Annotated[str, words("pattern", "write a pattern such as '*.tfrecord'", _glob)]
+GLOB_HINT = "write a pattern such as '*.tfrecord', see 'Patterns' in docs/configuration.md"
+Glob = Annotated[str, words("pattern", GLOB_HINT, checked_glob)]
 ADDRESS_HINT = "write it in numbers, such as 10.0.0.5 or fd00::5, or name an interface"
 Address = Annotated[str, words("address", ADDRESS_HINT, _address)]
 Interface = Annotated[str, words("name", "write a name such as eth0", str)]

@@ -82,8 +82,6 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
         console.print(
             f"Dataset: {made.n_images} images in {made.n_files} files, {format_size(made.n_bytes)}."
         )
-        for sentence in made.left_out:
-            console.print(sentence)
         binary = _slow_source(console)
         if binary is not None:
             console.print(

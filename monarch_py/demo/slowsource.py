@@ -88,12 +88,13 @@ class SlowSource:
     """Mounts `backing` at `mountpoint` while the context lasts. Operations are counted, and can be
     made slow or made to fail; at first nothing is slow and nothing fails.
 
-    keep_pages : the kernel keeps a file's pages from one open to the next
-    direct : the kernel keeps no pages at all
-    attr_timeout_s : how long the kernel trusts names and attributes [s]
-    link : a file, created if it is missing, through which several sources share one link, like
-        clients of one server; each source must be given the rate
-    flush : closing a file also asks the source, as an fsync does
+    options : of the mount, as benchmarks/slowsource.c knows them:
+        keep_pages : the kernel keeps a file's pages from one open to the next
+        direct : the kernel keeps no pages at all
+        attr_timeout : how long the kernel trusts names and attributes [s]
+        link : a file, created if it is missing, through which several sources share one link, like
+            clients of one server; each source must be given the rate
+        flush : closing a file also asks the source, as an fsync does
 
     Entering and leaving raise SlowSourceError. Leaving detaches the mount and ends the program even
     after an error, or with files still open. If this process is killed, the program notices it and
@@ -101,23 +102,15 @@ class SlowSource:
     """
 
     def __init__(
-        self,
-        backing: Path,
-        mountpoint: Path,
-        *,
-        binary: Path,
-        keep_pages: bool = False,
-        attr_timeout_s: float = 1.0,
-        link: Path | None = None,
-        flush: bool = False,
-        direct: bool = False,
+        self, backing: Path, mountpoint: Path, *, binary: Path, **options: bool | float | Path
     ) -> None:
         # Absolute and without links, as in the kernel's table of mounts.
         self.backing = Path(os.path.realpath(backing))
         self.mountpoint = Path(os.path.realpath(mountpoint))
         self._binary = Path(os.path.realpath(binary))
-        self._options = _mount_options(keep_pages, attr_timeout_s, link)
-        self._options += ",flush" * flush + ",direct" * direct
+        options = {"attr_timeout": 1.0, "allow_other": _may_allow_others(), **options}
+        given = [k if v is True else f"{k}={v}" for k, v in options.items() if v is not False]
+        self._options = ",".join(["until_eof", *given])
         self._control: _Control | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -306,20 +299,11 @@ def _is_written(control: Path, offsets: dict[str, int]) -> bool:
         return False
 
 
-def _mount_options(keep_pages: bool, attr_timeout_s: float, link: Path | None) -> str:
-    options = ["until_eof", f"attr_timeout={attr_timeout_s:f}"]
-    if link is not None:
-        options.append(f"link={os.path.abspath(link)}")
-    if keep_pages:
-        options.append("keep_pages")
-    if os.geteuid() == 0 or _others_allowed(Path("/etc/fuse.conf")):
-        options.append("allow_other")
-    return ",".join(options)
-
-
-def _others_allowed(fuse_conf: Path) -> bool:
+def _may_allow_others() -> bool:
+    if os.geteuid() == 0:
+        return True
     try:
-        lines = fuse_conf.read_text(errors="replace").splitlines()
+        lines = Path("/etc/fuse.conf").read_text(errors="replace").splitlines()
     except OSError:
         return False
     return "user_allow_other" in map(str.strip, lines)

@@ -2,8 +2,8 @@
 
     python train.py DATASET [--epochs 3] [--seed 0] [--json FILE] [--lockstep]
 
-In each epoch it reads every image of every format. The seed and the epoch determine the order of
-the files; each file is read from front to back, as TFRecord readers do. The numbers are the same
+In each epoch it reads every image of every layout. The seed and the epoch determine the order of
+the files; each file is read from front to back. The numbers are the same
 for the same dataset and seed, however the bytes arrive.
 
 FILE gets ``{"epochs": [...]}``, each epoch with its number, `seconds`, the mean `loss` [nat],
@@ -17,19 +17,16 @@ standard input. Meanwhile its caller can count what the epoch has cost elsewhere
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import itertools
 import json
+import math
 import os
-import struct
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 # Set before numpy is loaded: several threads may add in another order and change the last digit.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -43,8 +40,6 @@ CELL = 16
 N_CLASSES = 10
 BATCH = 32
 LEARNING_RATE = 0.1
-# Rows read from an HDF5 dataset at a time.
-ROWS = 16
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -56,12 +51,10 @@ Record = dict[str, float]
 Reader = Callable[[], Iterator[Sample]]
 
 
-def read_tfrecord(path: Path) -> Iterator[Sample]:
+def read_shard(path: Path) -> Iterator[Sample]:
     with path.open("rb") as file:
-        while head := file.read(12):
-            (length,) = struct.unpack_from("<Q", head)
-            record = np.frombuffer(file.read(length + 4), np.uint8)
-            yield int(record[0]), record[1:length].reshape(SHAPE)
+        while record := file.read(1 + math.prod(SHAPE)):
+            yield record[0], np.frombuffer(record, np.uint8, offset=1).reshape(SHAPE)
 
 
 def read_raw(path: Path) -> Iterator[Sample]:
@@ -75,28 +68,13 @@ def read_npy(path: Path) -> Iterator[Sample]:
         yield int(label), image
 
 
-def read_hdf5(path: Path) -> Iterator[Sample]:
-    # Not an import statement: h5py is optional, and has no types for a checker to find.
-    h5py: Any = importlib.import_module("h5py")
-    with h5py.File(path, "r") as file:
-        labels = file["labels"][:]
-        for start in range(0, len(labels), ROWS):
-            images = file["images"][start : start + ROWS]
-            for label, image in zip(labels[start : start + ROWS], images, strict=True):
-                yield int(label), image
-
-
 def find_files(dataset: Path) -> list[Reader]:
     """A reader for each file, in the order of the names."""
     kinds: list[tuple[str, Callable[[Path], Iterator[Sample]]]] = [
-        ("tfrecord/*.tfrecord", read_tfrecord),
+        ("shards/*.bin", read_shard),
         ("tree/class-*/*.raw", read_raw),
         ("npy/images-*.npy", read_npy),
-        ("hdf5/*.h5", read_hdf5),
     ]
-    if importlib.util.find_spec("h5py") is None:
-        print("train.py: HDF5 files are left out, because h5py is not installed", file=sys.stderr)
-        kinds.pop()
     readers = [partial(read, path) for glob, read in kinds for path in sorted(dataset.glob(glob))]
     if not readers:
         raise SystemExit(f"train.py: {dataset} does not hold a dataset of the demo")

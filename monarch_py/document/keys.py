@@ -230,16 +230,11 @@ def _unknown(
     groups = {name: group for group, keys in place.GROUPS.items() for name in declared(keys)}
     if written in groups:
         return spot.error(f"stands under '{groups[written]}:' now", "move it there, indented")
-    meant = nearest(written, [*_spellings(place), *groups])
+    aliases = [alias for each in declared(place).values() for alias in each.key.aliases]
+    known = [*declared(place), *aliases, *place.IGNORED, *place.GROUPS, *groups]
+    meant = nearest(written, known)
     under = f" under '{groups[meant]}:'" if meant in groups else ""
     return spot.error("unknown key", f"did you mean {meant!r}{under}?" if meant else otherwise)
-
-
-def _spellings(keys: type[Keys]) -> list[str]:
-    """All accepted spellings of all keys."""
-    known = declared(keys)
-    aliases = [alias for each in known.values() for alias in each.key.aliases]
-    return [*known, *aliases, *keys.IGNORED, *keys.GROUPS]
 
 
 # --- kinds that follow from a type ---------------------------------------------------------------

@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import re
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -84,10 +85,9 @@ def full_shm() -> str:
     """A sentence if shared memory has no room for a daemon; "" if it has."""
     root, needed = shm_root(), least_shm_bytes()
     try:
-        system = os.statvfs(root)
+        if shutil.disk_usage(root).free >= needed:
+            return ""
     except OSError:
-        return ""
-    if system.f_bavail * system.f_frsize >= needed:
         return ""
     return (
         f"shared memory is full: a daemon needs {format_size(needed)} of {root}; remove what is"

@@ -21,15 +21,14 @@ __all__ = ["LIMIT_S", "hanging"]
 LIMIT_S = 5.0
 
 
-def hanging(paths: Sequence[Path], limit_s: float | None = None) -> list[Path]:
-    """Those of `paths` whose file systems do not answer within limit_s (default LIMIT_S) [s].
+def hanging(paths: Sequence[Path]) -> list[Path]:
+    """Those of `paths` whose file systems do not answer within LIMIT_S.
 
     An error is an answer. If no process or descriptor is available for asking, the path counts as
     answering.
     """
-    deadline = time.monotonic() + (LIMIT_S if limit_s is None else limit_s)
-    asks = {path: _ask(path) for path in dict.fromkeys(paths)}
-    asked = {path: ask for path, ask in asks.items() if ask is not None}
+    deadline = time.monotonic() + LIMIT_S
+    asked = {path: ask for path in dict.fromkeys(paths) if (ask := _ask(path)) is not None}
     answered = []
     try:
         for path, (_, answer) in asked.items():

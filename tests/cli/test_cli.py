@@ -38,7 +38,7 @@ COMMANDS = [
     ),
 ]
 NO_DAEMON = "monarch: no daemon serves this configuration; start one with `monarch start`\n"
-NOTHING_TO_STOP = "monarch: no daemon serves this configuration: there is nothing to stop\n"
+NOTHING_TO_STOP = "monarch: no daemon serves this configuration, so there is nothing to stop\n"
 
 
 def copies(session: Session) -> list[Path]:
@@ -70,15 +70,15 @@ def test_every_command_explains_itself(monarch: Monarch, command: str) -> None:
 def test_an_unknown_command_is_refused(monarch: Monarch) -> None:
     done = monarch("stage")
     assert done.returncode == 2
-    assert done.stderr == "monarch: there is no command 'stage'; did you mean 'start'?\n"
+    assert done.stderr == "monarch: unknown command 'stage'; did you mean 'start'?\n"
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["statsu"], "there is no command 'statsu'; did you mean 'status'?"),
-        (["frobnicate"], "there is no command 'frobnicate'; see `monarch --help`"),
-        (["help", "strat"], "there is no command 'strat'; did you mean 'start'?"),
+        (["statsu"], "unknown command 'statsu'; did you mean 'status'?"),
+        (["frobnicate"], "unknown command 'frobnicate'; see `monarch --help`"),
+        (["help", "strat"], "unknown command 'strat'; did you mean 'start'?"),
         (["plan", "maek"], "no such command 'maek'; did you mean 'make'?"),
         (["run", "--quite", "--", "true"], "no such option '--quite'; did you mean '--quiet'?"),
         (["run"], "missing argument 'COMMAND...'; see `monarch run --help`"),
@@ -184,7 +184,7 @@ def test_a_daemon_that_outlives_its_configuration_can_be_stopped(
     session.config.unlink()
     assert session.monarch("status").returncode == 0
     done = session.monarch("stop")
-    assert (done.returncode, done.stdout) == (0, f"stopped (process {pid})\n")
+    assert (done.returncode, done.stdout) == (0, f"the daemon has stopped (process {pid})\n")
 
 
 @pytest.mark.parametrize("command", ["start", "verify", "clear", "serve", "warm"])
@@ -222,7 +222,7 @@ def test_start_leaves_a_daemon_and_stop_ends_it(started: tuple[Session, int]) ->
     session, pid = started
     assert session.status()["pid"] == pid
     done = session.monarch("stop")
-    assert (done.returncode, done.stdout) == (0, f"stopped (process {pid})\n")
+    assert (done.returncode, done.stdout) == (0, f"the daemon has stopped (process {pid})\n")
     assert not is_running(pid)
     assert list(session.tiers[0].iterdir()) == []
     assert {path.name for path in session.paths.path.iterdir()} == {
@@ -290,7 +290,7 @@ def test_run_reports_a_command_that_is_none_as_a_shell_does(session: Session) ->
     directory = session.monarch("run", "--", "/")
     assert (directory.returncode, directory.stderr) == (126, "monarch: /: Permission denied\n")
     line = session.monarch("run", "--", "cd /; ls")
-    assert (line.returncode, line.stderr.partition("; a line")[0]) == (
+    assert (line.returncode, line.stderr.partition("; to run")[0]) == (
         127,
         "monarch: cd /; ls: command not found",
     )
@@ -396,7 +396,7 @@ def test_run_goes_on_without_a_daemon_when_none_can_start(
     done = second.monarch("run", "--json", str(report_file), "--", "cat", f"{source}/d/c")
     assert (done.returncode, done.stdout) == (0, "\2" * FILES["d/c"])
     assert "the command reads from the source" in done.stderr
-    assert "monarch: no daemon, no gain: " in done.stderr
+    assert "monarch: no daemon ran, so nothing was gained; " in done.stderr
     report = json.loads(report_file.read_text())
     assert set(report) == {"exit_status", "problem"}
     assert "is held by the daemon of " in report["problem"]
@@ -442,7 +442,7 @@ def test_verify_drops_a_damaged_copy_of_a_running_daemon(served: Session) -> Non
     done = served.monarch("verify")
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
-        f"damaged, dropped: {served.source}/a",
+        f"dropped a damaged copy of {served.source}/a",
         "3 copies checked, 1 damaged",
     ]
     assert not largest.exists()
@@ -467,7 +467,7 @@ def test_verify_says_that_outdated_copies_were_dropped(served: Session) -> None:
     done = served.monarch("verify", "--source")
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
-        f"not what the source has, dropped: {served.source}/b",
+        f"dropped an outdated copy of {served.source}/b",
         "3 copies checked, 0 damaged, 1 outdated",
     ]
     assert len(copies(served)) == 2

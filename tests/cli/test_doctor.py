@@ -122,7 +122,7 @@ def test_what_looks_like_markup_is_text(monarch: Monarch, tmp_path: Path) -> Non
         ("print('MPICH Version: 9')", "ok", "mpi4py finds MPICH Version: 9"),
         ("raise RuntimeError('no libmpi.so')", "warning", "does not load: RuntimeError: no libmpi"),
         ("import os; os.abort()", "warning", "mpi4py does not load: status -6"),
-        ("import time; time.sleep(60)", "warning", "MPI was not loaded in 0.2 s"),
+        ("import time; time.sleep(60)", "warning", "MPI did not load within 0.2 s"),
     ],
 )
 def test_what_mpi_says_of_itself(
@@ -191,7 +191,7 @@ def test_no_daemon_is_no_fault(session: Session) -> None:
     status, findings = examined(session)
     daemon = findings["daemon"]
     assert (status, daemon["level"], daemon["hint"]) == (0, "note", "")
-    assert daemon["found"].startswith("none runs: monarch run starts one")
+    assert daemon["found"].startswith("none runs; `monarch run` starts one")
     assert f"{daemon['found']}\n" in session.monarch("doctor").stdout
 
 

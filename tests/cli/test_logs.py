@@ -92,8 +92,8 @@ def test_without_a_log_there_is_one_sentence(session: Session) -> None:
     said = session.monarch("logs")
     assert (said.returncode, said.stdout) == (3, "")
     assert said.stderr == (
-        f"monarch: no daemon of {session.config} has left a log on this node; monarch serve writes"
-        " its own to standard error\n"
+        f"monarch: no daemon of {session.config} has left a log on this node; `monarch serve` logs"
+        " to its own standard error\n"
     )
 
 
@@ -129,14 +129,14 @@ def test_several_daemons_are_listed(written: Session, monarch: Monarch, tmp_path
             said = monarch(command, MONARCH_SHM=str(written.shm))
             assert (said.returncode, said.stdout) == (2, "")
             assert said.stderr == (
-                f"monarch: 2 daemons of yours run on this node; give -c '{others[0]}'"
+                f"monarch: 2 of your daemons run on this node; give -c '{others[0]}'"
                 f" or -c {others[1]}\n"
             )
         said = written.monarch("stop")
         assert said.returncode == 3
         assert said.stderr == (
-            "monarch: no daemon serves this configuration: there is nothing to stop; daemons of"
-            f" yours serve {others[0]}, {others[1]}\n"
+            "monarch: no daemon serves this configuration, so there is nothing to stop; your"
+            f" daemons serve {others[0]}, {others[1]}\n"
         )
     finally:
         for lock in locks:
@@ -147,4 +147,6 @@ def test_no_daemon_at_all(monarch: Monarch) -> None:
     for command in ("logs", "status", "stop"):
         said = monarch(command)
         assert said.returncode == 2
-        assert "no configuration is named, and no daemon of yours runs on this node" in said.stderr
+        assert (
+            "no configuration is named, and none of your daemons runs on this node" in said.stderr
+        )

@@ -20,7 +20,7 @@ from cli.conftest import FILES, Factory
 from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
 
-from monarch_py.cli import view
+from monarch_py.commands.summary import exchanged, opened, read_from_source
 from monarch_py.daemon.status import SCHEMA_VERSION
 from monarch_py.native import Reason
 from monarch_py.util.units import format_size
@@ -189,8 +189,8 @@ def test_the_text_names_tiers_and_sources(served: Session) -> None:
         [str(served.source), "3", "87.9 KiB", "3", "100 %"],
     ]
     assert lines[10:] == [
-        "Opens: 3, of which 0 (0 %) of copies and 3 of files without one",
-        f"Read: {lines[11].split()[1]} KiB from the source (87.9 KiB to fill copies,"
+        "Opens: 3 opens of dataset files, 0 (0.0 %) from copies",
+        f"Source: {lines[11].split()[1]} KiB read (87.9 KiB to fill copies,"
         f" {lines[11].split('copies, ')[1].split(' by')[0]} by programs); 87.9 KiB without Monarch",
     ]
     assert all(line == line.rstrip() for line in lines)
@@ -234,10 +234,12 @@ def test_what_peers_gave_is_not_the_sources() -> None:
     totals = dict.fromkeys(("opens", "hits", "misses", "bytes_from_tier"), 0)
     totals |= {"opens": 2200, "hits": 1551, "misses": 649, "bytes_from_source": 81 * MIB}
     totals |= {"bytes_from_peers": 56 * MIB, "source_bytes_read_by_fills": 24 * MIB}
-    opens, read = view._totals({**totals, "source_bytes_read_by_programs": MIB})
-    assert opens == "Opens: 2200, of which 1551 (70 %) of copies and 649 of files without one"
-    gave = "25 MiB from the source (24 MiB to fill copies, 1 MiB by programs)"
-    assert read == f"Read: {gave}, 56 MiB from other nodes; 81 MiB without Monarch"
+    totals |= {"source_bytes_read_by_programs": MIB, "bytes_while_filling": 0}
+    assert opened(totals) == "2,200 opens of dataset files, 1,551 (70.5 %) from copies"
+    gave = "25 MiB read (24 MiB to fill copies, 1 MiB by programs)"
+    assert read_from_source(totals) == f"{gave}; 81 MiB without Monarch"
+    (between,) = exchanged({"totals": totals, "served_bytes": 0})
+    assert between == "56 MiB came from other nodes, 0 B went to them"
 
 
 def test_an_administrators_switch_is_told(session_factory: Factory, source: Path) -> None:

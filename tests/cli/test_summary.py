@@ -273,7 +273,7 @@ def test_the_summary_has_the_sources_bytes_in_all() -> None:
         }
     )
     assert "1,800 opens of dataset files, 1,200 (66.7 %) from copies; 5 MiB were read while" in text
-    bytes_told = "32 MiB read (30 MiB to fill copies, 2 MiB by the program itself)"
+    bytes_told = "32 MiB read (30 MiB to fill copies, 2 MiB by programs)"
     assert f"source: {bytes_told}; 90 MiB without Monarch" in text
 
 

@@ -66,7 +66,7 @@ def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
     done = local.ranks("start", "-c", local.template)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("2 of 3 daemons served ")
-    assert done.stdout.endswith(f"started again: those on {socket.gethostname()}#1\n")
+    assert done.stdout.endswith(f"started the others again, on {socket.gethostname()}#1\n")
     assert {rank: pid_of(local, rank) for rank in (0, 2)} == before
     assert session.log_before.read_bytes() == last_words
     assert b"and why it died" not in session.log.read_bytes()

@@ -43,7 +43,7 @@ def fill(backing: Path) -> None:
 def test_further_nodes_ask_the_source_for_nothing_but_a_look(
     tmp_path: Path, slow_factory: Callable[..., SlowSource], local_factory: Callable[..., Local]
 ) -> None:
-    source = slow_factory(attr_timeout_s=0)
+    source = slow_factory(attr_timeout=0)
     fill(tmp_path / "backing")
     local = local_factory(tmp_path / "mount", 3)
 

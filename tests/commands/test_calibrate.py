@@ -206,8 +206,8 @@ def test_the_command_writes_the_file(place: Path, monarch: Monarch) -> None:  # 
     done = monarch("calibrate", "-c", config, "-o", str(place / "mine.yaml"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"monarch: {place / 'mine.yaml'} is there already, and may hold lines that you have filled"
-        " in; give another file, or --force to write over it\n"
+        f"monarch: {place / 'mine.yaml'} exists already, and may hold lines that you have filled"
+        " in; name another file, or give --force to overwrite it\n"
     )
     assert (place / "mine.yaml").read_text() == "# filled in\n"
     done = monarch("calibrate", "-c", config, "-o", str(place / "mine.yaml"), "--force")
@@ -215,7 +215,7 @@ def test_the_command_writes_the_file(place: Path, monarch: Monarch) -> None:  # 
     assert load_scenario(place / "mine.yaml").name == "this machine"
     done = monarch("calibrate", "-c", config, "-o", str(place / "no" / "mine.yaml"))
     assert done.returncode == 2
-    assert done.stderr.endswith(f"there is no directory {place / 'no'}; make it\n")
+    assert done.stderr.endswith(f"the directory {place / 'no'} does not exist; create it\n")
     assert "measuring" not in done.stderr
 
 

@@ -59,6 +59,6 @@ def test_verify_finds_one_other_bit(filled: Session, at: int) -> None:
     done = filled.monarch("verify")
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
-        f"damaged, dropped: {filled.source}/{size}",
+        f"dropped a damaged copy of {filled.source}/{size}",
         f"{len(SIZES)} copies checked, 1 damaged",
     ]

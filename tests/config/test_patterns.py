@@ -168,7 +168,7 @@ ANY_PATH = st.lists(st.text("abc-]*.\n", min_size=1, max_size=4), min_size=1, ma
 
 def is_refused(glob: str) -> bool:
     try:
-        patterns.check_glob(glob)
+        patterns.checked_glob(glob)
     except ValueError:
         return True
     return False

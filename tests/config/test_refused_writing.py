@@ -312,7 +312,7 @@ REFUSED = {
         SMALLEST + "peers: {address: node7}\n",
         5,
         "peers.address",
-        "'node7' is not an address",
+        "'node7' does not appear to be an IPv4 or IPv6 address",
         "10.0.0.5",
     ),
     "an interface and an address": (

@@ -131,9 +131,7 @@ class Stage:
             self.root.mkdir()
             self._slow = self._stack.enter_context(
                 # keep_pages: else an open waits in the kernel for the pages that a fill is reading.
-                SlowSource(
-                    backing, self.root, binary=slowsource, attr_timeout_s=0.0, keep_pages=True
-                )
+                SlowSource(backing, self.root, binary=slowsource, attr_timeout=0.0, keep_pages=True)
             )
 
     def __enter__(self) -> Stage:

@@ -87,7 +87,7 @@ def test_a_daemon_without_descriptors_is_not_deaf_for_good(
 def test_a_file_system_that_hangs_under_a_look_at_open_files(
     session: Session, daemon: psutil.Process, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    source = slow_factory(attr_timeout_s=0)
+    source = slow_factory(attr_timeout=0)
     (source.backing / "held").write_bytes(b"x")
     with (
         subprocess.Popen(

@@ -18,7 +18,7 @@ from monarch_py.demo.slowsource import SlowSource
 def test_a_daemon_works_while_its_switch_file_does_not_answer(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource], tree: Path
 ) -> None:
-    mounted = slow_factory(attr_timeout_s=0)
+    mounted = slow_factory(attr_timeout=0)
     switch = mounted.mountpoint / "off"
     session = session_factory(tree, switch_file=str(switch), prefetch="eager").start()
     mounted.latency(getattr=3600)

@@ -13,18 +13,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 from support.session import wait_until
 
 from monarch_py.demo import dataset as dataset_module
 from monarch_py.demo import run as run_module
-from monarch_py.demo.dataset import IMAGE_BYTES, make_dataset, masked_crc32c
+from monarch_py.demo.dataset import IMAGE_BYTES, make_dataset
 from monarch_py.demo.run import run_demo
 from monarch_py.errors import MonarchError
 from monarch_py.util.units import MIB, parse_size
@@ -78,40 +76,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(
     assert not set(first.values()) & set(other.values())
     assert made.n_files == len(first)
     assert made.n_bytes == sum(path.stat().st_size for path in dataset.rglob("*.*"))
-    has_all = find_spec("h5py") is not None  # a tenth of it is an HDF5 file
-    assert (0.9 if has_all else 0.8) * SMALL < made.n_bytes < 1.1 * SMALL
+    assert 0.9 * SMALL < made.n_bytes < 1.1 * SMALL
     assert made.n_images * IMAGE_BYTES < made.n_bytes
-
-
-def test_masked_crc32c_is_the_published_one() -> None:
-    # RFC 3720, B.4: 32 bytes of zeros; and the check value of the catalogues, of "123456789".
-    for data, crc in ((bytes(32), 0x8A9136AA), (b"123456789", 0xE3069283)):
-        masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-        rows = np.frombuffer(data * 3, np.uint8).reshape(3, -1)
-        assert masked_crc32c(rows).tolist() == [masked] * 3
-
-
-def test_tfrecord_files_are_framed_as_tensorflow_wants_them(dataset: Path) -> None:
-    lengths, records = [], []
-    for path in (dataset / "tfrecord").iterdir():
-        content = np.fromfile(path, np.uint8)
-        while len(content):
-            end = 16 + int(content[:8].view("<u8")[0])
-            lengths.append(content[:12])
-            records.append(content[12:end])
-            content = content[end:]
-    assert len(records) == round(0.4 * SMALL / IMAGE_BYTES)
-    for framed in (np.stack(lengths), np.stack(records)):
-        assert framed[:, -4:].tobytes() == masked_crc32c(framed[:, :-4]).tobytes()
-
-
-def test_without_h5py_the_hdf5_file_is_left_out_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dataset_module, "find_spec", lambda name: None)
-    made = make_dataset(tmp_path / "d", size_bytes=SMALL, seed=0)
-    assert made.left_out == ("The dataset has no HDF5 file, because h5py is not installed.",)
-    assert {path.name for path in (tmp_path / "d").iterdir()} == {"tfrecord", "tree", "npy"}
 
 
 def test_a_dataset_is_neither_too_small_nor_mixed_with_other_files(tmp_path: Path) -> None:
@@ -131,8 +97,7 @@ def test_training_learns_from_every_image_and_repeats_itself(dataset: Path, tmp_
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.9 * losses[0] < 0.9 * 2.4
     assert first[-1]["accuracy"] > 0.5
-    parts = [part for part in dataset_module.SHARES if part != "hdf5" or find_spec("h5py")]
-    shares = [round(SMALL * dataset_module.SHARES[part] / IMAGE_BYTES) for part in parts]
+    shares = [round(SMALL * share / IMAGE_BYTES) for share in dataset_module.SHARES.values()]
     assert first[0]["samples"] == sum(shares)
     # Each epoch in an order of its own; another seed in others.
     assert len({epoch["crc32"] for epoch in first}) == 4
@@ -140,10 +105,8 @@ def test_training_learns_from_every_image_and_repeats_itself(dataset: Path, tmp_
     assert train(dataset, tmp_path / "3.json", "--seed", "1", "--epochs", "1")[0] != first[0]
 
 
-@pytest.mark.parametrize("part", ["tfrecord", "tree", "npy", "hdf5"])
+@pytest.mark.parametrize("part", ["shards", "tree", "npy"])
 def test_one_changed_bit_changes_the_checksum(dataset: Path, tmp_path: Path, part: str) -> None:
-    if part == "hdf5" and not find_spec("h5py"):
-        pytest.skip("h5py is not installed")
     shutil.copytree(dataset, tmp_path / "changed")
     path = max((tmp_path / "changed" / part).rglob("*.*"), key=lambda p: (p.stat().st_size, p.name))
     content = bytearray(path.read_bytes())

@@ -67,7 +67,7 @@ def test_each_operation_counts_once(binary: Path, backing: Path, tmp_path: Path)
     for i in range(5):
         (backing / f"f{i}").write_bytes(bytes(1000 + i))
     (tmp_path / "mount").mkdir()
-    with SlowSource(backing, tmp_path / "mount", binary=binary, attr_timeout_s=600) as source:
+    with SlowSource(backing, tmp_path / "mount", binary=binary, attr_timeout=600) as source:
         os.stat(source.mountpoint)
         source.reset()
         for i in range(5):
@@ -109,7 +109,7 @@ def test_the_kernel_trusts_attributes_as_long_as_asked(
 ) -> None:
     (backing / "f").touch()
     (tmp_path / "mount").mkdir()
-    with SlowSource(backing, tmp_path / "mount", binary=binary, attr_timeout_s=timeout_s) as source:
+    with SlowSource(backing, tmp_path / "mount", binary=binary, attr_timeout=timeout_s) as source:
         os.stat(source.mountpoint)
         source.reset()
         for _ in range(10):

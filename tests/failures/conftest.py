@@ -18,7 +18,7 @@ def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
     mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
     mountpoint.mkdir()
     backing.mkdir()
-    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
+    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout=0) as mounted:
         yield mounted
 
 

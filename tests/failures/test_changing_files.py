@@ -195,7 +195,7 @@ def test_a_read_under_way_goes_on_with_the_file_that_it_began_with(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
 ) -> None:
     """The daemon learns meanwhile that another file has the name, which is replaced as well."""
-    slow = slow_factory(attr_timeout_s=0)
+    slow = slow_factory(attr_timeout=0)
     behind = Files(slow.backing).add_many(1, 100_000)
     behind.wait_until_old()
     (name,) = behind.digests

@@ -32,7 +32,7 @@ Factory = Callable[..., Session]
 @pytest.fixture
 def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
     """The kernel trusts no attribute: what is changed behind its back is seen at once."""
-    return slow_factory(attr_timeout_s=0)
+    return slow_factory(attr_timeout=0)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def sources(
     trees = [Files(backing / f"tree{i}").add_many(COUNT, 30_000) for i in range(20)]
     trees[-1].wait_until_old()
     # The mount tells of changes behind its back at once.
-    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as mounted:
+    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout=0) as mounted:
         yield mounted, trees
 
 

@@ -96,7 +96,7 @@ def test_why_there_is_nothing_to_tell_of_the_gain(
     run = [sys.executable, "-c", IMPATIENT, "run", "-c", str(session.config), "--"]
     done = session.run([*run, *command], preload=False)
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"monarch: what was gained is not known: {said}\n"
+    assert done.stderr == f"monarch: it is not known what was gained: {said}\n"
     wait_until(lambda: not daemons(session), what="the daemon's end")
 
 
@@ -243,7 +243,7 @@ def test_a_daemon_that_was_started_holds_no_pipe_and_outlives_its_shell(
         check_all(session, files)
     finally:
         stopped = session.monarch("stop")
-    assert stopped.stdout == f"stopped (process {pid})\n"
+    assert stopped.stdout == f"the daemon has stopped (process {pid})\n"
     wait_until(lambda: not psutil.pid_exists(pid), what="whoever waits for it")
     assert_nothing_left(session)
 

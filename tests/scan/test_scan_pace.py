@@ -174,7 +174,7 @@ def test_known_files_are_not_looked_at(
 ) -> None:
     """But for those of a directory that has changed meanwhile: a file may be another one, also
     where it has the inode's number of the one before."""
-    slow = slow_factory(attr_timeout_s=0.0)
+    slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)
     (tmp_path / "shm").mkdir()
     generation = ffi.new("uint64_t *")
@@ -208,7 +208,7 @@ def test_of_a_file_that_is_being_read_the_server_is_not_asked(
 ) -> None:
     """The kernel has its attributes since it was opened; here they are too old at once, and a look
     at a name asks for both."""
-    slow = slow_factory(attr_timeout_s=0.0)
+    slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)
     clients = ffi.new("struct monarch_clients *")
     inodes = [path.stat().st_ino for path in slow.mountpoint.glob("*")]

@@ -138,7 +138,9 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(
     wait_until(lambda: "task 1: Exited with exit code" in said_of(), what="the end of its step")
     go.touch()
     try:
-        wait_until(lambda: "2 of 3 daemons served " in said_of(), timeout=60, what="a second step")
+        wait_until(
+            lambda: "2 of 3 daemons already served " in said_of(), timeout=60, what="a second step"
+        )
     except AssertionError as late:
         raise AssertionError(f"{late}: {said_of()}, {after.exists()=}, {again.exists()=}") from late
     enough.touch()

@@ -61,7 +61,7 @@ def slow(tmp_path: Path) -> Iterator[SlowSource]:
         (behind / f"class{i}").mkdir(parents=True)
         for j in range(20):
             (behind / f"class{i}" / str(j)).write_bytes(random_bytes(1000, (i, j)))
-    with SlowSource(behind, tmp_path / "source", binary=binary, attr_timeout_s=60) as source:
+    with SlowSource(behind, tmp_path / "source", binary=binary, attr_timeout=60) as source:
         yield source
 
 

@@ -167,7 +167,7 @@ def slow(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
         for i in range(20):
             (backing / "train" / label / f"{i:03d}.jpg").write_bytes(b"image %d" % i)
     (backing / "latest").symlink_to("train")
-    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as source:
+    with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout=0) as source:
         yield source
 
 

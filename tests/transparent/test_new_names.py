@@ -142,7 +142,7 @@ def slow(
     mountpoint.mkdir()
     make(backing)
     with (
-        SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout_s=0) as source,
+        SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout=0) as source,
         Session(top, mountpoint) as session,
     ):
         session.start()
@@ -238,7 +238,7 @@ def test_the_kernels_memory_of_a_sources_attributes_hides_nothing(
 ) -> None:
     """Here the kernel tells the old times of a directory for a minute, as that of an NFS client
     may, while a plain opendir lists what is there now."""
-    slow = slow_factory(attr_timeout_s=60)
+    slow = slow_factory(attr_timeout=60)
     backing = tmp_path / "backing"
     make(backing)
     session = session_factory(slow.mountpoint).start()
