@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support.alone import AloneLast
 from support.dataset import make_dataset
 from support.epoch import build_reader
 from support.mounts import Mounts
@@ -40,6 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
     heed_signals()
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> AloneLast:
+    return AloneLast(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     long = [item for item in items if item.get_closest_marker("long")]
     if config.getoption("--long"):
@@ -49,6 +54,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # Not skipped: in CI a skip means that something is missing.
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
+
+
+@pytest.fixture(params=["alone"])
+def alone() -> None:
+    """Has a test run when no other one does: `@pytest.mark.usefixtures("alone")`."""
 
 
 @pytest.fixture(scope="session")

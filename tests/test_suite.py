@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -27,3 +28,44 @@ def test_nor_does_a_suite_under_nohup() -> None:
         ["sh", "-c", script, "sh", *words], capture_output=True, text=True, check=False, timeout=100
     )
     assert done.returncode == 0, done.stdout
+
+
+TESTS = """
+import os, time
+from pathlib import Path
+import pytest
+
+def note(kind):
+    began = time.monotonic()
+    time.sleep(0.02)
+    with Path("log").open("a") as log:
+        print(kind, os.getpid(), began, time.monotonic(), file=log)
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("number", range(3))
+def test_that_is_alone(number):
+    note("alone")
+
+@pytest.mark.parametrize("number", range(30))
+def test_like_others(number):
+    note("other")
+"""
+
+
+def test_who_is_to_be_alone_runs_when_the_others_have_ended(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text((here / "conftest.py").read_text())
+    words = [sys.executable, "-m", "pytest", "-q", "-n", "3", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100,
+        env={**os.environ, "PYTHONPATH": str(here)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    others = [line for line in lines if line[0] == "other"]
+    last = [line for line in lines if line[0] == "alone"]
+    assert (len(others), len(last)) == (30, 3)
+    assert len({line[1] for line in others}) > 1
+    assert len({line[1] for line in last}) == 1
+    assert max(float(line[3]) for line in others) <= min(float(line[2]) for line in last)

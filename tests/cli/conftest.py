@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from support.command_line import run_monarch
 from support.session import Session, wait_until
 
 FILES = {"a": 70_000, "b": 20_000, "d/c": 5}
@@ -52,14 +52,8 @@ def monarch(tmp_path: Path) -> Monarch:
     def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         base = {k: v for k, v in os.environ.items() if not k.startswith("MONARCH_")}
         base.pop("LD_PRELOAD", None)
-        return subprocess.run(
-            [sys.executable, "-m", "monarch_py", *words],
-            env={**base, "MONARCH_SHM": str(shm), "COLUMNS": "200", **environment},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        more = {"MONARCH_SHM": str(shm), "COLUMNS": "200", **environment}
+        return run_monarch(words, {**base, **more})
 
     return run
 

@@ -13,7 +13,9 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -50,34 +52,43 @@ def compiler() -> list[str]:
 
 
 def cc(*words: str | Path, compiler_words: Sequence[str] = ()) -> None:
-    """Runs the compiler; what it says goes into the failure."""
-    command = [*(compiler_words or compiler()), *(str(word) for word in words)]
+    """Runs the compiler; what it says goes into the failure. ccache, where it is installed, knows
+    the objects that other tests have compiled in the same way."""
+    cache = ["ccache"] if "-c" in words and shutil.which("ccache") else []
+    command = [*cache, *(compiler_words or compiler()), *(str(word) for word in words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stderr}"
 
 
+def build(out: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path:
+    """Compiles each source by itself and links the objects; `sources` may have objects too."""
+    with TemporaryDirectory(prefix="monarch-objects-") as place:
+
+        def compile_one(numbered: tuple[int, Path]) -> Path:
+            number, source = numbered
+            if source.suffix == ".o":
+                return source
+            made = Path(place) / f"{number}-{source.stem}.o"
+            cc("-c", *INCLUDES, *flags, "-o", made, source)
+            return made
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_one, enumerate(sources)))
+        # Libraries are looked through for what the objects before them lack.
+        libraries = [flag for flag in flags if flag.startswith("-l")]
+        cc(*flags, "-o", out, *objects, *libraries)
+    return out
+
+
 def build_program(out: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
     """A test's own program, from files beside this one."""
-    cc(
-        "-O1",
-        "-g",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        *INCLUDES,
-        *flags,
-        "-o",
-        out,
-        *sources,
-    )
-    return out
+    return build(out, sources, ["-O1", "-g", "-Wall", "-Wextra", "-Werror", *flags])
 
 
-def build_preload(out: Path, flags: Sequence[str] = ()) -> Path:
-    """The preload library, as setup.py builds it, with more flags."""
-    sources = [CSRC / name for name in PRELOAD]
-    cc("-O2", "-g", "-fPIC", "-shared", *INCLUDES, *PRELOAD_FLAGS, *flags, "-o", out, *sources)
-    return out
+def build_preload(out: Path, *more: Path, flags: Sequence[str] = ()) -> Path:
+    """The preload library, as setup.py builds it, with more sources and flags."""
+    sources = [*(CSRC / name for name in PRELOAD), *more]
+    return build(out, sources, ["-O2", "-g", "-fPIC", "-shared", *PRELOAD_FLAGS, *flags])
 
 
 def runtime_of(name: str) -> str:

@@ -40,7 +40,8 @@ def source(slowsource_binary: Path, tmp_path: Path) -> Iterator[SlowSource]:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library, but a mapping does not wait up to a second for its copy."""
-    return build_preload(tmp_path_factory.mktemp("library") / "libmonarch.so", ["-DWHOLE_BYTES=0"])
+    library = tmp_path_factory.mktemp("library") / "libmonarch.so"
+    return build_preload(library, flags=["-DWHOLE_BYTES=0"])
 
 
 @pytest.fixture

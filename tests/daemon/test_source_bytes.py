@@ -22,7 +22,7 @@ Factory = Callable[..., Session]
 def preload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library, whose readers do not give up on a daemon that a busy machine leaves no time."""
     flags = ("-O0", "-DPATIENCE_NS=60000000000ULL", "-DSILENCE_NS=60000000000ULL")
-    return build_preload(tmp_path_factory.mktemp("patient") / "libmonarch.so", flags)
+    return build_preload(tmp_path_factory.mktemp("patient") / "libmonarch.so", flags=flags)
 
 
 @pytest.fixture

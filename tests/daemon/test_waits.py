@@ -109,7 +109,7 @@ while word:
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library, with a 50th of the usual patience."""
     flags = ("-O0", "-DPATIENCE_NS=100000000ULL", "-DDEBT_NS=3000000000ULL")
-    return build_preload(tmp_path_factory.mktemp("hasty") / "libmonarch.so", flags)
+    return build_preload(tmp_path_factory.mktemp("hasty") / "libmonarch.so", flags=flags)
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_mappings_wait_in_vain_for_so_long_in_all(
 ) -> None:
     """Here no more than two can, of a second each."""
     flags = ("-O0", "-DPATIENCE_NS=1000000000ULL", "-DWASTE_NS=2500000000ULL")
-    library = build_preload(tmp_path_factory.mktemp("wasting") / "libmonarch.so", flags)
+    library = build_preload(tmp_path_factory.mktemp("wasting") / "libmonarch.so", flags=flags)
     files = make_files(tmp_path / "source", 6, 4 * MIB)
     limits = {"operations": 1}
     session = session_factory(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from csrc.building import CSRC, INCLUDES, cc
+from csrc.building import CSRC, build_program
 
 HERE = Path(__file__).parent
-FLAGS = ("-O1", "-g", "-Wall", "-Wextra", "-Werror")
 JOBS = 3000
 
 
@@ -17,7 +16,7 @@ def test_random_jobs(tmp_path: Path) -> None:
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
     room = CSRC / "simulator"
     sources = [HERE / "stress_simulator.c", *sorted(room.glob("*.c"))]
-    cc(*FLAGS, *sanitizers, *INCLUDES, "-o", program, *sources, "-lm")
+    build_program(program, *sources, flags=[*sanitizers, "-lm"])
     done = subprocess.run([program, str(JOBS)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" accesses\n")

@@ -25,6 +25,7 @@ from monarch_py.document import declared
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY
+from support.command_line import run_monarch
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -165,14 +166,8 @@ class Session:
         self, *words: str, timeout: float = 60, environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command of the command line on this configuration."""
-        return subprocess.run(
-            self.command(*words),
-            env=self.env(preload=False, **(environment or {})),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        words = (words[0], "-c", str(self.config), *words[1:])
+        return run_monarch(words, self.env(preload=False, **(environment or {})), timeout)
 
     def stop(self) -> None:
         """A clean end."""
@@ -256,7 +251,7 @@ class Session:
         )
         roots = [source["path"] for source in self.status()["sources"]]
         for root in roots:
-            self.run([sys.executable, "-c", script, root], check=True)
+            self.run([sys.executable, "-I", "-S", "-c", script, root], check=True)
 
     def wait_all_present(self, timeout: float = 60) -> dict[str, Any]:
         """Every file of every source that has room and is not excluded has its copy. Returns the

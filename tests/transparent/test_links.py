@@ -419,7 +419,7 @@ def test_a_file_that_is_replaced_while_it_is_looked_up(
 ) -> None:
     """Its other name still is the file's that the catalog had; the copy by then is another's."""
     library = tmp_path / "libmonarch.so"
-    build_preload(library, ["-Wl,--wrap=monarch_is_as_scanned", str(HERE / "held_look.c")])
+    build_preload(library, HERE / "held_look.c", flags=["-Wl,--wrap=monarch_is_as_scanned"])
     root, other = tmp_path / "source", tmp_path / "elsewhere"
     root.mkdir()
     other.mkdir()

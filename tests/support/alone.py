@@ -1,0 +1,51 @@
+"""Tests that use the fixture `alone` measure times that other tests would stretch: with several
+workers they run last, on one worker, when all others have ended.
+
+The scheduler gets names of tests only: the fixture's one parameter puts `alone` into them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from xdist.scheduler import WorkStealingScheduling
+from xdist.scheduler.worksteal import MIN_PENDING
+
+
+class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no types
+    pending: list[int]
+
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*words)
+        self._alone: list[int] | None = None  # not before the tests are known
+
+    def check_schedule(self) -> None:
+        if self._alone is None:
+            names = self.collection or []
+            self._alone = [i for i in self.pending if "alone" in re.split(r"[][-]", names[i])]
+            self.pending[:] = [index for index in self.pending if index not in self._alone]
+        if not self._alone or not self._is_shared_out():
+            super().check_schedule()
+            return
+        up = [node for node in self.node2pending if not node.shutting_down]
+        idle = [node for node in up if len(self.node2pending[node]) < MIN_PENDING]
+        if idle and len(self.node2pending) == 1:
+            self.pending, self._alone = self._alone, []
+            super().check_schedule()
+            return
+        # A worker runs its last test when another one follows, or when it is to end.
+        for node in idle[: len(up) - 1]:
+            node.shutdown()
+
+    @property
+    def tests_finished(self) -> bool:
+        return not self._alone and super().tests_finished
+
+    def _is_shared_out(self) -> bool:
+        """No test is left that an idle worker could get or steal."""
+        is_stealing = self.steal_requested_from_node is not None
+        queues = self.node2pending.values()
+        return not (
+            self.pending or is_stealing or any(len(queue) > MIN_PENDING for queue in queues)
+        )

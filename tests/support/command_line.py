@@ -1,0 +1,55 @@
+"""Commands of the command line, run in the test's own process where they need none of their own."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from unittest import mock
+
+from monarch_py.cli import main
+
+# These become another program, start one, take signals, or read what is typed.
+PROCESSES = {"calibrate", "demo", "run", "serve", "start"}
+
+
+def run_monarch(
+    words: Sequence[str], environment: Mapping[str, str], timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Runs `monarch WORDS` with this environment and no other variable.
+
+    timeout : of a command with a process of its own [s]; any other has the test's
+    """
+    if PROCESSES.intersection(words) or "-" in words or "-f" in words:
+        return subprocess.run(
+            [sys.executable, "-m", "monarch_py", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with (
+        mock.patch.dict(os.environ, environment, clear=True),
+        mock.patch.object(sys, "argv", ["monarch", *words]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code
+    assert isinstance(status, int)
+    said, errors = (_text(stream) for stream in (out, err))
+    return subprocess.CompletedProcess(["monarch", *words], status, said, errors)
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    buffer = stream.buffer
+    assert isinstance(buffer, io.BytesIO)
+    return buffer.getvalue().decode(errors="surrogateescape")
