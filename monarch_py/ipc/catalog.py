@@ -2,7 +2,6 @@
 
 import errno
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -231,7 +230,3 @@ class Catalog(CatalogReader):
             # index holds the present inodes alone.
             self._resize(int(self.c.capacity), int(self.c.pool_bytes))
             lib.monarch_catalog_update(self.writer, entry, fresh)
-
-
-def generations(session: SessionDir) -> list[Path]:
-    return sorted(session.path.glob("catalog.*"))

@@ -79,15 +79,3 @@ def build_preload(out: Path, flags: Sequence[str] = ()) -> Path:
     sources = [CSRC / name for name in PRELOAD]
     cc("-O2", "-g", "-fPIC", "-shared", *INCLUDES, *PRELOAD_FLAGS, *flags, "-o", out, *sources)
     return out
-
-
-def runtime_of(name: str) -> str:
-    """Path of one of the compiler's own libraries (libasan.so, libtsan.so)."""
-    done = subprocess.run(
-        [*compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True
-    )
-    found = done.stdout.strip()
-    if not Path(found).is_absolute():
-        pytest.skip(f"{name} is missing: install the compiler's sanitizer libraries")
-    # It may be a linker script's neighbour: the loader wants the library itself.
-    return str(Path(found).resolve())

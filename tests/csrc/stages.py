@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from csrc.building import HERE, build_program
+from support.segments import newest_generation
 from support.session import Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.ipc.catalog import CatalogReader, generations
+from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import State, state_of
 from monarch_py.storage.tiers import tier_root
 
@@ -180,8 +181,7 @@ class Stage:
 
     def filling(self) -> int:
         """How many files are being filled, from the catalog itself."""
-        newest = max(generations(self.session.paths), key=lambda path: int(path.suffix[1:]))
-        reader = CatalogReader.open(self.session.paths, int(newest.suffix[1:]))
+        reader = CatalogReader.open(self.session.paths, newest_generation(self.session.paths))
         return int((state_of(reader.words) == State.FILLING).sum())
 
     def _signal(self, number: int) -> None:

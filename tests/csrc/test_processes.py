@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from csrc.building import CSRC, HERE, build_program, cc
 from csrc.places import NEEDS_ROOT, Done, Place, Stage, differences, finish
+from support.segments import newest_generation
 from support.session import Session, wait_until
 
-from monarch_py.ipc.catalog import generations
 from monarch_py.storage.tiers import tier_root
 
 SOURCES = sorted(HERE.glob("processes*.c"))
@@ -171,14 +171,11 @@ def test_errno_is_untouched_by_calls_that_succeed(stage: Stage) -> None:
 
 
 def test_the_lowest_descriptor_while_the_catalog_grows(stage: Stage) -> None:
-    def generation() -> int:
-        return max(int(path.suffix[1:]) for path in generations(stage.session.paths))
-
     def has_grown() -> bool:
         stage.compare("lowest_while_it_grows", stage.run("lowest_while_it_grows"))
-        return generation() > before
+        return newest_generation(stage.session.paths) > before
 
-    before = generation()
+    before = newest_generation(stage.session.paths)
     # What the daemon hears of unknown files are hints: some are lost when it is slow.
     wait_until(has_grown, what="a larger catalog")
 

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 from monarch_py.config import load_config
 from monarch_py.daemon.segments import Shared
+from monarch_py.ipc.session import SessionDir
 from monarch_py.native import lib
 from support.session import Session
 
@@ -27,6 +28,11 @@ def segments(session: Session, *, killed: bool = False) -> Iterator[Shared]:
         finally:
             if not killed:
                 shared.close()
+
+
+def newest_generation(session: SessionDir) -> int:
+    """The number of the newest catalog, which a daemon makes when an older one is full."""
+    return max(int(path.suffix[1:]) for path in session.path.glob("catalog.*"))
 
 
 def is_changed(shared: Shared, path: Path) -> bool:
