@@ -12,14 +12,16 @@ ROOT = Path(__file__).parents[1]
 CHECK = ".ci/check"
 
 
+def checks() -> list[str]:
+    words = [ROOT / CHECK, "--list"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+
+
 def test_pre_commit_makes_every_check() -> None:
-    listed = subprocess.run(
-        [ROOT / CHECK, "--list"], capture_output=True, text=True, check=True
-    ).stdout.split()
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert len(listed) > 5
+    assert len(checks()) > 5
     assert {hook["id"]: hook["entry"] for hook in local["hooks"]} == {
-        name: f"{CHECK} {name}" for name in listed
+        name: f"{CHECK} {name}" for name in checks()
     }
 
 
@@ -33,3 +35,18 @@ def test_every_name_that_vulture_passes_over_is_in_the_code() -> None:
     for name in names:
         pattern = re.escape(name).replace(r"\*", r"\w+")
         assert re.search(rf"\b{pattern}\b", code), name
+
+
+def test_contributing_names_commands_that_exist() -> None:
+    page = (ROOT / "docs" / "contributing.md").read_text()
+    scripts = {path.name for path in (ROOT / ".ci").iterdir() if path.stat().st_mode & 0o100}
+    assert set(re.findall(r"\.ci/([a-z]+)\b(?!\.)", page)) == scripts
+    assert set(re.findall(r"\.ci/check ([a-z-]+)", page)) < set(checks())
+    assert len(list((ROOT / "tests").glob("*/test_*sanitize*.py"))) > 4
+
+
+def test_nothing_depends_on_one_registry_of_packages() -> None:
+    """Whoever installs chooses where packages come from."""
+    places = [*(ROOT / ".ci").iterdir(), *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pattern = r"pypi|pythonhosted|index-url|find-links|trusted-host|deb\.debian\.org"
+    assert [path.name for path in places if re.search(pattern, path.read_text(), re.I)] == []
