@@ -13,7 +13,7 @@ CHECK = ".ci/check"
 
 
 def checks() -> list[str]:
-    words = [ROOT / CHECK, "--list"]
+    words = [str(ROOT / CHECK), "--list"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
 
