@@ -132,4 +132,6 @@ class BuildAll(build_ext):
 setup(
     cmdclass={"build_ext": BuildAll},
     cffi_modules=["csrc/build_native.py:ffi"],
+    # cffi keeps to Python's stable interface: one wheel is for all versions.
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -18,11 +18,9 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 # name -> class, for every sampler
 SAMPLERS: dict[str, Any] = {
-    name: getattr(samplers, name)
-    for name in samplers.__all__
-    if isinstance(getattr(samplers, name), type)
-    and issubclass(getattr(samplers, name), Sampler)
-    and name != "Sampler"
+    name: value
+    for name, value in vars(samplers).items()
+    if Sampler in getattr(value, "__mro__", ()) and value is not Sampler
 }
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
-DOCUMENTATION = ROOT / "docs" / "configuration.md"
 
 # The smallest configuration; @ stands for the directory of the test.
 SMALLEST = """\

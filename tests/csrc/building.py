@@ -89,15 +89,3 @@ def build_preload(out: Path, *more: Path, flags: Sequence[str] = ()) -> Path:
     """The preload library, as setup.py builds it, with more sources and flags."""
     sources = [*(CSRC / name for name in PRELOAD), *more]
     return build(out, sources, ["-O2", "-g", "-fPIC", "-shared", *PRELOAD_FLAGS, *flags])
-
-
-def runtime_of(name: str) -> str:
-    """Path of one of the compiler's own libraries (libasan.so, libtsan.so)."""
-    done = subprocess.run(
-        [*compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True
-    )
-    found = done.stdout.strip()
-    if not Path(found).is_absolute():
-        pytest.skip(f"{name} is missing: install the compiler's sanitizer libraries")
-    # It may be a linker script's neighbour: the loader wants the library itself.
-    return str(Path(found).resolve())

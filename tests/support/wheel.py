@@ -1,0 +1,43 @@
+"""What is in a wheel of the package.
+
+``PYTHONPATH=tests python -m support.wheel FILE.whl`` says what is missing, and what is too much.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+ROOT = Path(__file__).resolve().parents[2]
+# What the build makes, and a mark for type checkers.
+BUILT = {
+    "monarch_py/_native.abi3.so",
+    "monarch_py/libmonarch.so",
+    "monarch_py/py.typed",
+    "monarch_py/slowsource",
+}
+
+
+def expected() -> set[str]:
+    """The files of the package, except what pip adds about the wheel itself."""
+    package = ROOT / "monarch_py"
+    sources = [*package.rglob("*.py"), *(package / "simulator" / "scenarios").glob("*.yaml")]
+    return BUILT | {str(path.relative_to(ROOT)) for path in sources}
+
+
+def problems(wheel: Path) -> list[str]:
+    with ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    said = [f"{wheel.name} lacks {name}" for name in sorted(expected() - names)]
+    said += [f"{wheel.name} has {name}" for name in sorted(names - expected())]
+    # Python's stable interface, so that each version may install it.
+    if "-cp310-abi3-" not in wheel.name:
+        said.append(f"{wheel.name} is not for every Python from 3.10 on")
+    return said
+
+
+if __name__ == "__main__":
+    found = problems(Path(sys.argv[1]))
+    print("\n".join(found), end="\n" if found else "")
+    sys.exit(1 if found else 0)

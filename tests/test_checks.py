@@ -1,0 +1,52 @@
+"""pre-commit makes the checks of .ci/check, and what these leave out exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+CHECK = ".ci/check"
+
+
+def checks() -> list[str]:
+    words = [str(ROOT / CHECK), "--list"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_pre_commit_makes_every_check() -> None:
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert len(checks()) > 5
+    assert {hook["id"]: hook["entry"] for hook in local["hooks"]} == {
+        name: f"{CHECK} {name}" for name in checks()
+    }
+
+
+def test_every_name_that_vulture_passes_over_is_in_the_code() -> None:
+    table = (ROOT / "pyproject.toml").read_text().partition("\nignore_names = [\n")[2]
+    lines = [line for line in table.partition("\n]")[0].splitlines() if "#" not in line]
+    names = re.findall(r'"([^"]+)"', "".join(lines))
+    assert len(names) > 30
+    folders = [ROOT / name for name in ("benchmarks", "csrc", "monarch_py", "tests")]
+    code = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    for name in names:
+        pattern = re.escape(name).replace(r"\*", r"\w+")
+        assert re.search(rf"\b{pattern}\b", code), name
+
+
+def test_contributing_names_commands_that_exist() -> None:
+    page = (ROOT / "docs" / "contributing.md").read_text()
+    scripts = {path.name for path in (ROOT / ".ci").iterdir() if path.stat().st_mode & 0o100}
+    assert set(re.findall(r"\.ci/([a-z]+)\b(?!\.)", page)) == scripts
+    assert set(re.findall(r"\.ci/check ([a-z-]+)", page)) < set(checks())
+    assert len(list((ROOT / "tests").glob("*/test_*sanitize*.py"))) > 4
+
+
+def test_nothing_depends_on_one_registry_of_packages() -> None:
+    """Whoever installs chooses where packages come from."""
+    places = [*(ROOT / ".ci").iterdir(), *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pattern = r"pypi|pythonhosted|index-url|find-links|trusted-host|deb\.debian\.org"
+    assert [path.name for path in places if re.search(pattern, path.read_text(), re.I)] == []

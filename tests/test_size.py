@@ -1,0 +1,76 @@
+"""The product does not grow unnoticed.
+
+Whoever needs more lines than these raises the limit in the same change, and says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from support import lines
+
+# Lines of code, by `PYTHONPATH=tests python -m support.lines`.
+MOST_PYTHON = 19_000
+MOST_C = 18_750
+
+PYTHON = '''\
+"""A docstring
+of two lines."""
+
+# a comment
+x = """not a docstring
+
+but three lines"""
+
+
+class Point: "a docstring behind code"
+
+
+def f() -> None:
+    """One
+
+    more."""
+    "no docstring: a second string"
+    return (  # a comment behind code
+        1,
+
+        2,
+    )
+'''
+C = r"""
+/* a comment
+ * of two lines */
+#define X 1 /* a macro */
+// a comment \
+that goes on
+char *s = "/* no comment */"; // one behind code
+char quote = '"'; /* a character
+*/ char c; /* */
+int /* inside
+       */ n = 1;
+"""
+
+
+def test_lines_of_python() -> None:
+    assert lines.of_python(PYTHON) == 3 + 1 + 1 + 1 + 4
+
+
+def test_lines_of_c() -> None:
+    assert lines.of_c(C) == 6
+
+
+def test_the_product_is_counted() -> None:
+    assert {"monarch_py", "monarch_py/daemon/fill"} < set(lines.python())
+    assert "csrc/preload/fill" in lines.c()
+    assert "csrc/testing" not in lines.c()
+
+
+@pytest.mark.parametrize(
+    ("counted", "most"), [(lines.python, MOST_PYTHON), (lines.c, MOST_C)], ids=["python", "c"]
+)
+def test_the_product_stays_within_its_limits(
+    counted: Callable[[], Counter[str]], most: int
+) -> None:
+    assert counted().total() <= most
