@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from monarch_py.cluster.node_info import NodeInfo, make_info
 from monarch_py.config import Config, load_config
 from monarch_py.daemon.lifecycle import StartupInfo, spawn
@@ -102,7 +104,7 @@ class LocalNode:
 
     def cluster(self) -> Cluster:
         """The cluster as the daemon that runs here knows it."""
-        return Cluster.of(DaemonConnection(self._session()).ask("cluster"))
+        return msgspec.convert(DaemonConnection(self._session()).ask("cluster"), Cluster)
 
     def _session(self) -> SessionDir:
         return SessionDir.of(self._config.file)
@@ -134,7 +136,7 @@ class LocalNode:
         reading, self.lifeline = os.pipe2(os.O_CLOEXEC)
         with self._listener as listener:
             try:
-                startup = StartupInfo(cluster, listener, record, reading)
+                startup = StartupInfo(cluster, listener.fileno(), record, reading)
                 self.process = spawn(self._config.file, detach=False, startup=startup)
             finally:
                 os.close(reading)

@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from monarch_py import __version__
 from monarch_py.config import Config, load_config
+from monarch_py.daemon.control import Control
 from monarch_py.daemon.orphan import OrphanWatch
 from monarch_py.daemon.server import Daemon
 from monarch_py.errors import MonarchError, SessionError
@@ -60,12 +63,13 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class StartupInfo:
     """What a process that starts the daemons of several nodes tells each of them.
 
-    listener : where the other nodes' daemons reach this one;  record : a descriptor, see scan.give;
-    lifeline : the reading end of a pipe; the daemon ends if the pipe closes before it has said STAY
+    The others are descriptors that the daemon inherits.  listener : the socket at which the other
+    nodes' daemons reach this one;  record : see scan.give;  lifeline : the reading end of a pipe;
+    the daemon ends if the pipe closes before it has said STAY
     """
 
     cluster: Cluster
-    listener: socket.socket
+    listener: int
     record: int | None = None
     lifeline: int | None = None
 
@@ -140,6 +144,7 @@ def serve(
             stopping = _Stopping()
             watch = OrphanWatch(session) if is_shared else None
             daemon = _daemon(config, session, startup, awaits_job=is_shared)
+            control = _control(daemon, session)
         stopping.stops(daemon)
         if startup is not None and startup.lifeline is not None:
             hear = threading.Thread(target=_hear, args=(startup.lifeline, daemon), daemon=True)
@@ -150,6 +155,7 @@ def serve(
         # All that was loaded stays loaded: the garbage collector need not look at it while programs
         # run.
         gc.freeze()
+        control.begin()
         daemon.run()
         log.info("has ended")
         if daemon.lost is not None:
@@ -214,7 +220,17 @@ def _daemon(
     if startup is None:
         return Daemon(config, session, awaits_job=awaits_job)
     scanned = None if startup.record is None else take(startup.record)
-    return Daemon(config, session, startup.cluster, startup.listener, scanned)
+    listener = socket.socket(fileno=startup.listener)
+    listener.set_inheritable(False)
+    return Daemon(config, session, startup.cluster, listener, scanned)
+
+
+def _control(daemon: Daemon, session: SessionDir) -> Control:
+    try:
+        return Control(daemon, session)
+    except BaseException:
+        daemon.close()
+        raise
 
 
 def _hear(lifeline: int, daemon: Daemon) -> None:
@@ -255,9 +271,12 @@ def spawn(
     """
     session = SessionDir.of(config_file)
     session.make()
-    words, inherited = _words(startup)
-    if is_shared:
-        words = [SHARED]
+    words, inherited = [SHARED] if is_shared else [], []
+    told = None if startup is None else _written(msgspec.json.encode(startup))
+    if startup is not None and told is not None:
+        words = [str(told)]
+        fds = (told, startup.listener, startup.record, startup.lifeline)
+        inherited = [fd for fd in fds if fd is not None]
     errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
     try:
         process = subprocess.Popen(
@@ -272,8 +291,8 @@ def spawn(
         )
     finally:
         os.close(errors)
-        for fd in inherited[:1]:
-            os.close(fd)
+        if told is not None:
+            os.close(told)
     try:
         _wait_until_up(process, session)
     except BaseException:  # also at a signal that ends us: nobody else knows of the process
@@ -299,34 +318,6 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
         time.sleep(END_PAUSE_S)
     if status := process.poll():
         raise SessionError(f"the daemon has ended: {_last_words(session, status)}")
-
-
-def _words(startup: StartupInfo | None) -> tuple[list[str], list[int]]:
-    """The words for the daemon's command line, which are numbers of descriptors alone, and these
-    descriptors; the first one is ours to close."""
-    if startup is None:
-        return [], []
-    numbers = [
-        _written(startup.cluster.dumps()),
-        startup.listener.fileno(),
-        startup.record,
-        startup.lifeline,
-    ]
-    return [str(n) for n in numbers], [n for n in numbers if n is not None]
-
-
-def _told(words: list[str]) -> StartupInfo | None:
-    """The StartupInfo that `_words` has put into words."""
-    if not words:
-        return None
-    cluster, listener, record, lifeline = (None if w == "None" else int(w) for w in words)
-    assert cluster is not None and listener is not None
-    with open(cluster, "rb") as file:
-        startup = StartupInfo(
-            Cluster.loads(file.read()), socket.socket(fileno=listener), record, lifeline
-        )
-    startup.listener.set_inheritable(False)
-    return startup
 
 
 def _written(data: bytes) -> int:
@@ -381,7 +372,10 @@ def main() -> None:
         words = sys.argv[2:]
         is_shared = words == [SHARED]
         with _told_in_a_sentence():
-            startup = _told([] if is_shared else words)
+            startup = None
+            if words and not is_shared:  # the number of the descriptor that `spawn` has written to
+                with open(int(words[0]), "rb") as file:
+                    startup = msgspec.json.decode(file.read(), type=StartupInfo)
         serve(Path(sys.argv[1]), startup, is_shared=is_shared)
     except MonarchError as error:
         _say_last(f"monarch: {error}\n")

@@ -8,8 +8,7 @@ from typing import Any
 
 from monarch_py.native import ffi, lib
 from monarch_py.peers.handshake import Keys, Party, Purpose, introduce
-from monarch_py.peers.ranges import PeerStatus
-from monarch_py.peers.transport import Unreachable
+from monarch_py.peers.status import PeerStatus, Unreachable
 
 __all__ = ["TcpTransport", "connected"]
 

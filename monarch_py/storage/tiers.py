@@ -6,6 +6,7 @@ in monarch-<uid>/staging-<key of the session>, so it can share a mount point wit
 another session's staging area.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -28,6 +29,7 @@ from monarch_py.storage import memory
 from monarch_py.util.ownership import Doubt, doubts
 
 __all__ = [
+    "NO_DESCRIPTOR",
     "Tier",
     "copy_name",
     "copy_number",
@@ -56,6 +58,8 @@ CATALOG_BYTES = 1 << 30
 # calls, while small files are placed in a thousand portions a second. So neither is looked up again
 # within LOOK_S; free memory is, once LOOK_BYTES were filled.
 LOOK_S, LOOK_BYTES = 0.05, 64 << 20
+# Errors that say nothing of a tier: the process, or the node, has no descriptor left for now.
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 def tier_root(mount_point: Path) -> Path:
@@ -285,7 +289,12 @@ class Tier:
         OSError if they cannot be examined."""
         now_s = time.monotonic()
         if now_s >= self._next_overhead_s:
-            self._overhead_bytes, self._next_overhead_s = self.overhead_bytes(), now_s + LOOK_S
+            try:
+                self._overhead_bytes = self.overhead_bytes()
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTOR:
+                    raise
+            self._next_overhead_s = now_s + LOOK_S
         # The estimate includes rows that are not written yet.
         overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
         return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)

@@ -181,5 +181,5 @@ def test_a_daemon_alone_has_no_cluster_to_tell(
 ) -> None:
     local = local_factory(tree, 1)
     assert local.monarch("start", "-c", local.file(0)).returncode == 0
-    with pytest.raises(Exception, match="serves alone"):
+    with pytest.raises(Exception, match="serves this node alone"):
         local.connection(0).ask("cluster")

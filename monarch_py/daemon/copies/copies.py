@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.daemon.copies.engine import Engine, block_sums
+from monarch_py.daemon.copies.engine import Engine, block_sums, is_passing
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.native import (
     JobKind,
@@ -217,6 +217,9 @@ class Copies:
         if young is None or result["status"] == JobStatus.ABANDONED:
             return
         _, tier, row = young
+        if is_passing(result):
+            self._young[entry] = (time.monotonic() + TIME_STEP_S, tier, row)
+            return
         self._doubted.discard(entry)
         if result["status"] != JobStatus.DONE:
             self.forget(one(entry), State.BYPASS, Reason.CHANGED)

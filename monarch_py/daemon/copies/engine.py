@@ -13,12 +13,23 @@ from monarch_py.daemon.copies.idle import IdleCores
 from monarch_py.daemon.scan.scanner import Source
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import Catalog
-from monarch_py.native import ENTRY, HOME, PLACED, RESULT, ROOM, JobKind, ffi, lib, pointer
+from monarch_py.native import (
+    ENTRY,
+    HOME,
+    PLACED,
+    RESULT,
+    ROOM,
+    JobKind,
+    JobStatus,
+    ffi,
+    lib,
+    pointer,
+)
 from monarch_py.policies.placement import TierRoom
 from monarch_py.storage.memory import available_bytes
-from monarch_py.storage.tiers import Tier
+from monarch_py.storage.tiers import NO_DESCRIPTOR, Tier
 
-__all__ = ["Engine", "block_sums"]
+__all__ = ["Engine", "block_sums", "is_passing"]
 
 # Results taken at a time.
 RESULTS = 1024
@@ -30,6 +41,11 @@ def block_sums(result: Any) -> bytes:
         return b""
     sums = ffi.cast("void *", int(result["block_sums"]))
     return bytes(ffi.buffer(sums, int(result["blocks"]) * 8))
+
+
+def is_passing(result: Any) -> bool:
+    """Whether an order failed only because the daemon, or the node, had no descriptor left."""
+    return result["status"] != JobStatus.DONE and result["error"] in NO_DESCRIPTOR
 
 
 # How many files are taken at a time that were handed over before the catalog knew them.

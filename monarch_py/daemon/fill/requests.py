@@ -191,6 +191,15 @@ class FillRequests:
         self.shared.catalog.set_state(ids, State.WANTED)
         self._queue(ids, in_use=in_use)
 
+    def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
+        """Makes those of (n,) files ABSENT that have no copy for one of these reasons; returns
+        them."""
+        words = self.shared.catalog.words[ids]
+        still = (state_of(words) == State.BYPASS) & np.isin(reason_of(words), reasons)
+        again: Ids = ids[still]
+        self.shared.catalog.set_state(again, State.ABSENT)
+        return again
+
     def put_off(self, ids: Ids, *, in_use: bool) -> None:
         """Puts files off until the copies that are being removed are gone."""
         self._no_room_yet.append((ids, in_use))

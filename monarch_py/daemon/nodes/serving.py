@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import ffi, lib, pointer
-from monarch_py.peers import Party, PeerServer, Purpose
+from monarch_py.peers import Party, PeerServer
 from monarch_py.peers.membership import Cluster
 from monarch_py.storage.tiers import Tier
 
@@ -27,12 +27,12 @@ __all__ = ["ReplicaServer", "Membership"]
 class Membership:
     """What a daemon was told of the other nodes.
 
-    listener : where they reach this daemon;  answers : to what they ask besides files
+    listener : where they reach this daemon;  status : returns the status for those that ask for it
     """
 
     cluster: Cluster
     listener: socket.socket
-    answers: Mapping[Purpose, Callable[[], bytes]]
+    status: Callable[[], bytes]
 
 
 class ReplicaServer(PeerServer):
@@ -43,11 +43,7 @@ class ReplicaServer(PeerServer):
     """
 
     def __init__(
-        self,
-        membership: Membership,
-        shared: Shared,
-        engine: Engine,
-        tiers: list[Tier | None],
+        self, membership: Membership, shared: Shared, engine: Engine, tiers: list[Tier | None]
     ) -> None:
         self._shared, self._engine = shared, engine
         party = Party.of(membership.cluster)
@@ -66,7 +62,7 @@ class ReplicaServer(PeerServer):
         self._catalog: CatalogReader | None = None
         self.follow_catalog()
         lib.monarch_engine_holdings(engine.c, self._c)
-        super().__init__(party, membership.listener, answers=membership.answers)
+        super().__init__(party, membership.listener, status=membership.status)
 
     def follow_catalog(self) -> None:
         """Answers from the catalog's newest generation."""

@@ -122,9 +122,10 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """How many answers to clients rest on what was compared: answers about names, and opens."""
+        """How many answers to clients rest on what was compared: answers about names, and opens of
+        copies. An open that finds no copy is answered by the source itself."""
         totals = self.shared.totals()
-        return int(totals["metadata_hits"] + totals["opens"])
+        return totals["metadata_hits"] + totals["hits"]
 
     def _look(self) -> None:
         catalog = self.shared.catalog.reader()
