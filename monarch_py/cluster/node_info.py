@@ -18,13 +18,13 @@ from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, shm_root
 from monarch_py.peers import listen
 from monarch_py.peers.membership import Cluster
+from monarch_py.storage.manifest import boot_id
 
 __all__ = ["NodeInfo", "check_infos", "check_members", "make_info", "those_that_run"]
 
 THOSE_THAT_RUN = "the nodes whose daemons run"
 # Hints for differences between nodes that the configuration file does not decide.
 _MENDS = {"Monarch": "install the same version there", "plan": "give them the same file"}
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
         listener = listen(serving_address(config), config.peers.port)
     info = NodeInfo(
         name=name,
-        place=(socket.gethostname(), _boot(), str(session.path), str(os.stat(shm_root()).st_dev)),
+        # The boot's identity tells two machines with the same name apart.
+        place=(socket.gethostname(), boot_id(), str(session.path), str(os.stat(shm_root()).st_dev)),
         file=str(config.file),
         address=None if listener is None else listener.getsockname()[:2],
         running=running,
@@ -69,14 +70,6 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
         warnings=config.warnings + (() if is_current else (HAS_CHANGED.format(config.file),)),
     )
     return info, listener
-
-
-def _boot() -> str:
-    """The boot's identity, which tells two machines with the same name apart."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _running(connection: DaemonConnection) -> tuple[str | None, bool]:

@@ -54,6 +54,8 @@ KEPT_LOG = 1 << 20
 SHARED = "shared"
 # Sent over the lifeline to a daemon that is to outlive the process that started it.
 STAY = b"s"
+# Variables of the job's environment that the daemon does not get.
+HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 # Signals that end a daemon in good order. A launcher may send several, to each process of a step.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -249,11 +251,6 @@ def _command(config_file: Path, words: list[str]) -> list[str]:
     return [sys.executable, "-I", "-c", code, package, str(config_file), *words]
 
 
-def _environment() -> dict[str, str]:
-    hidden = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
-    return {k: v for k, v in os.environ.items() if k not in hidden}
-
-
 def spawn(
     config_file: Path,
     *,
@@ -284,7 +281,7 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env=_environment(),
+            env={k: v for k, v in os.environ.items() if k not in HIDDEN},
             cwd="/",
             start_new_session=True,
             pass_fds=inherited,

@@ -18,6 +18,8 @@ from monarch_py.storage.tiers import Tier
 __all__ = ["SCHEMA_VERSION", "status"]
 
 SCHEMA_VERSION = 1
+# Counters of programs that the daemon alone uses, or that are told in other units.
+NOT_TOLD = ("wait_ns", "source_opens", "source_open_ns")
 
 
 def _tier(config: TierConfig, tier: Tier | None, why: str) -> dict[str, Any]:
@@ -116,8 +118,8 @@ def status(
     counted = shared.totals()
     tiers = zip(scanner.config.tiers, filler.tiers, why, strict=False)
     totals: dict[str, Any] = {
-        "wait_seconds": round(counted.pop("wait_ns") / 1e9, 6),
-        **counted,
+        **{name: count for name, count in counted.items() if name not in NOT_TOLD},
+        "wait_seconds": round(counted["wait_ns"] / 1e9, 6),
         "bytes_from_peers": filler.engine.bytes_from_peers,
         "fills": filler.copies.fills,
         "filled_bytes": filler.copies.filled_bytes,

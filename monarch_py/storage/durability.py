@@ -91,7 +91,7 @@ class Keeper:
         are gone, are not what the manifest says, or exceed the quota."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
-        self._remove_files(listed["number"][~known])
+        self.tier.remove_all(listed["number"][~known])
         gone = ~np.isin(self.rows["copy"], listed["number"])
         self.remove(self.rows["copy"][gone].tolist())
         rows = np.sort(self.rows[~gone], order="copy")
@@ -125,12 +125,8 @@ class Keeper:
 
     def _drop(self, numbers: npt.NDArray[Any]) -> None:
         """Drops copies and their rows."""
-        self._remove_files(numbers)
+        self.tier.remove_all(numbers)
         self.remove(numbers.tolist())
-
-    def _remove_files(self, numbers: npt.NDArray[Any]) -> None:
-        for number in numbers.tolist():
-            self.tier.remove(number)
 
     def add(self, rows: list[Row]) -> None:
         with self._lock:
@@ -146,10 +142,6 @@ class Keeper:
         """Call it if copies are left whose check has not ended: the next daemon checks all."""
         self._trusted = False
 
-    def waiting(self) -> int:
-        with self._lock:
-            return len(self._add) + len(self._remove)
-
     def _work(self) -> None:
         while True:
             with self._lock:
@@ -157,11 +149,9 @@ class Keeper:
                     self._lock.wait()
                 if not self._ending:
                     self._lock.wait(BATCH_S)
-                add, remove, ending = list(self._add), list(self._remove), self._ending
+                add, remove = list(self._add), list(self._remove)
                 if not (add or remove):
-                    if ending:
-                        return
-                    continue
+                    return  # it is ending
             self._commit(add, remove)
             with self._lock:
                 self._add = self._add[len(add) :]
@@ -170,7 +160,6 @@ class Keeper:
     def _commit(self, add: list[Row], remove: list[int]) -> None:
         if self.tier.gone:
             return
-        add, remove = list(add), list(remove)
         try:
             error = lib.monarch_syncfs(self.tier.fd) if add else 0
             if error:

@@ -44,7 +44,7 @@ class OpenTiers:
                 self.keepers[number] = Keeper(tier, self._config.block_size_bytes)
                 self.keepers[number].reconcile()
             else:
-                tier.remove_all(tier.listing())  # debris of a daemon that was killed
+                tier.remove_all(tier.listing()["number"])  # debris of a daemon that was killed
         except (OSError, TierError) as error:
             told = error if isinstance(error, TierError) else tier.broken(error)
             tier.give_up(str(told))  # so that its keeper writes nothing more

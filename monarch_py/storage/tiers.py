@@ -257,8 +257,8 @@ class Tier:
             log.warning("tier %s goes unused: %s", self.root, error.strerror)
             self.usable = False
 
-    def remove_all(self, listed: npt.NDArray[Any]) -> None:
-        for number in listed["number"].tolist():
+    def remove_all(self, numbers: npt.NDArray[Any]) -> None:
+        for number in numbers.tolist():
             self.remove(number)
 
     @staticmethod
@@ -438,7 +438,7 @@ class Tier:
         path leads elsewhere, it removes only the copies, through the descriptor."""
         if self.gone or not self.is_in_place():
             with suppress(OSError):
-                self.remove_all(self.listing())
+                self.remove_all(self.listing()["number"])
             self.close(is_used=is_used)
             return
         shutil.rmtree(self.copies, ignore_errors=True)

@@ -284,9 +284,8 @@ class Copies:
     def feed_drops(self) -> None:
         """Hands the engine what is to be removed, a part at a time. The room is given back when the
         files are gone, so that no quota is exceeded meanwhile."""
-        for tier, rows in self.scanner.stale.items():
+        for tier, rows in self.scanner.take_stale().items():
             self._drop_rows(tier, rows)
-        self.scanner.stale = {}
         if self._drops and self._dropping < DROPS:
             tier, ids, numbers, sizes = self._drops.popleft()
             self._dropping += len(ids)
@@ -339,11 +338,10 @@ class Copies:
 
     def drop_foreign(self) -> bool:
         """Drops copies of datasets that are not configured. Returns whether there were any."""
-        found = any(len(rows) for rows in self.scanner.foreign.values())
-        for number, rows in self.scanner.foreign.items():
+        foreign = self.scanner.take_foreign()
+        for number, rows in foreign.items():
             self._drop_rows(number, rows)
-        self.scanner.foreign = {}
-        return found
+        return any(map(len, foreign.values()))
 
     def clear(self) -> int:
         """Drops every copy; returns how many there were."""

@@ -118,8 +118,8 @@ class Filler:
     def pending(self) -> int:
         """The number of orders given, of wanted files, and of copies to check or to look at
         again."""
-        running = self.engine.pending(in_use=True) + self.engine.pending(in_use=False)
-        return len(self.requests) + len(self.checks) + running + self.copies.unsettled
+        waiting = len(self.requests) + len(self.checks) + self.copies.unsettled
+        return waiting + self.engine.pending()
 
     # --- grants ------------------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ class Filler:
         self.outdated.step()
         self.failed.try_again()
         if unstaged:
-            self.staging.left()
+            self.staging.let_in()
         # Copies leave the staging area all the time: files that wait for room try again at each
         # departure.
         if unstaged or not self.copies.dropping:

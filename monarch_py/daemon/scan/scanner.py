@@ -224,6 +224,16 @@ class Scanner:
 
     # --- the scan -----------------------------------------------------------------------------
 
+    def take_foreign(self) -> dict[int, npt.NDArray[Any]]:
+        """Rows (n,) of copies, by tier, that belong to datasets which are not configured."""
+        foreign, self.foreign = self.foreign, {}
+        return foreign
+
+    def take_stale(self) -> dict[int, npt.NDArray[Any]]:
+        """Rows (n,) of copies, by tier, whose files are gone or were replaced."""
+        stale, self.stale = self.stale, {}
+        return stale
+
     def take_adopted(self) -> list[Adopted]:
         """The copies of earlier sessions that were found good since the last call."""
         adopted, self._adopted = self._adopted, []
