@@ -126,8 +126,8 @@ def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str
         names = listed([node["name"] for node in nodes])
         found.append(
             f"{names}: {why} from {asker.name}, at {listed([node['address'] for node in nodes])};"
-            " each would read from the source what the other keeps: look for a firewall, or name"
-            f" another network with peers.interface in {asker.file}"
+            " each side would read from the source what the other keeps: look for a firewall, or"
+            f" set peers.interface to another network in {asker.file}"
         )
     return found
 

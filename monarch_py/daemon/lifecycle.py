@@ -121,8 +121,8 @@ def _told_in_a_sentence() -> Iterator[None]:
         raise SessionError(f"the daemon cannot start: {what}") from error
     except MemoryError as error:
         raise SessionError(
-            f"the daemon cannot start: {error or 'there is no memory'}; raise the limits on memory"
-            " and on threads (ulimit -v, -u), or the job's"
+            f"the daemon cannot start: {error or 'there is no memory'}; raise the limits on"
+            " memory and threads (ulimit -v, -u), or those of the job"
         ) from error
 
 
@@ -143,23 +143,29 @@ def serve(
             config = load_config(config_file)
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
-            stopping = _Stopping()
+            ignore_the_jobs()
+            # A signal that comes before the daemon is ready ends it once it is: ended half-made, it
+            # would leave tiers that look as if it had been killed.
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             watch = OrphanWatch(session) if is_shared else None
             daemon = _daemon(config, session, startup, awaits_job=is_shared)
             control = _control(daemon, session)
-        stopping.stops(daemon)
+        handle(ENDING, lambda *_: daemon.stop_soon())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         if startup is not None and startup.lifeline is not None:
             hear = threading.Thread(target=_hear, args=(startup.lifeline, daemon), daemon=True)
             hear.start()
         if watch is not None:
             watch.begin(daemon.stop_now)
-        log.info("serves %s (process %d, version %s)", config.file, os.getpid(), __version__)
+        log.info(
+            "the daemon serves %s (process %d, version %s)", config.file, os.getpid(), __version__
+        )
         # All that was loaded stays loaded: the garbage collector need not look at it while programs
         # run.
         gc.freeze()
         control.begin()
         daemon.run()
-        log.info("has ended")
+        log.info("the daemon has ended")
         if daemon.lost is not None:
             raise SessionError(
                 f"the daemon has ended because {daemon.lost} was removed or replaced (by rm, a job"
@@ -168,27 +174,6 @@ def serve(
         # The daemon has ended well. One more signal, of which Python would die, must not change
         # that.
         handle(ENDING, signal.SIG_IGN)
-
-
-class _Stopping:
-    """What signals do to a daemon. A daemon that is not ready yet first becomes ready, then ends as
-    it should: ended half-made, it would leave tiers that look as if it had been killed."""
-
-    def __init__(self) -> None:
-        self._daemon: Daemon | None = None
-        self._is_asked = False
-        ignore_the_jobs()
-        handle(ENDING, self._stop)
-
-    def _stop(self, _number: int, _frame: object) -> None:
-        self._is_asked = True
-        if self._daemon is not None:
-            self._daemon.stop_soon()
-
-    def stops(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        if self._is_asked:
-            daemon.stop_soon()
 
 
 def ignore_the_jobs() -> None:

@@ -361,7 +361,7 @@ class Daemon:
         self.metadata.close()
         left += self.scanner.close(until - time.monotonic())
         if left:
-            log.warning("%d threads are left: they wait for a source that does not answer", left)
+            log.warning("%d threads still wait for a source that does not answer", left)
         else:
             for source in self.scanner.sources:
                 with suppress(OSError):

@@ -236,6 +236,6 @@ def listen(host: str, port: int = 0) -> socket.socket:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise SessionError(
-            f"peers cannot be served at {host}, port {port} ({why}): name an address of this node "
-            "and a port that is free, with peers.address and peers.port"
+            f"the daemon cannot listen at {host}, port {port} ({why}): set peers.address to an"
+            " address of this node, and peers.port to a free port"
         ) from error

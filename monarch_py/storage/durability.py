@@ -32,7 +32,7 @@ class Keeper:
     """The manifest of one tier and the thread that writes it. The constructor opens the manifest
     and loads its rows; TierError if it cannot.
 
-    rows : (copies,) of manifest.ROW, until `validate` has taken them
+    rows : (copies,) of manifest.ROW, until `take_rows`
     must_check : see Manifest.begin_use
     `tier.lost` is set if copies of earlier sessions cannot be used.
     """
@@ -128,6 +128,11 @@ class Keeper:
         self.tier.remove_all(numbers)
         self.remove(numbers.tolist())
 
+    def take_rows(self) -> npt.NDArray[Any]:
+        """Hands `rows` over: they are large, and needed once."""
+        rows, self.rows = self.rows, self.rows[:0]
+        return rows
+
     def add(self, rows: list[Row]) -> None:
         with self._lock:
             self._add += rows
@@ -169,7 +174,7 @@ class Keeper:
         except (OSError, sqlite3.Error) as error:
             # The copies still serve this session; the next one removes them as debris.
             if not self.broken:
-                log.warning("tier %s: copies are not kept: %s", self.tier.root, error)
+                log.warning("tier %s: copies cannot be recorded: %s", self.tier.root, error)
             self.broken = True
 
     def end(self) -> None:

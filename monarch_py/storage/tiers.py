@@ -254,8 +254,7 @@ class Tier:
             with suppress(OSError):
                 os.rmdir(name, dir_fd=self.fd)
         except OSError as error:  # read-only or broken, so the copy's room does not come back
-            log.warning("tier %s goes unused: %s", self.root, error.strerror)
-            self.usable = False
+            self.fail(error.errno or errno.EIO)
 
     def remove_all(self, numbers: npt.NDArray[Any]) -> None:
         for number in numbers.tolist():
@@ -396,6 +395,10 @@ class Tier:
         was."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
+    def note_cleared(self) -> None:
+        """Ends that limit."""
+        self.cap_bytes = None
+
     def is_on(self, device: int) -> bool:
         return os.fstat(self.fd).st_dev == device
 
@@ -410,6 +413,13 @@ class Tier:
             return True
         held = os.fstat(self.fd)
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+    def fail(self, error: int) -> None:
+        """Places nothing more here after an error (an errno) of the file system; the copies serve
+        as long as they can."""
+        if self.usable:
+            log.warning("%s", self.broken(OSError(error, os.strerror(error))))
+        self.usable = False
 
     def give_up(self, why: str) -> None:
         """Places nothing here any more, and touches nothing by the tier's path."""

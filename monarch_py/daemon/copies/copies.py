@@ -144,7 +144,7 @@ class Copies:
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
-            log.warning("%d copies go unused: %s", len(ids), error.strerror)
+            log.warning("%d copies cannot be published: %s", len(ids), error.strerror)
             return False
         return True
 
@@ -228,13 +228,6 @@ class Copies:
 
     # --- tiers that fail --------------------------------------------------------------
 
-    def tier_failed(self, number: int, error: int) -> None:
-        """Places nothing more in a tier that has failed; its copies serve as long as they can."""
-        tier = self.tier(number)
-        if tier.usable:
-            log.warning("%s", tier.broken(OSError(error, os.strerror(error))))
-        tier.usable = False
-
     def lose_tier(self, number: int) -> None:
         """Drops the copies of a lost tier: nobody is sent to them any more, and their files may be
         filled elsewhere."""
@@ -297,7 +290,7 @@ class Copies:
         self._dropping -= 1
         number, size = int(result["tier"]), int(result["bytes"])
         if result["left"]:
-            self.tier_failed(number, int(result["left"]))
+            self.tier(number).fail(int(result["left"]))
         else:
             self.tier(number).release(int(result["copy"]), size)
         self._leaving[number] -= self.tier(number).rounded(size)

@@ -232,7 +232,7 @@ class Engine:
         homes["is_kept"] = keeps
         pointers = pointer(entries, "uint64_t *"), pointer(homes, "struct monarch_home *")
         if lib.monarch_engine_homes(self.c, len(entries), *pointers) != 0:
-            raise MemoryError("no memory for whom the fills of the catalog's files ask")
+            raise MemoryError("no memory for the table of nodes that fills ask")
 
     def rest(self, limit_s: float) -> bool:
         """Waits until somebody waits for a file that the grant leaves to Python, for limit_s [s] at

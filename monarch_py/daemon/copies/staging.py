@@ -80,19 +80,19 @@ def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier |
             raise tier.broken(error) from error
         return tier
     except TierError as error:
-        log.warning("nothing is staged: %s", error)
+        log.warning("there is no staging area: %s", error)
         return None
 
 
 def _default(tiers: int) -> TierConfig | None:
     place = shm_root()
     if tiers >= MAX_TIERS:
-        log.warning("nothing is staged: there are %d tiers, and no number for one more", tiers)
+        log.warning("there is no staging area: %d tiers are as many as there can be", tiers)
         return None
     try:
         room = os.statvfs(place)
     except OSError as error:
-        log.warning("nothing is staged: %s: %s", place, error.strerror)
+        log.warning("there is no staging area: %s: %s", place, error.strerror)
         return None
     free = room.f_bavail * room.f_frsize // SHARE_OF_DISK
     quota = min(DEFAULT_BYTES, free, memory.available_bytes() // SHARE_OF_MEMORY)

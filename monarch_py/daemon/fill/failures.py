@@ -45,7 +45,7 @@ class FailedFills:
         tier.give_back(int(catalog.entries["size"][entry]))
         if result["left"]:
             tier.adopt(catalog.entries["size"][[entry]])  # what was filled of the file takes room
-            self._copies.tier_failed(number, int(result["left"]))
+            tier.fail(int(result["left"]))
         if is_passing(result):
             self._put_off(entry, error)
         elif status == JobStatus.TIER_FULL and number == self._staging.number:
@@ -56,7 +56,7 @@ class FailedFills:
             tier.note_full()
             self._requests.again(one(entry), in_use=in_use)
         elif status == JobStatus.TIER_ERROR:
-            self._copies.tier_failed(number, error)
+            tier.fail(error)
             self._requests.again(one(entry), in_use=in_use)
         elif status == JobStatus.SOURCE_CHANGED:
             self._source_changed(entry, in_use=in_use)

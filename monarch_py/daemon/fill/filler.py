@@ -492,7 +492,7 @@ class Filler:
         self.requests.let_in_again(everything, Reason.NO_ROOM, Reason.FAILED)
         for tier in self.tiers:
             if tier is not None:
-                tier.cap_bytes = None
+                tier.note_cleared()
         return dropped
 
     def close(self, limit_s: float) -> int:

@@ -51,7 +51,7 @@ class ReplicaServer(PeerServer):
             shared.clients, shared.fills, int(shared.control.block_bytes), party.content_key
         )
         if self._c == ffi.NULL:
-            raise MemoryError("no memory for what peers are served")
+            raise MemoryError("no memory to serve copies to peers")
         for number in range(int(shared.control.sources)):
             device = int(shared.control.source[number].dev)
             lib.monarch_holdings_source(self._c, number, device)

@@ -45,9 +45,9 @@ class Validator:
     """Matches the rows of one tier's manifest with the files that the scan finds."""
 
     def __init__(self, tier_number: int, keeper: Keeper, sources: list[Source]) -> None:
-        self.tier_number, self.keeper = tier_number, keeper
+        self.tier_number = tier_number
         here = {str(source.config.real_path): source.number for source in sources}
-        rows = keeper.rows
+        rows = keeper.take_rows()
         numbers = {n: here.get(path, -1) for path, n in keeper.sources.items()}
         owner = np.array([numbers.get(int(n), -1) for n in rows["source"]], dtype=np.int64)
         self.foreign = rows[owner < 0]
@@ -60,7 +60,6 @@ class Validator:
         order = np.argsort(self.hashes, kind="stable")
         self.rows, self.hashes = self.rows[order], self.hashes[order]
         self.matched = np.zeros(len(self.rows), dtype=bool)
-        keeper.rows = keeper.rows[:0]
 
     def match(self, entries: npt.NDArray[Any]) -> tuple[npt.NDArray[np.intp], npt.NDArray[Any]]:
         """Which of the catalog's entries have a copy here, and the copies' rows."""
@@ -247,9 +246,8 @@ class Scanner:
             source = self._source_to_scan()
             if source is None or source.scan is None:
                 break
-            batch = source.scan.take()
+            batch = source.take_batch()
             if batch is not None:
-                source.found += len(batch.entries)
                 self._insert(source, batch.entries, batch.pool)
             elif source.scan.is_finished:
                 self._end(source, source.scan)
@@ -263,16 +261,8 @@ class Scanner:
             self._current = next((s for s in self.sources if s.is_asked), None)
             if self._current is not None:
                 bell = ffi.addressof(self.shared.clients, "doorbell")
-                try:
-                    known = self.shared.catalog.writer, self.shared.clients, self._began_ns
-                    self._current.begin(self.config, bell, known, self._allowed)
-                except OSError as error:
-                    log.warning(
-                        "%s: what is not known of it stays at the source: %s",
-                        self._current.config.path,
-                        error,
-                    )
-                    self._current.errors += 1
+                known = self.shared.catalog.writer, self.shared.clients, self._began_ns
+                if not self._current.begin(self.config, bell, known, self._allowed):
                     self._current = None
         return self._current
 
@@ -287,7 +277,7 @@ class Scanner:
         try:
             self.shared.catalog.fit()
         except OSError as error:
-            log.info("the catalog stays larger than it needs to be: %s", error)
+            log.info("the catalog cannot be shrunk to its content: %s", error)
         self.stale = {v.tier_number: v.rest() for v in self.validators}
         self.validators = []
         self.shared.control.scanned = 1
@@ -309,11 +299,7 @@ class Scanner:
             catalog.add(entries, pool)
         except OSError as error:
             self.full = True
-            log.warning(
-                "shared memory is full: files beyond %d are left to the source (%s)",
-                len(catalog),
-                error,
-            )
+            log.warning("no more than %d files are known and copied: %s", len(catalog), error)
             return
         self._known = len(catalog)
         new = np.arange(before, self._known, dtype=np.uint64)
