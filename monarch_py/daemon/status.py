@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,31 +74,28 @@ def _staging(staging: Staging, readahead: ReadAhead) -> dict[str, Any] | None:
 def _source(scanner: Scanner, shared: Shared, number: int) -> dict[str, Any]:
     source = scanner.sources[number]
     counts = shared.catalog.counts(number, Kind.FILE)
-    by_state: dict[State, int] = dict.fromkeys(State, 0)
-    bypass: dict[str, int] = {}
-    bypass_bytes: dict[str, int] = {}
-    present_bytes = 0
-    for (state, reason), (files, size) in counts.items():
-        by_state[State(state)] += files
-        if state == State.BYPASS:
-            bypass[Reason(reason).name.lower()] = files
-            bypass_bytes[Reason(reason).name.lower()] = size
-        elif state == State.PRESENT:
-            present_bytes += size
+    in_state: Counter[int] = Counter()
+    bytes_in: Counter[int] = Counter()
+    for (state, _), (files, size) in counts.items():
+        in_state[state] += files
+        bytes_in[state] += size
+    bypass = {
+        Reason(why).name.lower(): n for (state, why), n in counts.items() if state == State.BYPASS
+    }
     return {
         "path": str(source.config.path),
         "scanned": source.scanned,
         "scan_seconds": round(source.scan_seconds, 3),
         "scan_errors": source.errors,
-        "files": sum(files for files, _ in counts.values()),
-        "bytes": sum(size for _, size in counts.values()),
-        "present": by_state[State.PRESENT],
-        "present_bytes": present_bytes,
-        "filling": by_state[State.FILLING],
-        "wanted": by_state[State.WANTED],
-        "absent": by_state[State.ABSENT],
-        "bypass": bypass,
-        "bypass_bytes": bypass_bytes,
+        "files": in_state.total(),
+        "bytes": bytes_in.total(),
+        "present": in_state[State.PRESENT],
+        "present_bytes": bytes_in[State.PRESENT],
+        "filling": in_state[State.FILLING],
+        "wanted": in_state[State.WANTED],
+        "absent": in_state[State.ABSENT],
+        "bypass": {why: files for why, (files, _) in bypass.items()},
+        "bypass_bytes": {why: size for why, (_, size) in bypass.items()},
     }
 
 

@@ -29,12 +29,13 @@ from monarch_py.native import (
 from monarch_py.storage.manifest import Row
 from monarch_py.storage.tiers import Tier
 
-__all__ = ["Copies", "Ids", "one"]
+__all__ = ["NONE", "Copies", "Ids", "one"]
 
 log = logging.getLogger("monarch.copies")
 
 Ids = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
+NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 # A file may change again within this time of a change without its timestamps showing it [s].
 TIME_STEP_S = 2.0

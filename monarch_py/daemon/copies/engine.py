@@ -29,10 +29,15 @@ from monarch_py.policies.placement import TierRoom
 from monarch_py.storage.memory import available_bytes
 from monarch_py.storage.tiers import NO_DESCRIPTOR, Tier
 
-__all__ = ["Engine", "block_sums", "is_passing"]
+__all__ = ["Engine", "as_array", "block_sums", "is_passing"]
 
 # Results taken at a time.
 RESULTS = 1024
+
+
+def as_array(ctype: str, values: npt.NDArray[Any]) -> Any:
+    """Values as a C array of this type (`uint64_t`), which C only reads and which keeps them."""
+    return ffi.from_buffer(f"{ctype}[]", np.ascontiguousarray(values, ctype.removesuffix("_t")))
 
 
 def block_sums(result: Any) -> bytes:
@@ -178,23 +183,17 @@ class Engine:
         asks before the source, in this order, -1 for nobody, + MONARCH_HAS_IT for one that has it
         whole
         """
-        entries = np.ascontiguousarray(ids, dtype=np.uint64)
-        numbers = np.ascontiguousarray(copies, dtype=np.uint64)
-        places = np.ascontiguousarray(tiers, dtype=np.uint32)
-        expected = np.ascontiguousarray(
-            sums if sums is not None else np.zeros(len(entries)), dtype=np.uint64
-        )
         lib.monarch_engine_submit(
             self.c,
             catalog.c,
             kind,
             in_use,
-            len(entries),
-            pointer(entries, "uint64_t *"),
-            pointer(places, "uint32_t *"),
-            pointer(numbers, "uint64_t *"),
-            pointer(expected, "uint64_t *"),
-            pointer(peers, "int32_t *") if peers is not None else ffi.NULL,
+            len(ids),
+            as_array("uint64_t", ids),
+            as_array("uint32_t", tiers),
+            as_array("uint64_t", copies),
+            as_array("uint64_t", np.zeros(len(ids)) if sums is None else sums),
+            ffi.NULL if peers is None else as_array("int32_t", peers),
         )
 
     def grant(self, rooms: list[TierRoom], first_copy: int, meets: int) -> None:
@@ -226,12 +225,11 @@ class Engine:
         """Tells the engine, for grants where nodes share, which nodes a fill of each of (n,)
         entries asks, (n, MONARCH_ASKED) or -1, and whether this node keeps the entry. From the
         first call on, the engine leaves files of which nothing was said to Python. MemoryError."""
-        entries = np.ascontiguousarray(ids, dtype=np.uint64)
-        homes = np.zeros(len(entries), dtype=HOME)
+        homes = np.zeros(len(ids), dtype=HOME)
         homes["asked_first"], homes["asked_then"] = asked.T
         homes["is_kept"] = keeps
-        pointers = pointer(entries, "uint64_t *"), pointer(homes, "struct monarch_home *")
-        if lib.monarch_engine_homes(self.c, len(entries), *pointers) != 0:
+        where = pointer(homes, "struct monarch_home *")
+        if lib.monarch_engine_homes(self.c, len(ids), as_array("uint64_t", ids), where) != 0:
             raise MemoryError("no memory for the table of nodes that fills ask")
 
     def rest(self, limit_s: float) -> bool:
@@ -242,9 +240,7 @@ class Engine:
     def withdraw(self, ids: npt.NDArray[np.uint64]) -> int:
         """Takes back the fills of (n,) entries that no thread has begun and no program waits for.
         They are among the results at once, as ABANDONED. Returns how many they are."""
-        entries = np.ascontiguousarray(ids, dtype=np.uint64)
-        where = pointer(entries, "uint64_t *")
-        return int(lib.monarch_engine_withdraw(self.c, len(entries), where))
+        return int(lib.monarch_engine_withdraw(self.c, len(ids), as_array("uint64_t", ids)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
         """(peers,) how many orders without a result yet ask each of the peers first."""
@@ -262,23 +258,19 @@ class Engine:
 
         ids, sizes : of the copies' files
         """
-        columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, copies, sizes)]
-        entries, *others = (pointer(a, "uint64_t *") for a in columns)
-        places = np.full(len(columns[0]), tier, dtype=np.uint32)
-        where = pointer(places, "uint32_t *")
-        lib.monarch_engine_drop(self.c, len(places), entries, where, *others)
+        entries, *others = (as_array("uint64_t", a) for a in (ids, copies, sizes))
+        places = as_array("uint32_t", np.full(len(ids), tier))
+        lib.monarch_engine_drop(self.c, len(ids), entries, places, *others)
 
     def results(self) -> Iterator[npt.NDArray[Any]]:
         """Batches (n,) of dtype RESULT; each is valid until the next is asked for, and its block
         sums until `settle`."""
         count = RESULTS
         while count == RESULTS:
-            count = lib.monarch_engine_results(
-                self.c, pointer(self._buffer, "struct monarch_result *"), RESULTS
-            )
-            batch = self._buffer[:count]
+            where = pointer(self._buffer, "struct monarch_result *")
+            count = lib.monarch_engine_results(self.c, where, RESULTS)
             if count:
-                yield batch
+                yield self._buffer[:count]
 
     def adapt(self) -> None:
         """Adapts the number of reads in flight to what the sources and the peers give."""

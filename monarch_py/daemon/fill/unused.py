@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.copies.copies import NONE, Ids
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import State, state_of
 
-__all__ = ["BYTES_AT_FIRST", "BYTES_FOR_EACH_READ", "NONE", "UnusedPrefetch"]
+__all__ = ["BYTES_AT_FIRST", "BYTES_FOR_EACH_READ", "UnusedPrefetch"]
 
 # How much may be filled ahead and lie unused [bytes]: BYTES_FOR_EACH_READ for each byte that
 # programs have read, which counts once however often it is read, and BYTES_AT_FIRST besides, so
 # that there is some before they have read anything.
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
-NONE: Ids = np.zeros(0, dtype=np.uint64)
 # Marks of a file. REFUSED: it had no room when it was used before.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
 # Opens of a file within this time count as one use of it [s].

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.daemon.copies.copies import Ids
-from monarch_py.daemon.copies.engine import Engine
+from monarch_py.daemon.copies.engine import Engine, as_array
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import ffi, lib, pointer
@@ -79,16 +79,14 @@ class ReplicaServer(PeerServer):
 
         moved_to : (n,) the numbers of these nodes, NOBODY where there is none to tell of
         """
-        entries = np.ascontiguousarray(ids, dtype=np.uint64)
         elsewhere = np.where(
             moved_to >= 0,
             lib.MONARCH_MOVED_TO + moved_to.astype(np.int32),
             lib.MONARCH_KEPT_ELSEWHERE,
         )
-        said = np.where(is_kept, lib.MONARCH_KEPT_HERE, elsewhere).astype(np.uint16)
-        lib.monarch_holdings_keep(
-            self._c, len(entries), pointer(entries, "uint64_t *"), pointer(said, "uint16_t *")
-        )
+        said = np.where(is_kept, lib.MONARCH_KEPT_HERE, elsewhere)
+        entries, kept = as_array("uint64_t", ids), as_array("uint16_t", said)
+        lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
         """(n,) entries that this node has come to keep since the last call: peers take it for their
