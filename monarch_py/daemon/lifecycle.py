@@ -157,23 +157,25 @@ def serve(
             hear.start()
         if watch is not None:
             watch.begin(daemon.stop_now)
-        log.info(
-            "the daemon serves %s (process %d, version %s)", config.file, os.getpid(), __version__
-        )
+        log.info("process %d serves %s (version %s)", os.getpid(), config.file, __version__)
         # All that was loaded stays loaded: the garbage collector need not look at it while programs
         # run.
         gc.freeze()
         control.begin()
         daemon.run()
         log.info("the daemon has ended")
-        if daemon.lost is not None:
-            raise SessionError(
-                f"the daemon has ended because {daemon.lost} was removed or replaced (by rm, a job"
-                "'s epilogue or logind's RemoveIPC); start another with `monarch start`"
-            )
+        _raise_if_lost(daemon)
         # The daemon has ended well. One more signal, of which Python would die, must not change
         # that.
         handle(ENDING, signal.SIG_IGN)
+
+
+def _raise_if_lost(daemon: Daemon) -> None:
+    if daemon.lost is not None:
+        raise SessionError(
+            f"the daemon has ended because {daemon.lost} was removed or replaced (by rm, a job's"
+            " epilogue or logind's RemoveIPC); start another with `monarch start`"
+        )
 
 
 def ignore_the_jobs() -> None:
@@ -254,27 +256,14 @@ def spawn(
     session = SessionDir.of(config_file)
     session.make()
     words, inherited = [SHARED] if is_shared else [], []
-    told = None if startup is None else _written(msgspec.json.encode(startup))
-    if startup is not None and told is not None:
-        words = [str(told)]
-        fds = (told, startup.listener, startup.record, startup.lifeline)
-        inherited = [fd for fd in fds if fd is not None]
-    errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
-    try:
-        process = subprocess.Popen(
-            _command(config_file, words),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            env={k: v for k, v in os.environ.items() if k not in HIDDEN},
-            cwd="/",
-            start_new_session=True,
-            pass_fds=inherited,
-        )
-    finally:
-        os.close(errors)
-        if told is not None:
-            os.close(told)
+    with contextlib.ExitStack() as stack:
+        if startup is not None:
+            told = _written(msgspec.json.encode(startup))
+            stack.callback(os.close, told)
+            words = [str(told)]
+            fds = (told, startup.listener, startup.record, startup.lifeline)
+            inherited = [fd for fd in fds if fd is not None]
+        process = _start(_command(config_file, words), session, inherited)
     try:
         _wait_until_up(process, session)
     except BaseException:  # also at a signal that ends us: nobody else knows of the process
@@ -288,6 +277,23 @@ def spawn(
     if detach:
         process.returncode = 0  # not ours to wait for: it outlives us
     return process
+
+
+def _start(command: list[str], session: SessionDir, fds: list[int]) -> "subprocess.Popen[bytes]":
+    errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env={k: v for k, v in os.environ.items() if k not in HIDDEN},
+            cwd="/",
+            start_new_session=True,
+            pass_fds=fds,
+        )
+    finally:
+        os.close(errors)
 
 
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from monarch_py.daemon.fill.prefetch import DirectoryPrefetch
 from monarch_py.daemon.nodes.placement import Membership
 from monarch_py.daemon.openfiles import writers
 from monarch_py.daemon.plans.manager import PlanManager, load_plan
+from monarch_py.daemon.plans.tracker import Loaded
 from monarch_py.daemon.scan.pace import ScanPace
 from monarch_py.daemon.scan.revalidation import Metadata
 from monarch_py.daemon.scan.scanner import Scanner
@@ -93,35 +94,43 @@ class Daemon:
         self.at_end = ExitStack()
         self._open_tiers = OpenTiers(config)
         self.tiers, self.keepers = self._open_tiers.tiers, self._open_tiers.keepers
-        with ExitStack() as undo:
-            undo.callback(self._open_tiers.end_unused)
-            needed = bool(plans or cluster)
-            self.tiers.append(open_staging(config, session, needed=needed))
-            self.shared = Shared(session, config)
-            self.shared.set_tiers(self.tiers)
-            self._mark_open_for_writing()
-            self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
-            self.metadata = Metadata(config, self.shared, self.scanner)
-            self.filler = Filler(self.scanner, self._membership(listener))
-            self.plan_manager = PlanManager(plans, self.filler, cluster)
-            self.ranks = Ranks(self.shared, self.filler.engine, is_on=config.balance_ranks)
-            if self.filler.staging.tier is not None or plans:
-                self.shared.follow_opens()
-            self._scan_pace = ScanPace(time.monotonic(), awaits_job=awaits_job)
-            self.directory_prefetch = DirectoryPrefetch(
-                self.filler, is_on=config.prefetch == "auto"
-            )
-            files = (SYSTEM_SWITCH_FILE, config.switch_file)
-            self._switches = Switches([path for path in files if path is not None])
-            self.at_end.callback(self._switches.close)
-            # Without the lock's name a second daemon would start.
-            self._names: dict[Path, FileId | None] = {session.lock: id_of(session.lock)}
-            self._lost_tiers: list[tuple[int, str]] = []
-            self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
-            # The first call of np.unique imports modules. Later the loop may have no descriptor for
-            # them, nor time.
-            np.unique(NONE)
-            undo.pop_all()
+        try:
+            self._make_ready(session, plans, listener, scanned)
+        except BaseException:
+            self._open_tiers.end_unused()
+            raise
+        self._scan_pace = ScanPace(time.monotonic(), awaits_job=awaits_job)
+
+    def _make_ready(
+        self,
+        session: SessionDir,
+        plans: Sequence[tuple[Path, Loaded]],
+        listener: socket.socket | None,
+        scanned: tuple[Record, float] | None,
+    ) -> None:
+        config = self.config
+        self.tiers.append(open_staging(config, session, needed=bool(plans or self.cluster)))
+        self.shared = Shared(session, config)
+        self.shared.set_tiers(self.tiers)
+        self._mark_open_for_writing()
+        self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
+        self.metadata = Metadata(config, self.shared, self.scanner)
+        self.filler = Filler(self.scanner, self._membership(listener))
+        self.plan_manager = PlanManager(plans, self.filler, self.cluster)
+        self.ranks = Ranks(self.shared, self.filler.engine, is_on=config.balance_ranks)
+        if self.filler.staging.tier is not None or plans:
+            self.shared.follow_opens()
+        self.directory_prefetch = DirectoryPrefetch(self.filler, is_on=config.prefetch == "auto")
+        files = (SYSTEM_SWITCH_FILE, config.switch_file)
+        self._switches = Switches([path for path in files if path is not None])
+        self.at_end.callback(self._switches.close)
+        # Without the lock's name a second daemon would start.
+        self._names: dict[Path, FileId | None] = {session.lock: id_of(session.lock)}
+        self._lost_tiers: list[tuple[int, str]] = []
+        self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
+        # The first call of np.unique imports modules. Later the loop may have no descriptor for
+        # them, nor time.
+        np.unique(NONE)
 
     def needs(self, path: Path) -> None:
         """Has the daemon end when this file of the session loses its name."""
