@@ -231,7 +231,7 @@ class Testbed:
         for node, listener in enumerate(listeners):
             self._configure(node)
             with self._on(node):
-                startup = StartupInfo(Cluster(node, members, secret), listener)
+                startup = StartupInfo(Cluster(node, members, secret), listener.fileno())
                 self.daemons.append(spawn(self.config(node), detach=False, startup=startup))
             self._stack.callback(self._end_daemon, node)
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.peers.ranges import FileId
 from monarch_py.native import ffi, lib, pointer
-from monarch_py.peers.ranges import FileId
 from monarch_py.peers.server import PeerServer
 
 __all__ = ["FileServer"]

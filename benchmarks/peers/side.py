@@ -23,16 +23,9 @@ import numpy.typing as npt
 import xxhash
 
 from benchmarks.peers.fileserver import FileServer
+from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import ffi, lib
-from monarch_py.peers import (
-    FileId,
-    Party,
-    Peer,
-    PeerStatus,
-    TcpTransport,
-    listen,
-    new_gets,
-)
+from monarch_py.peers import Party, Peer, PeerStatus, TcpTransport, listen
 
 BLOCK_BYTES = 4 << 20
 # The plain receiver's reads, as large as the client's own.
@@ -110,7 +103,7 @@ class Getter:
 
     def __init__(self, secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
         self.plain = (host, plain)
-        self.peer = Peer(TcpTransport(party_of(secret, 1, (host, ours))), 0)
+        self.peer = Peer(TcpTransport(party_of(secret, 1, (host, ours))).connect, 0)
         self.buffer = pages(READ_BYTES)
         self.file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self.memory = pages(0)
@@ -163,7 +156,7 @@ class Getter:
         return gets
 
     def _fetch(self, gets: Any) -> None:
-        self.peer.fetch(gets)
+        fetch_ranges(self.peer, gets)
         wrong = gets[gets["status"] != PeerStatus.OK]
         if len(wrong):
             raise RuntimeError(f"{len(wrong)} ranges failed, the first {wrong[0]}")

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from monarch_py.cluster.node_info import NodeInfo, make_info
 from monarch_py.config import Config, load_config
 from monarch_py.daemon.lifecycle import StartupInfo, spawn
@@ -60,8 +62,8 @@ class LocalNode:
         while not self._shares.try_turn():
             if time.monotonic() > limit:
                 raise SessionError(
-                    f"another start, or run, of {self._config_file} has been under way for"
-                    f" {TURN_LIMIT_S:.0f} s; wait for its end, and try again"
+                    f"another `monarch start` or `monarch run` has been starting the daemon of"
+                    f" {self._config_file} for {TURN_LIMIT_S:.0f} s; try again once it has ended"
                 )
             time.sleep(TURN_PAUSE_S)
 
@@ -74,8 +76,8 @@ class LocalNode:
         self._config = load_config(self._config_file)
         if self._config.scan == "lazy":
             raise ConfigError(
-                f"{self._config.file}: nodes share all files out, and 'scan: lazy' does not list"
-                " them all; remove 'scan'"
+                f"{self._config.file}: several nodes need the list of all files, which"
+                " 'scan: lazy' does not make; remove 'scan'"
             )
         info, self._listener = make_info(self._config, self._name)
         return info
@@ -102,10 +104,11 @@ class LocalNode:
 
     def cluster(self) -> Cluster:
         """The cluster as the daemon that runs here knows it."""
-        return Cluster.of(DaemonConnection(self._session()).ask("cluster"))
+        return msgspec.convert(self._daemon.ask("cluster"), Cluster)
 
-    def _session(self) -> SessionDir:
-        return SessionDir.of(self._config.file)
+    @property
+    def _daemon(self) -> DaemonConnection:
+        return DaemonConnection(SessionDir.of(self._config.file))
 
     def roots(self) -> list[int | None]:
         """The inode number of each source's directory; None if it cannot be seen."""
@@ -124,7 +127,7 @@ class LocalNode:
         me = cluster.members[cluster.rank]
         if self._listener.getsockname()[:2] != (me.host, me.port):
             self._listener.close()
-            self._listener = _listen_again(me.host, me.port, self._session())
+            self._listener = _listen_again(me.host, me.port, SessionDir.of(self._config.file))
         return self._start(cluster, None)
 
     # --- both kinds of start ----------------------------------------------------------------------
@@ -134,19 +137,18 @@ class LocalNode:
         reading, self.lifeline = os.pipe2(os.O_CLOEXEC)
         with self._listener as listener:
             try:
-                startup = StartupInfo(cluster, listener, record, reading)
+                startup = StartupInfo(cluster, listener.fileno(), record, reading)
                 self.process = spawn(self._config.file, detach=False, startup=startup)
             finally:
                 os.close(reading)
-        return troubles(DaemonConnection(SessionDir.of(self._config.file)).ask("status"))
+        return troubles(self._daemon.ask("status"))
 
     def unreached(self) -> list[dict[str, Any]]:
         """The other nodes whose daemons this node's daemon does not reach, as `all` tells them."""
-        connection = DaemonConnection(SessionDir.of(self._config.file))
         silent: list[dict[str, Any]] = []
         with suppress(SessionError):  # the answer may take too long if thousands of nodes are off
             for _ in range(LOOKS):
-                silent = [node for node in connection.ask("all")["nodes"] if not node["answers"]]
+                silent = [node for node in self._daemon.ask("all")["nodes"] if not node["answers"]]
                 if not silent:
                     break
         return silent
@@ -166,8 +168,8 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
         silent = holder_of(session.lock)
         hint = "free it" if not silent else f"the daemon of {silent} there does not answer: end it"
         raise SessionError(
-            f"the daemons that run reach this node at {host}, port {port}, where this one cannot"
-            f" be served now ({error.__cause__}): {hint}, or stop all daemons first"
+            f"the running daemons expect this node at {host}, port {port}, but its daemon cannot"
+            f" listen there ({error.__cause__}): {hint}, or stop all daemons first"
         ) from error
 
 
@@ -184,8 +186,8 @@ def _check_record(config: Config, record: Record, name: str) -> None:
 
 def _other_source(path: Path, name: str) -> SessionError:
     return SessionError(
-        f"{path} is not what {name} has under this name (other inode numbers); mount the same file"
-        " system on all nodes, or start each node's daemon by itself with --alone"
+        f"{path} is another directory than on {name} (the inode numbers differ): mount the same"
+        " file system on all nodes, or start each node's daemon by itself with --alone"
     )
 
 

@@ -18,13 +18,13 @@ from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, shm_root
 from monarch_py.peers import listen
 from monarch_py.peers.membership import Cluster
+from monarch_py.storage.manifest import boot_id
 
 __all__ = ["NodeInfo", "check_infos", "check_members", "make_info", "those_that_run"]
 
-THOSE_THAT_RUN = "the nodes whose daemons run"
+THOSE_THAT_RUN = "the nodes with running daemons"
 # Hints for differences between nodes that the configuration file does not decide.
 _MENDS = {"Monarch": "install the same version there", "plan": "give them the same file"}
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
         listener = listen(serving_address(config), config.peers.port)
     info = NodeInfo(
         name=name,
-        place=(socket.gethostname(), _boot(), str(session.path), str(os.stat(shm_root()).st_dev)),
+        # The boot's identity tells two machines with the same name apart.
+        place=(socket.gethostname(), boot_id(), str(session.path), str(os.stat(shm_root()).st_dev)),
         file=str(config.file),
         address=None if listener is None else listener.getsockname()[:2],
         running=running,
@@ -69,14 +70,6 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
         warnings=config.warnings + (() if is_current else (HAS_CHANGED.format(config.file),)),
     )
     return info, listener
-
-
-def _boot() -> str:
-    """The boot's identity, which tells two machines with the same name apart."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
@@ -135,7 +128,7 @@ def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
     before, now = [member.name for member in cluster.members], [info.name for info in infos]
     if before != now:
         raise SessionError(
-            f"the daemons that run were started on {', '.join(before)}, and these ranks are on"
+            f"the running daemons were started on {', '.join(before)}, but these ranks are on"
             f" {', '.join(now)}: start the same ranks on the same nodes, or stop all daemons first"
         )
     for info, member in zip(infos, cluster.members, strict=True):
@@ -144,9 +137,9 @@ def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
         _check_agreed(info, THOSE_THAT_RUN, cluster.agreed)
         if info.quotas != member.quotas:
             raise SessionError(
-                f"{info.name}: its quotas are {_listed(info.quotas)} bytes, and the daemons that"
-                f" run know it with {_listed(member.quotas)}: who keeps what follows from them;"
-                f" correct {info.file}, or stop all daemons first"
+                f"{info.name}: the quotas are {_listed(info.quotas)} bytes, but the running daemons"
+                f" were told {_listed(member.quotas)}; they decide which node keeps a file: correct"
+                f" {info.file}, or stop all daemons first"
             )
 
 
@@ -158,8 +151,8 @@ def _check_agreed(info: NodeInfo, others: str, agreed: Mapping[str, str]) -> Non
             if others == THOSE_THAT_RUN:
                 hint += ", as it was when they were started, or stop all daemons first"
             raise SessionError(
-                f"{info.name}: {key} is {theirs}, and on {others} {ours}: it has to be the"
-                f" same on all nodes; {hint}"
+                f"{info.name}: {key} is {theirs}, but on {others} it is {ours}; it must be the same"
+                f" on all nodes: {hint}"
             )
 
 
@@ -174,8 +167,8 @@ def _check_running(infos: Sequence[NodeInfo]) -> None:
     others = [info.name for info in infos if info.running not in (None, cluster)]
     if others:
         raise SessionError(
-            f"{', '.join(others)}: a daemon serves this configuration already, and not together"
-            " with the other nodes; stop it first, with monarch stop"
+            f"{', '.join(others)}: a daemon serves this configuration already, but not in the"
+            " cluster of the other nodes; stop it first with `monarch stop`"
         )
 
 
@@ -198,8 +191,8 @@ def _check_addresses(infos: Sequence[NodeInfo]) -> None:
     for info in infos:
         if info.address is not None and is_loopback(info.address[0]):
             raise SessionError(
-                f"{info.name}: its address, {info.address[0]}, is one that only it can reach; name"
-                f" another with peers.interface or peers.address in {info.file}"
+                f"{info.name}: other nodes cannot reach the loopback address {info.address[0]}; set"
+                f" peers.interface or peers.address in {info.file}"
             )
     seen: dict[str, NodeInfo] = {}
     for info in infos:
@@ -208,6 +201,6 @@ def _check_addresses(infos: Sequence[NodeInfo]) -> None:
         other = seen.setdefault(info.address[0], info)
         if other.place[:2] != info.place[:2]:
             raise SessionError(
-                f"{other.name} and {info.name} have one address, {info.address[0]}, as a bridge of"
-                f" containers has on every node; name another with peers.interface in {info.file}"
+                f"{other.name} and {info.name} have the same address, {info.address[0]}, as"
+                f" container bridges have on every node; set peers.interface in {info.file}"
             )

@@ -71,7 +71,11 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
         end_with_the_others()
         sys.exit(error.exit_status)
     try:
-        node = _bring_up(ranks, config_file)
+        here = LocalNode(config_file, ranks.names[ranks.rank])
+        try:
+            node = _bring_up(ranks, here)
+        finally:
+            here.leave_turn()
     except EndError as end:
         if ranks.rank == 0:
             sys.stderr.write(f"monarch: {end}\n")
@@ -88,15 +92,7 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
     return node
 
 
-def _bring_up(ranks: Ranks, config_file: Path) -> Node:
-    here = LocalNode(config_file, ranks.names[ranks.rank])
-    try:
-        return _bring_up_here(ranks, here)
-    finally:
-        here.leave_turn()
-
-
-def _bring_up_here(ranks: Ranks, here: LocalNode) -> Node:
+def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
     # If two starts run at once and their rank 0 is on the same node, one waits for the other.
     together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
     infos = together(ranks, here.prepare)
@@ -130,8 +126,8 @@ def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str
         names = listed([node["name"] for node in nodes])
         found.append(
             f"{names}: {why} from {asker.name}, at {listed([node['address'] for node in nodes])};"
-            " each would read from the source what the other keeps: look for a firewall, or name"
-            f" another network with peers.interface in {asker.file}"
+            " each side would read from the source what the other keeps: look for a firewall, or"
+            f" set peers.interface to another network in {asker.file}"
         )
     return found
 

@@ -39,7 +39,7 @@ class Ranks:
         if self.size != launch.size:
             self.leave()
             raise SessionError(
-                f"{launch.size} processes were started, and MPI sees {self.size}: start them with"
+                f"{launch.size} processes were started, but MPI sees {self.size}: start them with"
                 f" the mpiexec of the MPI that mpi4py uses, or srun --mpi=pmi2 or pmix; or {HINT}"
             )
 
@@ -88,7 +88,7 @@ def _load(launch: Launch) -> Any:
     except (ImportError, RuntimeError) as error:
         why = (str(error).splitlines() or [""])[0]
         raise SessionError(
-            f"{launch.size} processes were started together, which takes mpi4py ({why}); install"
+            f"{launch.size} processes were started together, which needs mpi4py ({why}); install"
             f" it with: pip install mpi4py mpich; or {HINT}"
         ) from error
     return MPI

@@ -1,7 +1,8 @@
 """The daemon of one node and one session, one module or package for each duty.
 
 lifecycle   starting, detaching, stopping
-server      the loop that does everything in turn, and the control socket beside it
+control     the socket on which commands come, and what the daemon does for them
+server      the parts of the daemon, and the loop in which they have their turns
 status      the answer to `status`
 switches    whether a switch file exists
 openfiles   which process has which logical file open, from the kernel

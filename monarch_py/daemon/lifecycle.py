@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from monarch_py import __version__
 from monarch_py.config import Config, load_config
+from monarch_py.daemon.control import Control
 from monarch_py.daemon.orphan import OrphanWatch
 from monarch_py.daemon.server import Daemon
 from monarch_py.errors import MonarchError, SessionError
@@ -51,6 +54,8 @@ KEPT_LOG = 1 << 20
 SHARED = "shared"
 # Sent over the lifeline to a daemon that is to outlive the process that started it.
 STAY = b"s"
+# Variables of the job's environment that the daemon does not get.
+HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 # Signals that end a daemon in good order. A launcher may send several, to each process of a step.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -60,12 +65,13 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class StartupInfo:
     """What a process that starts the daemons of several nodes tells each of them.
 
-    listener : where the other nodes' daemons reach this one;  record : a descriptor, see scan.give;
-    lifeline : the reading end of a pipe; the daemon ends if the pipe closes before it has said STAY
+    The others are descriptors that the daemon inherits.  listener : the socket at which the other
+    nodes' daemons reach this one;  record : see scan.give;  lifeline : the reading end of a pipe;
+    the daemon ends if the pipe closes before it has said STAY
     """
 
     cluster: Cluster
-    listener: socket.socket
+    listener: int
     record: int | None = None
     lifeline: int | None = None
 
@@ -115,8 +121,8 @@ def _told_in_a_sentence() -> Iterator[None]:
         raise SessionError(f"the daemon cannot start: {what}") from error
     except MemoryError as error:
         raise SessionError(
-            f"the daemon cannot start: {error or 'there is no memory'}; raise the limits on memory"
-            " and on threads (ulimit -v, -u), or the job's"
+            f"the daemon cannot start: {error or 'there is no memory'}; raise the limits on"
+            " memory and threads (ulimit -v, -u), or those of the job"
         ) from error
 
 
@@ -137,50 +143,39 @@ def serve(
             config = load_config(config_file)
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
-            stopping = _Stopping()
+            ignore_the_jobs()
+            # A signal that comes before the daemon is ready ends it once it is: ended half-made, it
+            # would leave tiers that look as if it had been killed.
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             watch = OrphanWatch(session) if is_shared else None
             daemon = _daemon(config, session, startup, awaits_job=is_shared)
-        stopping.stops(daemon)
+            control = _control(daemon, session)
+        handle(ENDING, lambda *_: daemon.stop_soon())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         if startup is not None and startup.lifeline is not None:
             hear = threading.Thread(target=_hear, args=(startup.lifeline, daemon), daemon=True)
             hear.start()
         if watch is not None:
             watch.begin(daemon.stop_now)
-        log.info("serves %s (process %d, version %s)", config.file, os.getpid(), __version__)
+        log.info("process %d serves %s (version %s)", os.getpid(), config.file, __version__)
         # All that was loaded stays loaded: the garbage collector need not look at it while programs
         # run.
         gc.freeze()
+        control.begin()
         daemon.run()
-        log.info("has ended")
-        if daemon.lost is not None:
-            raise SessionError(
-                f"the daemon has ended because {daemon.lost} was removed or replaced (by rm, a job"
-                "'s epilogue or logind's RemoveIPC); start another with `monarch start`"
-            )
+        log.info("the daemon has ended")
+        _raise_if_lost(daemon)
         # The daemon has ended well. One more signal, of which Python would die, must not change
         # that.
         handle(ENDING, signal.SIG_IGN)
 
 
-class _Stopping:
-    """What signals do to a daemon. A daemon that is not ready yet first becomes ready, then ends as
-    it should: ended half-made, it would leave tiers that look as if it had been killed."""
-
-    def __init__(self) -> None:
-        self._daemon: Daemon | None = None
-        self._is_asked = False
-        ignore_the_jobs()
-        handle(ENDING, self._stop)
-
-    def _stop(self, _number: int, _frame: object) -> None:
-        self._is_asked = True
-        if self._daemon is not None:
-            self._daemon.stop_soon()
-
-    def stops(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        if self._is_asked:
-            daemon.stop_soon()
+def _raise_if_lost(daemon: Daemon) -> None:
+    if daemon.lost is not None:
+        raise SessionError(
+            f"the daemon has ended because {daemon.lost} was removed or replaced (by rm, a job's"
+            " epilogue or logind's RemoveIPC); start another with `monarch start`"
+        )
 
 
 def ignore_the_jobs() -> None:
@@ -214,7 +209,17 @@ def _daemon(
     if startup is None:
         return Daemon(config, session, awaits_job=awaits_job)
     scanned = None if startup.record is None else take(startup.record)
-    return Daemon(config, session, startup.cluster, startup.listener, scanned)
+    listener = socket.socket(fileno=startup.listener)
+    listener.set_inheritable(False)
+    return Daemon(config, session, startup.cluster, listener, scanned)
+
+
+def _control(daemon: Daemon, session: SessionDir) -> Control:
+    try:
+        return Control(daemon, session)
+    except BaseException:
+        daemon.close()
+        raise
 
 
 def _hear(lifeline: int, daemon: Daemon) -> None:
@@ -231,11 +236,6 @@ def _command(config_file: Path, words: list[str]) -> list[str]:
         " from monarch_py.daemon.lifecycle import main; main()"
     )
     return [sys.executable, "-I", "-c", code, package, str(config_file), *words]
-
-
-def _environment() -> dict[str, str]:
-    hidden = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
-    return {k: v for k, v in os.environ.items() if k not in hidden}
 
 
 def spawn(
@@ -255,25 +255,15 @@ def spawn(
     """
     session = SessionDir.of(config_file)
     session.make()
-    words, inherited = _words(startup)
-    if is_shared:
-        words = [SHARED]
-    errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
-    try:
-        process = subprocess.Popen(
-            _command(config_file, words),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            env=_environment(),
-            cwd="/",
-            start_new_session=True,
-            pass_fds=inherited,
-        )
-    finally:
-        os.close(errors)
-        for fd in inherited[:1]:
-            os.close(fd)
+    words, inherited = [SHARED] if is_shared else [], []
+    with contextlib.ExitStack() as stack:
+        if startup is not None:
+            told = _written(msgspec.json.encode(startup))
+            stack.callback(os.close, told)
+            words = [str(told)]
+            fds = (told, startup.listener, startup.record, startup.lifeline)
+            inherited = [fd for fd in fds if fd is not None]
+        process = _start(_command(config_file, words), session, inherited)
     try:
         _wait_until_up(process, session)
     except BaseException:  # also at a signal that ends us: nobody else knows of the process
@@ -289,6 +279,23 @@ def spawn(
     return process
 
 
+def _start(command: list[str], session: SessionDir, fds: list[int]) -> "subprocess.Popen[bytes]":
+    errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env={k: v for k, v in os.environ.items() if k not in HIDDEN},
+            cwd="/",
+            start_new_session=True,
+            pass_fds=fds,
+        )
+    finally:
+        os.close(errors)
+
+
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     """Waits until the daemon ends; a signal to this process makes it end. SessionError, with the
     daemon's last words, when it did not end well. A daemon whose threads wait for a source that
@@ -299,34 +306,6 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
         time.sleep(END_PAUSE_S)
     if status := process.poll():
         raise SessionError(f"the daemon has ended: {_last_words(session, status)}")
-
-
-def _words(startup: StartupInfo | None) -> tuple[list[str], list[int]]:
-    """The words for the daemon's command line, which are numbers of descriptors alone, and these
-    descriptors; the first one is ours to close."""
-    if startup is None:
-        return [], []
-    numbers = [
-        _written(startup.cluster.dumps()),
-        startup.listener.fileno(),
-        startup.record,
-        startup.lifeline,
-    ]
-    return [str(n) for n in numbers], [n for n in numbers if n is not None]
-
-
-def _told(words: list[str]) -> StartupInfo | None:
-    """The StartupInfo that `_words` has put into words."""
-    if not words:
-        return None
-    cluster, listener, record, lifeline = (None if w == "None" else int(w) for w in words)
-    assert cluster is not None and listener is not None
-    with open(cluster, "rb") as file:
-        startup = StartupInfo(
-            Cluster.loads(file.read()), socket.socket(fileno=listener), record, lifeline
-        )
-    startup.listener.set_inheritable(False)
-    return startup
 
 
 def _written(data: bytes) -> int:
@@ -381,7 +360,10 @@ def main() -> None:
         words = sys.argv[2:]
         is_shared = words == [SHARED]
         with _told_in_a_sentence():
-            startup = _told([] if is_shared else words)
+            startup = None
+            if words and not is_shared:  # the number of the descriptor that `spawn` has written to
+                with open(int(words[0]), "rb") as file:
+                    startup = msgspec.json.decode(file.read(), type=StartupInfo)
         serve(Path(sys.argv[1]), startup, is_shared=is_shared)
     except MonarchError as error:
         _say_last(f"monarch: {error}\n")

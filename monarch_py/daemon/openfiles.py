@@ -7,7 +7,7 @@ Every descriptor and mapping of every process of this user is looked at (/proc/P
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,26 +21,29 @@ from monarch_py.util.processes import own_processes
 __all__ = ["Opened", "all_opened", "open_files", "writers"]
 
 
-def _numbers(process: Path) -> list[int]:
-    try:
-        return [int(link.name) for link in (process / "fd").iterdir()]
-    except OSError:
-        return []
+def _regular_files(
+    process: Path, is_meant: Callable[[Path, int], bool] = lambda *_: True
+) -> Iterator[tuple[int, os.stat_result]]:
+    """A process's descriptors of regular files, and what they lead to.
 
-
-def _regular_file(process: Path, fd: int) -> os.stat_result | None:
+    is_meant : which of its descriptors are looked at
+    """
     try:
-        status = (process / "fd" / str(fd)).stat()
+        numbers = [int(name) for name in os.listdir(process / "fd")]
     except OSError:
-        return None
-    return status if stat.S_ISREG(status.st_mode) else None
+        return
+    for fd in numbers:
+        try:
+            status = os.stat(process / "fd" / str(fd)) if is_meant(process, fd) else None
+        except OSError:  # it is closed by now
+            continue
+        if status is not None and stat.S_ISREG(status.st_mode):
+            yield fd, status
 
 
 def _may_write(process: Path, fd: int) -> bool:
-    try:
-        info = (process / "fdinfo" / str(fd)).read_text()
-    except OSError:
-        return False
+    """Asks no file system: a hung server would keep us here."""
+    info = (process / "fdinfo" / str(fd)).read_text()
     flags = next((x.split()[1] for x in info.splitlines() if x.startswith("flags:")), "0")
     return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
@@ -124,10 +127,8 @@ def all_opened() -> list[Opened]:
             about = int(process.name), (process / "comm").read_text(errors="replace").strip()
         except OSError:
             continue
-        for fd in _numbers(process):
-            status = _regular_file(process, fd)
-            if status is not None:
-                found.append(Opened(*about, fd, status.st_dev, status.st_ino))
+        for fd, status in _regular_files(process):
+            found.append(Opened(*about, fd, status.st_dev, status.st_ino))
         found += [Opened(*about, None, *mapped) for mapped in _mappings(process)]
     return found
 
@@ -151,10 +152,6 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     The library does not see what is written through a descriptor that is older than the session.
     """
     for process in own_processes():
-        for fd in _numbers(process):
-            # The descriptor's mode comes first, because it asks no file system: a hung server would
-            # keep us here.
-            if _may_write(process, fd):
-                status = _regular_file(process, fd)
-                if status is not None and status.st_dev in devices:
-                    yield status.st_dev, status.st_ino
+        for _, status in _regular_files(process, _may_write):
+            if status.st_dev in devices:
+                yield status.st_dev, status.st_ino

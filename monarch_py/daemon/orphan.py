@@ -50,7 +50,7 @@ class OrphanWatch:
             if self._has_run() or self._is_attached():
                 used_at = time.monotonic()
             elif time.monotonic() - used_at >= UNUSED_S and self._take_over():
-                log.info("its run was killed, and no process uses it any more: it ends")
+                log.info("the daemon ends: its `monarch run` was killed, and no process uses it")
                 stop()
                 return
         self._shares.close()

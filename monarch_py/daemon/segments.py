@@ -21,9 +21,10 @@ __all__ = ["Shared", "close_old_session"]
 
 # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7).
 READ_EVERYTHING = 1 << 1 | 1 << 2
-SOURCE_OPENS = ("source_opens", "source_open_ns")
+# The counters of a client, in their order.
+COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
 # How many opened files, and files read to their end, are taken in one turn of the loop at most.
-OPENED = 65536
+TAKEN = 65536
 
 
 def close_old_session(session: SessionDir) -> None:
@@ -86,8 +87,7 @@ class Shared:
         self.control: Any = self._control.as_struct("struct monarch_control")
         self.clients: Any = self._clients.as_struct("struct monarch_clients")
         self.fills: Any = self._fills.as_struct("struct monarch_fills")
-        self._opened = np.empty(OPENED, dtype=np.uint64)
-        self._read = np.empty(OPENED, dtype=np.uint64)
+        self._taken = np.empty(TAKEN, dtype=np.uint64)
         hints = np.frombuffer(ffi.buffer(ffi.addressof(self.clients, "scan_hint")), dtype=np.uint64)
         self._tickets = hints.reshape(lib.MONARCH_SCAN_HINTS, -1)[:, 0]
         stats = np.frombuffer(ffi.buffer(self.clients.stats), dtype=np.uint64)
@@ -208,44 +208,28 @@ class Shared:
         nor in which order is known."""
         if not self.control.follow_opens:
             return np.zeros(0, dtype=np.uint64)
-        where = pointer(self._opened, "uint64_t *")
-        count = lib.monarch_take_opened(self.clients, len(self.catalog), where, OPENED)
-        opened: npt.NDArray[np.uint64] = self._opened[:count].copy()
-        return opened
+        return self._take(lib.monarch_take_opened)
 
     def take_read(self) -> npt.NDArray[np.uint64]:
         """(n,) entries that programs have read to their end since the last call, and that had no
         copy when they were opened."""
-        where = pointer(self._read, "uint64_t *")
-        count = lib.monarch_take_read(self.clients, len(self.catalog), where, OPENED)
-        read: npt.NDArray[np.uint64] = self._read[:count].copy()
-        return read
+        return self._take(lib.monarch_take_read)
+
+    def _take(self, take: Any) -> npt.NDArray[np.uint64]:
+        count = take(self.clients, len(self.catalog), pointer(self._taken, "uint64_t *"), TAKEN)
+        return np.array(self._taken[:count])
 
     def totals(self) -> dict[str, int]:
         """The clients' counters, summed over all their slots."""
-        names = (
-            "hits",
-            "misses",
-            "bytes_from_tier",
-            "bytes_from_source",
-            "bytes_while_filling",
-            "waits",
-            "wait_ns",
-            "fallbacks",
-            "promotions",
-            "metadata_hits",
-            "source_bytes_read_by_programs",
-        )
-        slots = [self.clients.stats[i] for i in range(lib.MONARCH_STAT_SLOTS)]
-        totals = {name: sum(int(getattr(slot, name)) for slot in slots) for name in names}
+        sums = self._stats[:, : len(COUNTERS)].sum(axis=0).tolist()
+        totals = dict(zip(COUNTERS, sums, strict=True))
         return {"opens": totals["hits"] + totals["misses"], **totals}
 
     def source_opens(self) -> tuple[int, float]:
         """How many files programs have opened at the sources themselves, and how long these opens
         took together [s]."""
-        columns = (ffi.offsetof("struct monarch_stats", name) // 8 for name in SOURCE_OPENS)
-        opens, open_ns = (int(self._stats[:, column].sum()) for column in columns)
-        return opens, open_ns / 1e9
+        totals = self.totals()
+        return totals["source_opens"], totals["source_open_ns"] / 1e9
 
     def scan_hints(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
         """Paths that clients told of, as (source, relative path), and whether a program has read as

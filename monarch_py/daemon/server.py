@@ -1,49 +1,41 @@
-"""The daemon's loop, and the socket on which commands reach it."""
+"""The daemon: its parts, and the loop in which they have their turns."""
 
 import json
 import logging
 import os
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from monarch_py.config import SYSTEM_SWITCH_FILE, Config, TierConfig
-from monarch_py.daemon.copies.copies import Ids
+from monarch_py.config import SYSTEM_SWITCH_FILE, Config
+from monarch_py.daemon.copies.copies import NONE, Ids
 from monarch_py.daemon.copies.ranks import Ranks
 from monarch_py.daemon.copies.staging import open_staging
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.fill.prefetch import DirectoryPrefetch
-from monarch_py.daemon.fill.unused import NONE
-from monarch_py.daemon.nodes.cluster_status import all_nodes
 from monarch_py.daemon.nodes.placement import Membership
-from monarch_py.daemon.openfiles import all_opened, open_files, writers
+from monarch_py.daemon.openfiles import writers
 from monarch_py.daemon.plans.manager import PlanManager, load_plan
-from monarch_py.daemon.plans.retry import version_of
 from monarch_py.daemon.plans.tracker import Loaded
 from monarch_py.daemon.scan.pace import ScanPace
 from monarch_py.daemon.scan.revalidation import Metadata
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.daemon.segments import Shared
-from monarch_py.daemon.status import SCHEMA_VERSION, status
+from monarch_py.daemon.status import status
 from monarch_py.daemon.switches import Switches
-from monarch_py.errors import MonarchError, SessionError, TierError
+from monarch_py.errors import SessionError
 from monarch_py.ipc.session import FileId, SessionDir, id_of
 from monarch_py.native import lib
-from monarch_py.peers import Purpose
 from monarch_py.peers.membership import Cluster
 from monarch_py.scan import ALL_NAMES, END_LIMIT_S, Record
-from monarch_py.storage.durability import Keeper
-from monarch_py.storage.tiers import Tier, refuse_replaceable
+from monarch_py.storage.opening import OpenTiers
 from monarch_py.storage.watch import TierWatch
-from monarch_py.util.processes import Identity
 
 __all__ = ["Daemon"]
 
@@ -69,13 +61,6 @@ FOLLOWING_TURN_MS = 10
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 # Interval between checks that the session's files still have their names [s].
 LOOK_S = 0.5
-REQUEST_BYTES = 1 << 20
-# Commands that the kernel queues for us: the ranks of a large job all send theirs at once. After a
-# failed accept the thread pauses for ACCEPT_PAUSE_S [s].
-BACKLOG = 1024
-ACCEPT_PAUSE_S = 0.2
-# Commands that leave the loop nothing to do.
-ONLY_TELLING = ("status", "open", "where", "all", "cluster")
 
 
 class Daemon:
@@ -86,6 +71,7 @@ class Daemon:
 
     awaits_job : a program is about to begin
     lost : the file of the session whose removal has ended the daemon, None if it ended otherwise
+    at_end : callbacks of those who must stop before the daemon's parts are closed
     """
 
     def __init__(
@@ -98,24 +84,22 @@ class Daemon:
         *,
         awaits_job: bool = False,
     ) -> None:
-        self.config, self.cluster = config, cluster
+        self.config, self.cluster, self.started = config, cluster, time.monotonic()
         nodes = len(cluster.members) if cluster else 1
         plans = [(file, load_plan(file, nodes)) for file in config.plans]
-        self.started, self._version = time.monotonic(), version_of(config.file)
         self._lock = threading.Lock()
-        self._is_stopping = False
-        self._is_closed = False
+        self._is_stopping = self.is_closed = False
         self.lost: Path | None = None
         self._next_look = 0.0
-        self.tiers: list[Tier | None] = []
-        self.keepers: dict[int, Keeper] = {}
-        self._why: list[str] = []
+        self.at_end = ExitStack()
+        self._open_tiers = OpenTiers(config)
+        self.tiers, self.keepers = self._open_tiers.tiers, self._open_tiers.keepers
         try:
-            self._open_tiers(session)
-            self._make_ready(session, plans, listener, scanned, awaits_job=awaits_job)
+            self._make_ready(session, plans, listener, scanned)
         except BaseException:
-            self._end_keepers()
+            self._open_tiers.end_unused()
             raise
+        self._scan_pace = ScanPace(time.monotonic(), awaits_job=awaits_job)
 
     def _make_ready(
         self,
@@ -123,75 +107,34 @@ class Daemon:
         plans: Sequence[tuple[Path, Loaded]],
         listener: socket.socket | None,
         scanned: tuple[Record, float] | None,
-        *,
-        awaits_job: bool,
     ) -> None:
-        config, cluster = self.config, self.cluster
+        config = self.config
+        self.tiers.append(open_staging(config, session, needed=bool(plans or self.cluster)))
         self.shared = Shared(session, config)
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
         self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
         self.metadata = Metadata(config, self.shared, self.scanner)
         self.filler = Filler(self.scanner, self._membership(listener))
-        self.plan_manager = PlanManager(plans, self.filler, cluster)
+        self.plan_manager = PlanManager(plans, self.filler, self.cluster)
         self.ranks = Ranks(self.shared, self.filler.engine, is_on=config.balance_ranks)
         if self.filler.staging.tier is not None or plans:
             self.shared.follow_opens()
-        self._scan_pace = ScanPace(time.monotonic(), awaits_job=awaits_job)
         self.directory_prefetch = DirectoryPrefetch(self.filler, is_on=config.prefetch == "auto")
         files = (SYSTEM_SWITCH_FILE, config.switch_file)
         self._switches = Switches([path for path in files if path is not None])
-        self._socket = self._listen(session)
-        # The daemon ends when one of these names is lost: without the lock's name a second daemon
-        # would start, and without the socket's no command would reach this one.
-        self._names: dict[Path, FileId | None] = {
-            path: id_of(path) for path in (session.lock, session.socket)
-        }
+        self.at_end.callback(self._switches.close)
+        # Without the lock's name a second daemon would start.
+        self._names: dict[Path, FileId | None] = {session.lock: id_of(session.lock)}
         self._lost_tiers: list[tuple[int, str]] = []
-        self._watch = TierWatch(self.tiers, self._lose_tier)
+        self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
         # The first call of np.unique imports modules. Later the loop may have no descriptor for
         # them, nor time.
         np.unique(NONE)
 
-    def _open_tiers(self, session: SessionDir) -> None:
-        for number, tier_config in enumerate(self.config.tiers):
-            try:
-                self.tiers.append(self._open_tier(number, tier_config))
-                self._why.append("")
-            except TierError as error:
-                log.warning("%s", error)
-                self.tiers.append(None)
-                self._why.append(str(error))
-        if not any(self.tiers):
-            raise TierError("no tier can be used: " + "; ".join(self._why))
-        needed = bool(self.config.plans or self.cluster)
-        self.tiers.append(open_staging(self.config, session, needed=needed))
-
-    def _open_tier(self, number: int, tier_config: TierConfig) -> Tier:
-        refuse_replaceable(tier_config.mount_point)
-        tier = Tier(tier_config, config_file=self.config.file)
-        try:
-            if tier_config.persistent:
-                self.keepers[number] = Keeper(tier, self.config.block_size_bytes)
-                self.keepers[number].reconcile()
-            else:
-                tier.remove_all(tier.listing())  # debris of a daemon that was killed
-        except (OSError, TierError) as error:
-            told = error if isinstance(error, TierError) else tier.broken(error)
-            tier.give_up(str(told))  # so that its keeper writes nothing more
-            if (keeper := self.keepers.pop(number, None)) is not None:
-                keeper.end()
-            tier.close()
-            raise told from error
-        return tier
-
-    def _end_keepers(self) -> None:
-        """Ends the keepers of a daemon that has served nothing: a clean tier stays clean, and one
-        with copies still to check keeps them to check."""
-        for keeper in self.keepers.values():
-            if keeper.must_check:
-                keeper.distrust()
-            keeper.end()
+    def needs(self, path: Path) -> None:
+        """Has the daemon end when this file of the session loses its name."""
+        self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self) -> None:
         control = self.shared.control
@@ -202,36 +145,33 @@ class Daemon:
     def _membership(self, listener: socket.socket | None) -> Membership | None:
         if self.cluster is None or listener is None:
             return None
-        status = self._between_turns(lambda _: self._status())
-        answers = {Purpose.STATUS: lambda: json.dumps(status({})).encode()}
-        return Membership(self.cluster, listener, answers)
+        return Membership(self.cluster, listener, lambda: json.dumps(self.status()).encode())
 
     # --- the loop ----------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serves until `stop_soon`; then closes everything in order."""
-        threading.Thread(target=self._answer_forever, name="control", daemon=True).start()
         self.shared.serve()
         rung = quiet = 0
         try:
             while not self._is_stopping:
                 begun = time.monotonic()
-                with self._deciding():
+                with self.deciding():
                     busy = self._turn()
                 is_awaited = self._rest(time.monotonic() - begun, busy=busy)
                 wait_ms = 0 if busy or is_awaited else self._pause_ms(quiet)
                 last, rung = rung, self.shared.wait(rung, wait_ms)
                 quiet = quiet + 1 if rung == last else 0
         finally:
-            self._close()
+            self.close()
 
     @contextmanager
-    def _deciding(self) -> Iterator[None]:
+    def deciding(self) -> Iterator[None]:
         """Lets one thread at a time decide what becomes of files; the engine decides nothing
         meanwhile. SessionError when the daemon is ending: what the caller wants to look at is gone.
         """
         with self._lock:
-            if self._is_closed:
+            if self.is_closed:
                 raise SessionError("the daemon is ending")
             self.filler.begin_turn()
             try:
@@ -272,13 +212,11 @@ class Daemon:
             return False
         self.shared.control.off = self._switches.are_off()
         self._give_up_tiers()
-        for ids, rows, tier in self.scanner.step():
-            self.filler.adopt(ids, rows, tier)
+        self.scanner.step()
+        self.filler.checks.adopt_found()
         self._let_engine_order()
-        wanted, adopted = self.scanner.take_hints()
-        for ids, rows, tier in adopted:
-            self.filler.adopt(ids, rows, tier)
-        wanted = np.concatenate([wanted, self._meet_read()])
+        wanted = np.concatenate([self.scanner.take_hints(), *self._meet_read()])
+        self.filler.checks.adopt_found()
         # These files are wanted too, but only where the configuration takes an open for reason
         # enough to fill a file.
         if self.config.prefetch != "none" and not self.config.fill_after:
@@ -326,18 +264,13 @@ class Daemon:
         self.filler.end_turn()
         self.filler.begin_turn()
 
-    def _meet_read(self) -> Ids:
-        """Takes files into the catalog that it did not know when programs handed them over; returns
+    def _meet_read(self) -> Iterator[Ids]:
+        """Takes files into the catalog that it did not know when programs handed them over; yields
         their entries."""
-        met = [np.empty(0, dtype=np.uint64)]
         for source in self.scanner.sources if self.filler.handovers.most_bytes else ():
             entries, pool = self.filler.engine.unmet(source.number)
             if len(entries):
-                ids, adopted = self.scanner.meet_read(source, entries, pool)
-                met.append(ids)
-                for copies, rows, tier in adopted:
-                    self.filler.adopt(copies, rows, tier)
-        return np.concatenate(met)
+                yield self.scanner.meet_read(source, entries, pool)
 
     def _take_opened(self, unmet: Ids) -> None:
         """Takes in the files that programs have opened since the last turn.
@@ -370,7 +303,7 @@ class Daemon:
     def _lose_tier(self, number: int, why: str) -> None:
         """Called in the watch's thread."""
         self._lost_tiers.append((number, why))
-        self._wake()
+        self.wake()
 
     def _give_up_tiers(self) -> None:
         """Gives up lost tiers: drops their copies, whose files may then be filled into other
@@ -396,31 +329,36 @@ class Daemon:
         """As `stop_soon`, from another thread: no signal ends the loop's sleep, so the doorbell
         does."""
         self.stop_soon()
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Ends the loop's sleep, or a pause before the next turn."""
         with self._lock:
-            if not self._is_closed:
+            if not self.is_closed:
                 self.shared.ring()
 
-    def _close(self) -> None:
+    def status(self) -> dict[str, Any]:
+        """The answer to `status`, made between two turns."""
+        with self.deciding():
+            self.filler.requests.take_wants()  # what programs asked for since the last turn
+            if self.filler.collect():  # every copy that serves is counted
+                self.shared.ring()
+            self._take_opened(NONE)
+            told = {
+                "plans": self.plan_manager.told(),
+                "ranks": self.ranks.told(),
+                "ahead": self.directory_prefetch.told(),
+            }
+            evicted = self.plan_manager.evictions.evicted
+            return status(self.filler, told, self._open_tiers.why, evicted, self.started)
+
+    def close(self) -> None:
         with self._lock:
-            self._is_closed = True
-            self._watch.close()
-            self._switches.close()
-            self._socket.close()
+            self.is_closed = True
+            self.at_end.close()
             self.shared.close()
             self.plan_manager.close()
-            left = self._end_threads()
-            for keeper in self.keepers.values():
-                keeper.end()
-            for tier in self.tiers:
-                if tier is None:
-                    continue
-                if tier.config.persistent:
-                    tier.close(is_used=left > 0)
-                else:
-                    tier.discard(is_used=left > 0)
+            self._open_tiers.close(are_used=self._end_threads() > 0)
 
     def _end_threads(self) -> int:
         """Ends the threads of the engine, the comparison and the scan. Returns how many are left,
@@ -431,211 +369,9 @@ class Daemon:
         self.metadata.close()
         left += self.scanner.close(until - time.monotonic())
         if left:
-            log.warning("%d threads are left: they wait for a source that does not answer", left)
+            log.warning("%d threads still wait for a source that does not answer", left)
         else:
             for source in self.scanner.sources:
                 with suppress(OSError):
                     os.close(source.fd)
         return left
-
-    # --- commands ----------------------------------------------------------------------------
-
-    @staticmethod
-    def _listen(session: SessionDir) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        session.bind(listener, session.socket)
-        listener.listen(BACKLOG)
-        return listener
-
-    def _answer_forever(self) -> None:
-        is_said = False
-        while not self._is_closed:
-            try:
-                self._take_in(self._socket.accept()[0])
-                is_said = False
-            except (OSError, RuntimeError) as error:  # no descriptor, no thread, or the end
-                if not (is_said or self._is_closed):
-                    log.warning("a command is not taken in just now: %s", error)
-                is_said = True
-                time.sleep(ACCEPT_PAUSE_S)
-
-    def _take_in(self, connection: socket.socket) -> None:
-        """Attends to a command in a thread of its own: one that takes long (`look`, `all`) delays
-        no other."""
-        try:
-            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
-        except RuntimeError:
-            connection.close()
-            raise
-
-    def _attend(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                self._answer(connection)
-            except OSError as error:
-                log.info("a command was not answered: %s", error)
-            except Exception:
-                # One bad request must not leave the daemon deaf; the log keeps the traceback.
-                log.exception("a command was not answered")
-
-    def _answer(self, connection: socket.socket) -> None:
-        connection.settimeout(5)
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        _, uid, _ = struct.unpack("3i", credentials)
-        if uid not in (os.geteuid(), 0):
-            return
-        line = connection.makefile("rb").readline(REQUEST_BYTES)
-        if not line.endswith(b"\n"):
-            return  # the client has ended in the middle of its request
-        request = json.loads(line)
-        action = self._actions().get(request.get("do"))
-        if action is None:
-            answer: Any = {"error": f"the daemon does not know the command {request.get('do')!r}"}
-        else:
-            try:
-                answer = action(request)
-            except MonarchError as error:
-                answer = {"error": str(error)}
-        connection.sendall(json.dumps(answer).encode() + b"\n")
-        if request.get("do") == "stop":
-            self.stop_soon()
-        if request.get("do") not in ONLY_TELLING:
-            self._wake()
-
-    def _actions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        actions: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "status": lambda _: self._status(),
-            "stop": lambda _: self._identity(),
-            "clear": lambda _: self._clear(),
-            "drop": self._drop,
-            "job": lambda _: self._new_job(),
-            "where": lambda _: self._where(),
-            "cluster": lambda _: self._cluster(),
-            "warm": self._warm,
-            "scan": self._scan,
-            "take_back": self._take_back,
-        }
-        held = {name: self._between_turns(action) for name, action in actions.items()}
-        held |= {
-            "look": self._look,
-            "compare": self._compare,
-            "all": lambda r: self._all(held["status"](r)),
-        }
-        return {**held, "open": lambda _: self._open_files()}
-
-    def _between_turns(
-        self, action: Callable[[dict[str, Any]], Any]
-    ) -> Callable[[dict[str, Any]], Any]:
-        def held(request: dict[str, Any]) -> Any:
-            with self._deciding():
-                return action(request)
-
-        return held
-
-    def _all(self, own: dict[str, Any]) -> dict[str, Any]:
-        """The status of all nodes. The loop goes on while they are asked."""
-        return {"schema": SCHEMA_VERSION, "nodes": all_nodes(self.cluster, own)}
-
-    def _open_files(self) -> dict[str, Any]:
-        """The files that programs have open. The loop goes on while processes are looked at, even
-        if the file system of one hangs."""
-        opened, staging = all_opened(), self.filler.staging.number
-        tell = self._between_turns(lambda _: {"open": open_files(self.shared, staging, opened)})
-        answer: dict[str, Any] = tell({})
-        return answer
-
-    @staticmethod
-    def _identity() -> dict[str, int]:
-        return asdict(Identity.of(os.getpid()))
-
-    def _new_job(self) -> dict[str, Any]:
-        self.plan_manager.new_job()
-        return {}
-
-    def _where(self) -> dict[str, Any]:
-        return {
-            **self._identity(),
-            "cluster": "" if self.cluster is None else self.cluster.name,
-            "generation": int(self.shared.control.generation),
-            "scanned": self.scanner.scanned,
-            "scan": self.config.scan,
-            "is_current": version_of(self.config.file) in (None, self._version),
-            "switched_off": bool(self.shared.control.off),
-        }
-
-    def _cluster(self) -> dict[str, Any]:
-        """The cluster, with its secret: whoever asks is this user, or root, who could read it in
-        our memory."""
-        if self.cluster is None:
-            raise SessionError("this daemon serves alone")
-        return self.cluster.told()
-
-    def _scan(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Has directories, named as (number of the source, path), listed with all below them."""
-        for number, path in request["directories"]:
-            self.scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)
-        self.scanner.hurry()
-        return {"scanned": self.scanner.scanned}
-
-    def _warm(self, request: dict[str, Any]) -> dict[str, Any]:
-        entries = np.array(request["entries"], dtype=np.uint64)
-        entries = entries[entries < len(self.shared.catalog)]
-        return {"files": self.filler.requests.warm(entries, str(request["ticket"]))}
-
-    def _take_back(self, request: dict[str, Any]) -> dict[str, Any]:
-        files = self.filler.take_back(str(request["ticket"]))
-        self.directory_prefetch.look_again()
-        return {"files": files}
-
-    def _clear(self) -> dict[str, Any]:
-        self.directory_prefetch.clear()
-        return {"dropped": self.filler.clear()}
-
-    def _look(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Takes files into the catalog that the scan has not met. The loop goes on while the source
-        is asked."""
-        paths = [(int(number), str(path)) for number, path in request["paths"]]
-        met = [self.scanner.look(number, path) for number, path in paths]
-        with self._deciding():
-            for (number, path), seen in zip(paths, met, strict=True):
-                if seen is not None and self.scanner.find(number, path) < 0:
-                    for ids, rows, tier in self.scanner.meet(seen)[1]:
-                        self.filler.adopt(ids, rows, tier)
-            return {"entries": [self.scanner.find(number, path) for number, path in paths]}
-
-    def _compare(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Compares files that have copies, and directories, with the source: as many of them, from
-        the first on, as can be compared in a second. The loop goes on while the source is asked."""
-        outdated = self.filler.outdated
-        with self._lock:
-            catalog = self.shared.catalog.reader()
-        entries = np.array(request["entries"], dtype=np.uint64)
-        compared = outdated.look(catalog, entries[entries < len(catalog)])
-        drop = self._between_turns(lambda _: outdated.drop(compared))
-        files, directories = drop({})
-        return {
-            "compared": len(compared.ids),
-            "outdated": files.tolist(),
-            "directories": directories.tolist(),
-        }
-
-    def _drop(self, request: dict[str, Any]) -> dict[str, Any]:
-        entries = [int(entry) for entry in request.get("entries", [])]
-        self.filler.copies.drop_damaged(entries)
-        return {"dropped": len(entries)}
-
-    def _status(self) -> dict[str, Any]:
-        self.filler.requests.take_wants()  # what programs asked for since the last turn is pending
-        if self.filler.collect():  # every copy that serves is counted
-            self.shared.ring()
-        self._take_opened(NONE)
-        tiers = [
-            (str(c.mount_point), c.quota_bytes, tier, why)
-            for c, tier, why in zip(self.config.tiers, self.tiers, self._why, strict=False)
-        ]
-        told = {
-            "plans": self.plan_manager.told(),
-            "ranks": self.ranks.told(),
-            "ahead": self.directory_prefetch.told(),
-        }
-        return status(self.filler, told, tiers, self.plan_manager.evictions.evicted, self.started)

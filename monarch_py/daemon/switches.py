@@ -65,4 +65,4 @@ class Switches:
                 self._is_late = True
                 names = " or ".join(map(str, self._files))
                 state = "off" if self._is_off else "on"
-                log.warning("%s does not answer: everything stays %s until it does", names, state)
+                log.warning("%s does not answer: Monarch stays %s until it does", names, state)

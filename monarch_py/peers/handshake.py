@@ -35,8 +35,7 @@ from enum import Enum
 from monarch_py.errors import SessionError
 from monarch_py.native import lib
 from monarch_py.peers.membership import Cluster
-from monarch_py.peers.ranges import PeerStatus
-from monarch_py.peers.transport import Unreachable
+from monarch_py.peers.status import PeerStatus, Unreachable
 
 __all__ = [
     "LIBCRYPTO_HINT",
@@ -48,9 +47,10 @@ __all__ = [
     "has_libcrypto",
     "introduce",
     "new_secret",
+    "receive",
 ]
 
-NO_LIBCRYPTO = "libcrypto of OpenSSL 1.1 or later, by which nodes know each other, is not found"
+NO_LIBCRYPTO = "libcrypto (OpenSSL 1.1 or later), which authenticates nodes, is not found"
 LIBCRYPTO_HINT = "install OpenSSL's library (libssl3, openssl-libs), or set LD_LIBRARY_PATH"
 
 # Name and version of the protocol. A peer with another version is refused before anything else.
@@ -65,6 +65,8 @@ ANSWER_BYTES = HELLO_BYTES + _ABOUT.size + PROOF_BYTES
 REPLY_BYTES = _RANK.size + PROOF_BYTES
 # A shorter secret is refused: this is the key length of AES-128 [bytes].
 LEAST_SECRET_BYTES = 16
+# Bytes that are received at a time.
+PIECE_BYTES = 1 << 16
 
 
 class Purpose(Enum):
@@ -109,7 +111,7 @@ class Party:
 
     def __post_init__(self) -> None:
         if len(self.secret) < LEAST_SECRET_BYTES:
-            raise ValueError(f"a session's secret has at least {LEAST_SECRET_BYTES} bytes")
+            raise ValueError(f"the secret of a session needs at least {LEAST_SECRET_BYTES} bytes")
         if not has_libcrypto():
             raise SessionError(f"{NO_LIBCRYPTO}: {LIBCRYPTO_HINT}")
 
@@ -201,15 +203,15 @@ def introduce(
     Unreachable: TIMEOUT; OTHER_NODE if another node of the session has answered; REFUSED if the
     server is of another session, or is not a server of Monarch.
     """
-    hello = _receive(connection, HELLO_BYTES, deadline)
-    servers = hello[len(GREETING) :]
+    hello = receive(connection, HELLO_BYTES, deadline, PeerStatus.REFUSED)
+    servers = bytes(hello[len(GREETING) :])
     if hello[: len(GREETING)] != GREETING:
         raise Unreachable(PeerStatus.REFUSED)
     clients = secrets.token_bytes(NONCE_BYTES) + _ABOUT.pack(purpose.value, party.rank, rank)
     transcript = party.transcript(servers, clients, party.rank, rank)
     connection.sendall(GREETING + clients + party.prove(b"client", transcript))
-    reply = _receive(connection, REPLY_BYTES, deadline)
-    who, proof = reply[: _RANK.size], reply[_RANK.size :]
+    reply = receive(connection, REPLY_BYTES, deadline, PeerStatus.REFUSED)
+    who, proof = bytes(reply[: _RANK.size]), reply[_RANK.size :]
     is_meant = who == _RANK.pack(rank)
     label = b"server" if is_meant else b"another" + who
     if not hmac.compare_digest(party.prove(label, transcript), proof):
@@ -219,15 +221,19 @@ def introduce(
     return party.keys(transcript, b"client", b"server")
 
 
-def _receive(connection: socket.socket, n_bytes: int, deadline: float) -> bytes:
-    data = b""
+def receive(
+    connection: socket.socket, n_bytes: int, deadline: float, at_end: PeerStatus
+) -> bytearray:
+    """Receives so many bytes. Unreachable: TIMEOUT at the deadline, on time.monotonic() [s];
+    `at_end` if the connection ends before."""
+    data = bytearray()
     while len(data) < n_bytes:
         left = deadline - time.monotonic()
         if left <= 0:
             raise Unreachable(PeerStatus.TIMEOUT)
         connection.settimeout(left)
-        more = connection.recv(n_bytes - len(data))
+        more = connection.recv(min(n_bytes - len(data), PIECE_BYTES))
         if not more:
-            raise Unreachable(PeerStatus.REFUSED)
+            raise Unreachable(at_end)
         data += more
     return data

@@ -8,9 +8,7 @@ file. A daemon tells its cluster only to its own user, so that a daemon that end
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 __all__ = ["Cluster", "Member"]
 
@@ -28,7 +26,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The cluster as one node knows it.
+    """The cluster as one node knows it. msgspec converts it to JSON, with the secret in base64.
 
     rank : of this node among the members;  secret : 32 bytes that all members share
     agreed : key -> value of the settings that all members had in common when they started
@@ -43,23 +41,3 @@ class Cluster:
     def name(self) -> str:
         """An identifier: the same on all nodes, different for every cluster, and not secret."""
         return hashlib.sha256(b"name" + self.secret).hexdigest()[:16]
-
-    def told(self) -> dict[str, Any]:
-        """The cluster, with its secret, in JSON's types; `of` reads it."""
-        return {**asdict(self), "secret": self.secret.hex()}
-
-    @classmethod
-    def of(cls, told: dict[str, Any]) -> Cluster:
-        """ValueError, KeyError or TypeError for anything that `told` did not make."""
-        members = tuple(Member(**{**m, "quotas": tuple(m["quotas"])}) for m in told["members"])
-        return cls(
-            int(told["rank"]), members, bytes.fromhex(told["secret"]), dict(told.get("agreed", {}))
-        )
-
-    def dumps(self) -> bytes:
-        return json.dumps(self.told()).encode()
-
-    @classmethod
-    def loads(cls, data: bytes) -> Cluster:
-        """ValueError, KeyError or TypeError for anything that `dumps` did not write."""
-        return cls.of(json.loads(data))

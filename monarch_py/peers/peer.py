@@ -12,11 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy.typing as npt
-
-from monarch_py.native import ffi, lib, pointer
-from monarch_py.peers.ranges import GET, PeerStatus
-from monarch_py.peers.transport import Transport, Unreachable
+from monarch_py.native import ffi, lib
+from monarch_py.peers.status import PeerStatus, Unreachable
 
 __all__ = ["Peer"]
 
@@ -35,21 +32,22 @@ SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
 
 
 class Peer:
-    """Fetches from the node with this rank over its own links; any number of threads may fetch at a
-    time.
+    """The node with this rank, from which the engine fetches over links of its own.
 
-    Failures do not raise: each range has its status, and a range that is not OK is read from the
-    source. MemoryError if there is no memory for the peer.
+    connect : connects a link (struct monarch_peer_link *) to the node of a rank, which the peer
+    closes; Unreachable if there is none within the time limits
+
+    MemoryError if there is no memory for the peer.
     """
 
     def __init__(
         self,
-        transport: Transport,
+        connect: Callable[[int], Any],
         rank: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank = rank
-        self._transport, self._clock = transport, clock
+        self._connect_to, self._clock = connect, clock
         self._lock = threading.Lock()
         self._was_tried = threading.Condition(self._lock)
         # Whether one thread tries the peer, so that the others wait for its result; and whether a
@@ -62,7 +60,7 @@ class Peer:
         # The reason for the pause. Another thread's success does not end the pause.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
-        # The peer as C knows it; the engine uses it too.
+        # The peer as C knows it, for the engine.
         self.c: Any = lib.monarch_peer_new(
             lib.monarch_connect_peer, lib.monarch_report_peer, self._handle
         )
@@ -81,14 +79,6 @@ class Peer:
         with self._lock:
             return self._last_failure
 
-    def fetch(self, gets: npt.NDArray[Any]) -> None:
-        """Fetches ranges (n,) of dtype GET, within the transport's time limits, and sets the status
-        of each."""
-        if gets.dtype != GET:
-            raise TypeError("ranges have dtype GET (new_gets)")
-        where = pointer(gets, "struct monarch_peer_get *")
-        lib.monarch_peer_ask(self.c, where, len(gets), ffi.NULL, ffi.NULL, ffi.NULL)
-
     def close(self) -> None:
         """Closes the links. Call it when no thread fetches any more; a second call does nothing."""
         if self.c != ffi.NULL:
@@ -106,7 +96,7 @@ class Peer:
         link = None
         began_ns = time.monotonic_ns()
         try:
-            link = self._transport.connect(self.rank)
+            link = self._connect_to(self.rank)
         except Unreachable as error:
             self._mark(error.status, began_ns)
             raise

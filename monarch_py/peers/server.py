@@ -12,14 +12,14 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from monarch_py.errors import SessionError
 from monarch_py.native import ffi, lib
-from monarch_py.peers.handshake import Greeter, Keys, Party, Purpose
+from monarch_py.peers.handshake import Greeter, Party, Purpose
 from monarch_py.peers.queries import StatusResponder
 
 __all__ = ["PeerServer", "listen"]
@@ -59,7 +59,7 @@ class PeerServer(ABC):
     party : this node
     listener : socket to which the others connect (`listen`); the server owns it from here on,
         unless the constructor fails
-    answers : functions that answer what is asked besides files, called in their own threads
+    status : returns this node's status for peers that ask for it, called in threads of its own
 
     MemoryError if no thread can be started.
     """
@@ -69,7 +69,7 @@ class PeerServer(ABC):
         party: Party,
         listener: socket.socket,
         *,
-        answers: Mapping[Purpose, Callable[[], bytes]] | None = None,
+        status: Callable[[], bytes] = bytes,
         threads: int = THREADS,
         connections: int = CONNECTIONS,
         idle_s: float = IDLE_LIMIT_S,
@@ -86,7 +86,7 @@ class PeerServer(ABC):
         if self._server == ffi.NULL:
             self._end(ffi.NULL)
             raise MemoryError("no thread could be started to serve peers")
-        self._responder = StatusResponder(dict(answers or {}))
+        self._responder = StatusResponder(status)
         self._calls, self._is_closing = threading.Lock(), False
         self._strangers: dict[int, _Stranger] = {}
         self._selector = selectors.DefaultSelector()
@@ -220,15 +220,11 @@ class PeerServer(ABC):
             if keys is None:
                 return
             if wants_files:
-                self._adopt(connection, keys)
-            else:
-                told = socket.socket(fileno=connection.detach())
-                self._responder.tell(told, stranger.greeter.purpose, keys)
-
-    def _adopt(self, connection: socket.socket, keys: Keys) -> None:
-        made = ffi.new("struct monarch_peer_keys *", [keys.mine, keys.theirs])
-        if lib.monarch_peer_server_adopt(self._server, connection.fileno(), made) == 0:
-            connection.detach()
+                made = ffi.new("struct monarch_peer_keys *", [keys.mine, keys.theirs])
+                if lib.monarch_peer_server_adopt(self._server, connection.fileno(), made) == 0:
+                    connection.detach()
+            elif stranger.greeter.purpose == Purpose.STATUS.value:
+                self._responder.tell(socket.socket(fileno=connection.detach()), keys)
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
@@ -240,6 +236,6 @@ def listen(host: str, port: int = 0) -> socket.socket:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise SessionError(
-            f"peers cannot be served at {host}, port {port} ({why}): name an address of this node "
-            "and a port that is free, with peers.address and peers.port"
+            f"the daemon cannot listen at {host}, port {port} ({why}): set peers.address to an"
+            " address of this node, and peers.port to a free port"
         ) from error

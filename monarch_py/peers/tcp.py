@@ -8,8 +8,7 @@ from typing import Any
 
 from monarch_py.native import ffi, lib
 from monarch_py.peers.handshake import Keys, Party, Purpose, introduce
-from monarch_py.peers.ranges import PeerStatus
-from monarch_py.peers.transport import Unreachable
+from monarch_py.peers.status import PeerStatus, Unreachable
 
 __all__ = ["TcpTransport", "connected"]
 
@@ -44,7 +43,7 @@ class TcpTransport:
     ) -> None:
         # To the kernel, a timeout of 0 means no timeout.
         if min(connect_s, first_byte_s, between_s) < 0.001:
-            raise ValueError("every bound of a link is at least a millisecond")
+            raise ValueError("each time limit of a link must be at least 1 ms")
         self._party, self._content_key = party, party.content_key
         self._connect_s, self._first_byte_s, self._between_s = connect_s, first_byte_s, between_s
 

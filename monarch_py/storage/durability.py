@@ -32,7 +32,7 @@ class Keeper:
     """The manifest of one tier and the thread that writes it. The constructor opens the manifest
     and loads its rows; TierError if it cannot.
 
-    rows : (copies,) of manifest.ROW, until `validate` has taken them
+    rows : (copies,) of manifest.ROW, until `take_rows`
     must_check : see Manifest.begin_use
     `tier.lost` is set if copies of earlier sessions cannot be used.
     """
@@ -91,7 +91,7 @@ class Keeper:
         are gone, are not what the manifest says, or exceed the quota."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
-        self._remove_files(listed["number"][~known])
+        self.tier.remove_all(listed["number"][~known])
         gone = ~np.isin(self.rows["copy"], listed["number"])
         self.remove(self.rows["copy"][gone].tolist())
         rows = np.sort(self.rows[~gone], order="copy")
@@ -125,12 +125,13 @@ class Keeper:
 
     def _drop(self, numbers: npt.NDArray[Any]) -> None:
         """Drops copies and their rows."""
-        self._remove_files(numbers)
+        self.tier.remove_all(numbers)
         self.remove(numbers.tolist())
 
-    def _remove_files(self, numbers: npt.NDArray[Any]) -> None:
-        for number in numbers.tolist():
-            self.tier.remove(number)
+    def take_rows(self) -> npt.NDArray[Any]:
+        """Hands `rows` over: they are large, and needed once."""
+        rows, self.rows = self.rows, self.rows[:0]
+        return rows
 
     def add(self, rows: list[Row]) -> None:
         with self._lock:
@@ -146,10 +147,6 @@ class Keeper:
         """Call it if copies are left whose check has not ended: the next daemon checks all."""
         self._trusted = False
 
-    def waiting(self) -> int:
-        with self._lock:
-            return len(self._add) + len(self._remove)
-
     def _work(self) -> None:
         while True:
             with self._lock:
@@ -157,11 +154,9 @@ class Keeper:
                     self._lock.wait()
                 if not self._ending:
                     self._lock.wait(BATCH_S)
-                add, remove, ending = list(self._add), list(self._remove), self._ending
+                add, remove = list(self._add), list(self._remove)
                 if not (add or remove):
-                    if ending:
-                        return
-                    continue
+                    return  # it is ending
             self._commit(add, remove)
             with self._lock:
                 self._add = self._add[len(add) :]
@@ -170,7 +165,6 @@ class Keeper:
     def _commit(self, add: list[Row], remove: list[int]) -> None:
         if self.tier.gone:
             return
-        add, remove = list(add), list(remove)
         try:
             error = lib.monarch_syncfs(self.tier.fd) if add else 0
             if error:
@@ -180,7 +174,7 @@ class Keeper:
         except (OSError, sqlite3.Error) as error:
             # The copies still serve this session; the next one removes them as debris.
             if not self.broken:
-                log.warning("tier %s: copies are not kept: %s", self.tier.root, error)
+                log.warning("tier %s: copies cannot be recorded: %s", self.tier.root, error)
             self.broken = True
 
     def end(self) -> None:

@@ -22,6 +22,8 @@ from monarch_py.errors import TierError
 __all__ = ["ROW", "DamagedManifestError", "Manifest", "Row", "boot_id", "damage_told"]
 
 VERSION = 1
+# Makes a signed number of SQLite the unsigned one of the same 64 bits; `signed` does the reverse.
+MASK = (1 << 64) - 1
 
 # One copy, as the validation of copies reads it. `hash` is the path's XXH3-64, not yet mixed with
 # the source's number; `source` is a number in Manifest.sources; `copy_ino` is the copy's inode,
@@ -89,14 +91,8 @@ class Row:
 
     def values(self, source: int) -> tuple[Any, ...]:
         numbers = (self.path_hash, self.size, self.ino, self.mtime_ns, self.ctime_ns, self.sum)
-        return (
-            self.copy,
-            source,
-            self.path,
-            *map(signed, numbers),
-            self.block_size,
-            self.blocks,
-        )
+        first, last = (self.copy, source, self.path), (self.block_size, self.blocks)
+        return *first, *map(signed, numbers), *last
 
 
 # SQLite's messages for errors that do not mean a damaged manifest: another process uses it, or the
@@ -226,23 +222,14 @@ class Manifest:
 
     def load(self) -> npt.NDArray[Any]:
         """All rows, as (copies,) of dtype ROW."""
+        query = "SELECT path_hash, copy, size, ino, mtime_ns, ctime_ns, sum, source FROM copies"
         with damage_told(self.path):
-            return self._load()
-
-    def _load(self) -> npt.NDArray[Any]:
-        count = self._db.execute("SELECT count(*) FROM copies").fetchone()[0]
-        rows = np.zeros(count, dtype=ROW)
-        query = self._db.execute(
-            "SELECT path_hash, copy, size, ino, mtime_ns, ctime_ns, sum, source FROM copies"
-        )
-        at = 0
-        mask = (1 << 64) - 1
-        while part := query.fetchmany(4096):
-            rows[at : at + len(part)] = [
-                (h & mask, c, z, i & mask, m, t, s & mask, o, 0) for h, c, z, i, m, t, s, o in part
-            ]
-            at += len(part)
-        return rows
+            # A generator, because a list of a million tuples takes memory that stays taken.
+            rows = (
+                (h & MASK, c, z, i & MASK, m, t, s & MASK, o, 0)
+                for h, c, z, i, m, t, s, o in self._db.execute(query)
+            )
+            return np.fromiter(rows, dtype=ROW)
 
     def source_number(self, path: str) -> int:
         if path not in self.sources:
@@ -270,10 +257,9 @@ class Manifest:
 
     def all_copies(self) -> list[tuple[int, str, bytes, int, int, bytes]]:
         """(copy, source, path, size, sum, block sums) of every row, by number."""
-        mask = (1 << 64) - 1
         with damage_told(self.path):
             return [
-                (copy, source, path, size, total & mask, blocks)
+                (copy, source, path, size, total & MASK, blocks)
                 for copy, source, path, size, total, blocks in self._db.execute(
                     "SELECT copy, sources.path, copies.path, size, sum, blocks FROM copies"
                     " JOIN sources ON sources.id = copies.source ORDER BY copy"

@@ -6,6 +6,7 @@ in monarch-<uid>/staging-<key of the session>, so it can share a mount point wit
 another session's staging area.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -28,6 +29,7 @@ from monarch_py.storage import memory
 from monarch_py.util.ownership import Doubt, doubts
 
 __all__ = [
+    "NO_DESCRIPTOR",
     "Tier",
     "copy_name",
     "copy_number",
@@ -56,6 +58,8 @@ CATALOG_BYTES = 1 << 30
 # calls, while small files are placed in a thousand portions a second. So neither is looked up again
 # within LOOK_S; free memory is, once LOOK_BYTES were filled.
 LOOK_S, LOOK_BYTES = 0.05, 64 << 20
+# Errors that say nothing of a tier: the process, or the node, has no descriptor left for now.
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 def tier_root(mount_point: Path) -> Path:
@@ -250,11 +254,10 @@ class Tier:
             with suppress(OSError):
                 os.rmdir(name, dir_fd=self.fd)
         except OSError as error:  # read-only or broken, so the copy's room does not come back
-            log.warning("tier %s goes unused: %s", self.root, error.strerror)
-            self.usable = False
+            self.fail(error.errno or errno.EIO)
 
-    def remove_all(self, listed: npt.NDArray[Any]) -> None:
-        for number in listed["number"].tolist():
+    def remove_all(self, numbers: npt.NDArray[Any]) -> None:
+        for number in numbers.tolist():
             self.remove(number)
 
     @staticmethod
@@ -285,7 +288,12 @@ class Tier:
         OSError if they cannot be examined."""
         now_s = time.monotonic()
         if now_s >= self._next_overhead_s:
-            self._overhead_bytes, self._next_overhead_s = self.overhead_bytes(), now_s + LOOK_S
+            try:
+                self._overhead_bytes = self.overhead_bytes()
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTOR:
+                    raise
+            self._next_overhead_s = now_s + LOOK_S
         # The estimate includes rows that are not written yet.
         overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
         return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)
@@ -387,6 +395,10 @@ class Tier:
         was."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
+    def note_cleared(self) -> None:
+        """Ends that limit."""
+        self.cap_bytes = None
+
     def is_on(self, device: int) -> bool:
         return os.fstat(self.fd).st_dev == device
 
@@ -401,6 +413,13 @@ class Tier:
             return True
         held = os.fstat(self.fd)
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+    def fail(self, error: int) -> None:
+        """Places nothing more here after an error (an errno) of the file system; the copies serve
+        as long as they can."""
+        if self.usable:
+            log.warning("%s", self.broken(OSError(error, os.strerror(error))))
+        self.usable = False
 
     def give_up(self, why: str) -> None:
         """Places nothing here any more, and touches nothing by the tier's path."""
@@ -429,7 +448,7 @@ class Tier:
         path leads elsewhere, it removes only the copies, through the descriptor."""
         if self.gone or not self.is_in_place():
             with suppress(OSError):
-                self.remove_all(self.listing())
+                self.remove_all(self.listing()["number"])
             self.close(is_used=is_used)
             return
         shutil.rmtree(self.copies, ignore_errors=True)

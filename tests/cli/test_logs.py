@@ -29,7 +29,7 @@ def test_a_daemons_log_outlives_it(started: tuple[Session, int]) -> None:
     session, pid = started
     said = session.monarch("logs")
     assert (said.returncode, said.stderr) == (0, "")
-    assert f"serves {session.config} (process {pid}, version " in said.stdout
+    assert f"process {pid} serves {session.config} (version " in said.stdout
     assert session.monarch("stop").returncode == 0
     assert "has ended" in session.monarch("logs").stdout
     session.config.unlink()

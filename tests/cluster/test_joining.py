@@ -57,14 +57,16 @@ def test_a_rank_that_cannot_load_mpi(
     words = [sys.executable, "-m", "monarch_py", "start", "-c", str(local.template)]
     done = start_with(local, "env", f"PYTHONPATH={tmp_path / 'trap'}", *words)
     said = [line for line in done.stderr.splitlines() if line.startswith("monarch: ")]
-    assert said[0].startswith("monarch: 3 processes were started together, which takes mpi4py (no")
+    assert said[0].startswith("monarch: 3 processes were started together, which needs mpi4py (no")
     assert "(no MPI here); install" in said[0]
 
 
 def test_a_rank_that_is_something_else(tree: Path, local_factory: Callable[..., Local]) -> None:
     done = start_with(local_factory(tree, 3), "true")
     said = [line for line in done.stderr.splitlines() if line.startswith("monarch: ")]
-    assert re.match(r"monarch: rank [01] has waited [34] s for the others of 3: one has", said[0])
+    assert re.match(
+        r"monarch: rank [01] has waited [34] s for the other ranks of 3: one has", said[0]
+    )
 
 
 def test_two_starts_at_once(tree: Path, local_factory: Callable[..., Local]) -> None:
@@ -106,7 +108,7 @@ def test_another_version_is_not_mended_in_the_configuration() -> None:
     places = [("host", str(rank)) for rank in range(2)]
     info = NodeInfo("n0", places[0], "/f", ("h", 1), None, (1,), {"Monarch": "0.1.0"}, ())
     other = replace(info, name="n1", place=places[1], agreed={"Monarch": "0.0.9"})
-    expected = "n1: Monarch is 0.0.9, and on n0 0.1.0: .*; install the same version there$"
+    expected = "n1: Monarch is 0.0.9, but on n0 it is 0.1.0; .*: install the same version there$"
     with pytest.raises(SessionError, match=expected):
         check_infos([info, other])
 

@@ -180,11 +180,11 @@ def test_nodes_that_do_not() -> None:
     words = refusal(info(0), info(1), replace(info(2), place=info(0).place))
     assert words.startswith("ranks 0 and 2 are both on node0, with one configuration: start one")
     words = refusal(info(0), replace(info(1), address=("127.0.1.1", 7)))
-    assert words.startswith("node1: its address, 127.0.1.1, is one that only it can reach;")
+    assert words.startswith("node1: other nodes cannot reach the loopback address 127.0.1.1;")
     words = refusal(info(0), replace(info(1), agreed={**info(1).agreed, "block_size": "8 bytes"}))
-    assert words.startswith("node1: block_size is 8 bytes, and on node0 4 bytes: it has to be the")
+    assert words.startswith("node1: block_size is 8 bytes, but on node0 it is 4 bytes; it must be")
     words = refusal(info(0), replace(info(1), agreed={"block_size": "4 bytes"}))
-    assert words.startswith("node1: sources[0] is missing, and on node0 '/data': ")
+    assert words.startswith("node1: sources[0] is missing, but on node0 it is '/data'; ")
 
 
 def running(count: int, name: str = "name") -> list[NodeInfo]:
@@ -200,7 +200,7 @@ def test_daemons_that_run_already() -> None:
     assert those_that_run(one_is_lost) == [0, 1]
     for other in ("", "other"):
         some = [*ours[:2], replace(ours[2], running=other)]
-        assert refusal(*some).startswith("node2: a daemon serves this configuration already, and")
+        assert refusal(*some).startswith("node2: a daemon serves this configuration already, but")
     # Each alone.
     assert "a daemon serves this configuration already" in refusal(*running(2, ""))
     assert refusal(info(0), *running(2, "")[1:]).startswith("node1: a daemon serves")
@@ -222,13 +222,13 @@ def test_who_comes_back_is_who_was_there() -> None:
     cluster = of_cards(infos)
     check_members(infos, cluster)
     words = other_members([*running(2), replace(info(2), name="node9")], cluster)
-    assert words.startswith("the daemons that run were started on node0, node1, node2, and these")
+    assert words.startswith("the running daemons were started on node0, node1, node2, but these")
     assert "are on node0, node1, node9: start the same ranks" in words
-    assert other_members(infos[:2], cluster).startswith("the daemons that run were started on")
+    assert other_members(infos[:2], cluster).startswith("the running daemons were started on")
     words = other_members([*running(2), replace(info(2), quotas=(2, 3))], cluster)
-    assert words.startswith("node2: its quotas are 2, 3 bytes, and the daemons that run know it")
+    assert words.startswith("node2: the quotas are 2, 3 bytes, but the running daemons were told")
     plan = {**info(2).agreed, "plan[0]": "a file"}
     words = other_members([*running(2), replace(info(2), agreed=plan)], cluster)
-    assert words.startswith("node2: plan[0] is a file, and on the nodes whose daemons run missing:")
+    assert words.startswith("node2: plan[0] is a file, but on the nodes with running daemons it is")
     # Those that run have what they were started with, whatever is written there now.
     check_members([*running(1), replace(running(2)[1], quotas=(5,)), info(2)], cluster)

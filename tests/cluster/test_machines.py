@@ -133,7 +133,9 @@ def test_an_address_that_others_cannot_reach_is_refused(
     done = together(machines, "start", "-c", config)
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
-    assert line.startswith("monarch: node0: its address, 127.0.0.1, is one that only it can reach;")
+    assert line.startswith(
+        "monarch: node0: other nodes cannot reach the loopback address 127.0.0.1;"
+    )
     assert "peers.interface" in line
 
 
@@ -156,7 +158,7 @@ def test_the_same_address_on_all_machines_is_refused(
     config = write(tmp_path, tree, peers={"interface": "bridge"})
     done = together(machines, "start", "-c", config)
     assert done.returncode != 0
-    assert done.stderr.startswith("monarch: node0 and node1 have one address, 172.31.0.1, ")
+    assert done.stderr.startswith("monarch: node0 and node1 have the same address, 172.31.0.1, ")
     assert str(config) in done.stderr
 
 

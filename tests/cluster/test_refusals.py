@@ -35,10 +35,14 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
     ("settings", "status", "words"),
     [
         ({"block_sise": 1}, 2, ["#2: ", "tiers-2.yaml:", "block_sise: unknown key"]),
-        ({"scan": "lazy"}, 2, ["#2: ", "tiers-2.yaml: nodes share all files out", "remove 'scan'"]),
+        (
+            {"scan": "lazy"},
+            2,
+            ["#2: ", "tiers-2.yaml: several nodes need", "remove 'scan'"],
+        ),
         ({"peers": {"interface": "no0"}}, 2, ["#2: ", "peers.interface: 'no0' has no address"]),
-        ({"block_size": "1MiB"}, 3, ["#2: block_size is 1048576 bytes, and on ", " 4194304 bytes"]),
-        ({"peers": {"address": "192.0.2.77"}}, 3, ["#2: ", "cannot be served at 192.0.2.77"]),
+        ({"block_size": "1MiB"}, 3, ["#2: block_size is 1048576 bytes, but on ", " 4194304 bytes"]),
+        ({"peers": {"address": "192.0.2.77"}}, 3, ["#2: ", "cannot listen at 192.0.2.77"]),
     ],
 )
 def test_a_configuration_that_cannot_work(
@@ -61,10 +65,10 @@ def test_sources_that_differ(
     local = local_factory(tree, 2)
     (tmp_path / "more").mkdir()
     local.configure(1, sources=[str(tree), str(tmp_path / "more")])
-    assert f"#1: sources[1] is '{tmp_path / 'more'}', and on " in (line := refusal(local, status=3))
-    assert "missing: it has to be the same" in line
+    assert f"#1: sources[1] is '{tmp_path / 'more'}', but on " in (line := refusal(local, status=3))
+    assert "missing; it must be the same" in line
     local.configure(1, sources=[{"path": str(tree), "include": ["*.tar"]}])
-    assert "sources[0].include is ['*.tar'], and on " in refusal(local, status=3)
+    assert "sources[0].include is ['*.tar'], but on " in refusal(local, status=3)
 
 
 def test_plans_that_differ(tree: Path, local_factory: Callable[..., Local]) -> None:
@@ -77,7 +81,7 @@ def test_plans_that_differ(tree: Path, local_factory: Callable[..., Local]) -> N
         local.configure(rank, plan=str(plan))
     assert "#1: plan[0] is one with the SHA-256 " in refusal(local, status=3)
     local.configure(1, plan=[])
-    assert "#1: plan[0] is missing, and on " in refusal(local, status=3)
+    assert "#1: plan[0] is missing, but on " in refusal(local, status=3)
 
 
 def test_a_port_that_is_taken(tree: Path, local_factory: Callable[..., Local]) -> None:
@@ -86,7 +90,7 @@ def test_a_port_that_is_taken(tree: Path, local_factory: Callable[..., Local]) -
         port = taken.getsockname()[1]
         local.configure(1, peers={"address": "127.0.0.1", "port": port})
         line = refusal(local, status=3)
-    assert f"#1: peers cannot be served at 127.0.0.1, port {port} (Address already in use)" in line
+    assert f"#1: the daemon cannot listen at 127.0.0.1, port {port} (Address already" in line
     local.start()
     assert local.connection(0).ask("all")["nodes"][1]["address"] == f"127.0.0.1:{port}"
 
@@ -111,7 +115,7 @@ def test_a_daemon_that_runs_alone(tree: Path, local_factory: Callable[..., Local
     assert local.monarch("start", "-c", local.file(1)).returncode == 0
     done = local.ranks("start", "-c", local.template)
     assert done.returncode == 3
-    assert "#1: a daemon serves this configuration already, and not together" in done.stderr
+    assert "#1: a daemon serves this configuration already, but not in the" in done.stderr
     assert [daemon.pid for daemon in local.daemons()] == [local.connection(1).ask("where")["pid"]]
 
 
@@ -146,7 +150,7 @@ def test_a_launcher_of_another_mpi(tree: Path, local_factory: Callable[..., Loca
     env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
     done = local.monarch("start", "-c", local.template, **env)
     assert done.returncode == 3
-    assert done.stderr.startswith("monarch: 2 processes were started, and MPI sees 1: ")
+    assert done.stderr.startswith("monarch: 2 processes were started, but MPI sees 1: ")
     assert "srun --mpi=pmi2" in done.stderr
 
 

@@ -172,7 +172,7 @@ def test_one_node_needs_no_mpi(
     # And the trap is one.
     done = local.monarch("start", "-c", local.file(0), PYTHONPATH=str(trap), **alone)
     assert done.returncode == 3
-    assert done.stderr.startswith("monarch: 2 processes were started together, which takes mpi4py")
+    assert done.stderr.startswith("monarch: 2 processes were started together, which needs mpi4py")
     assert done.stderr.count("\n") == 1
     assert sprung.exists()
 

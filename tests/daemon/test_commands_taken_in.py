@@ -78,7 +78,10 @@ def test_a_daemon_without_descriptors_is_not_deaf_for_good(
         (connection,) = connected(session, 1)
         with connection:
             said = session.log.read_text
-            wait_until(lambda: "a command is not taken in just now" in said(), what="its complaint")
+            wait_until(
+                lambda: "commands have to wait, because none can be accepted" in said(),
+                what="its complaint",
+            )
     finally:
         daemon.rlimit(psutil.RLIMIT_NOFILE, before)
     assert session.connection.ask("where")["pid"] == daemon.pid

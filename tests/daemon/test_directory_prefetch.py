@@ -19,6 +19,7 @@ from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
 from monarch_py.config import load_config
+from monarch_py.daemon.control import Control
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.fill import unused
 from monarch_py.daemon.fill.prefetch import NAMES, Directories
@@ -217,6 +218,7 @@ def served_here(monkeypatch: pytest.MonkeyPatch, session: Session) -> Iterator[D
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     session.paths.make()
     daemon = Daemon(load_config(session.config), session.paths)
+    Control(daemon, session.paths).begin()
     thread = threading.Thread(target=daemon.run)
     thread.start()
     try:

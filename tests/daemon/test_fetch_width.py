@@ -45,7 +45,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 @pytest.fixture
 def engine() -> Engine:
     made = Engine.__new__(Engine)
-    made._engine, made._fetches = None, ReadsInFlight(LEAST_FETCHES, MOST)
+    made.c, made._fetches = None, ReadsInFlight(LEAST_FETCHES, MOST)
     return made
 
 

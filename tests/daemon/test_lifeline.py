@@ -34,7 +34,7 @@ def spawned(
     with listen("127.0.0.1") as listener:
         host, port = listener.getsockname()
         member = Member("here", host, port, (1,))
-        told = StartupInfo(Cluster(0, (member,), new_secret()), listener, lifeline=reading)
+        told = StartupInfo(Cluster(0, (member,), new_secret()), listener.fileno(), lifeline=reading)
         process = spawn(session.config, detach=False, startup=told)
     os.close(reading)
     try:

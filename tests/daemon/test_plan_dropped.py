@@ -173,7 +173,7 @@ def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
         assert daemon.filler.keeps is before
         daemon._turn()
     finally:
-        daemon._close()
+        daemon.close()
 
 
 def test_one_plan_that_cannot_be_worked_out_leaves_the_other(
@@ -198,7 +198,7 @@ def test_one_plan_that_cannot_be_worked_out_leaves_the_other(
         assert good.estimator is not None
         assert good.estimator.judged == 1
     finally:
-        daemon._close()
+        daemon.close()
 
 
 def test_what_a_dropped_plan_wanted_is_not_fetched_while_the_next_is_placed(
@@ -243,7 +243,7 @@ def test_what_a_dropped_plan_wanted_is_not_fetched_while_the_next_is_placed(
         turned_until(lambda: copies() == len(files.digests), "copies of everything")
     finally:
         may_place.set()
-        daemon._close()
+        daemon.close()
 
 
 # --- what cannot be followed --------------------------------------------------------------------

@@ -254,4 +254,4 @@ def test_a_file_that_is_named_twice_is_filled_once(
         wait_until(lambda: [daemon._turn()] and not daemon.filler.pending, what="the last result")
         assert daemon.filler.copies.tier(0).files == 2
     finally:
-        daemon._close()
+        daemon.close()

@@ -130,8 +130,8 @@ def copies(engine: Engine) -> Copies:
         tiers=[Tier()],
         keepers={},
         config=SimpleNamespace(block_size_bytes=BLOCK),
-        stale={},
-        foreign={},
+        take_stale=dict,
+        take_foreign=dict,
     )
     nobody: Any = None
     return Copies(scanner, nobody)

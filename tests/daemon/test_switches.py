@@ -59,7 +59,7 @@ def test_the_last_answer_holds(
         disk.answers.clear()
         monkeypatch.setattr(switches, "LIMIT_S", 0.05)
         wait_until(lambda: not looked.are_off() and caplog.messages, what="the warning")
-        assert caplog.messages == ["/nfs/off does not answer: everything stays on until it does"]
+        assert caplog.messages == ["/nfs/off does not answer: Monarch stays on until it does"]
         disk.is_there = True
         disk.answers.set()
         wait_until(looked.are_off, what="the switch")

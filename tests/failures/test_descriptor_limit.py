@@ -1,15 +1,16 @@
 """A process that has no descriptor left when a daemon appears: its changes are recorded all the
-same, and what it has open stays as it was."""
+same, and what it has open stays as it was. A daemon that has none left."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
-from support.files import Files
+from support.files import Files, check_all
 from support.segments import is_changed, segments
-from support.session import Session
+from support.session import Session, wait_until
 from support.steps import Steps
 from support.watch import settle
 
@@ -151,3 +152,23 @@ def test_what_lies_below_a_renamed_directory_is_recorded_too(
         process.go()
         process.wait()
         assert session.run(["cat", files.root / "d" / "below"]).returncode == 1
+
+
+def test_a_daemon_without_descriptors_fills_later(
+    session_factory: Callable[..., Session], files: Files
+) -> None:
+    """The limit is a passing error: neither the tier nor a file is given up for it."""
+    session = session_factory(files.root, prefetch="auto").start()
+    session.wait_scanned()
+    assert session.daemon is not None
+    daemon = psutil.Process(session.daemon.pid)
+    before = daemon.rlimit(psutil.RLIMIT_NOFILE)
+    daemon.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        check_all(session, files)
+        wait_until(lambda: "fills have to wait" in session.log.read_text(), what="its complaint")
+    finally:
+        daemon.rlimit(psutil.RLIMIT_NOFILE, before)
+    wait_until(lambda: session.status()["sources"][0]["present"] == 10, what="the copies")
+    assert session.status()["tiers"][0]["usable"]
+    check_all(session, files)

@@ -284,7 +284,7 @@ def test_a_tier_that_cannot_be_listed_at_the_start_is_gone_without(
             " repair its file system, then monarch stop and start"
         ]
     finally:
-        daemon._close()
+        daemon.close()
 
 
 def test_copies_are_deleted_behind_our_back(

@@ -97,7 +97,7 @@ def alone() -> Iterator[None]:
 
 def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
     members = tuple(Member(f"n{i}", "127.0.0.1", 1 + i, (q,)) for i, q in enumerate(quotas))
-    membership: Any = Membership(Cluster(rank, members, bytes(32)), None, {})  # type: ignore[arg-type]
+    membership: Any = Membership(Cluster(rank, members, bytes(32)), None, bytes)  # type: ignore[arg-type]
     shared: Any = SimpleNamespace(catalog=catalog)
     # Files that wait for each of the nodes.
     waiting = np.zeros(len(quotas), dtype=np.uint32)

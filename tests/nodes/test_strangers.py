@@ -17,8 +17,9 @@ from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
 from support.session import wait_until
 
+from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import ffi, lib
-from monarch_py.peers import FileId, Peer, PeerStatus, TcpTransport, Unreachable, new_gets
+from monarch_py.peers import Peer, PeerStatus, TcpTransport, Unreachable
 from monarch_py.peers.handshake import Purpose
 from monarch_py.peers.tcp import connected
 
@@ -109,9 +110,9 @@ def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
         cluster.epoch(1)
         assert time.monotonic() - started < 20
     # A file is meant by its times as well: another time is another file.
-    peer = Peer(TcpTransport(node.asked_by(1)), 0)
+    peer = Peer(TcpTransport(node.asked_by(1)).connect, 0)
     gets = new_gets([FileId(source=0, path_hash=1, size=SIZE, mtime_ns=1)])
-    peer.fetch(gets)
+    fetch_ranges(peer, gets)
     assert gets["status"][0] == PeerStatus.UNKNOWN_FILE
     peer.close()
     wait_until(node.connection.serves, what="a daemon that answers")

@@ -16,10 +16,11 @@ from support.epoch import Reader, make_files
 from support.nodes import MIB, Node, Nodes
 from support.session import wait_until
 
+from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import lib
-from monarch_py.peers import FileId, Peer, PeerStatus, TcpTransport, new_gets
+from monarch_py.peers import Peer, PeerStatus, TcpTransport
 from monarch_py.peers.handshake import Purpose
 from monarch_py.peers.tcp import connected
 
@@ -79,7 +80,7 @@ def test_what_has_rotted_goes_where_it_has_rotted(
         ) as reader:
             reader.end()
         wait_until(lambda: not copy.exists(), what="the end of the copy")
-    assert "is damaged; it is made anew" in nodes[owner].log.read_text()
+    assert "is damaged: it is dropped and made anew" in nodes[owner].log.read_text()
 
 
 def mixed(value: int) -> int:
@@ -152,12 +153,12 @@ def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
     (copy,) = owner.copies()
     room = np.zeros(SIZE, dtype=np.uint8)
     rank = owner.cluster.rank
-    peer = Peer(TcpTransport(owner.asked_by(1 - rank)), rank)
+    peer = Peer(TcpTransport(owner.asked_by(1 - rank)).connect, rank)
 
     def fetch(first: int, length: int) -> PeerStatus:
         gets = new_gets([named_by(owner, str(name))])
         gets["first"], gets["length"], gets["memory"] = first, length, room.ctypes.data
-        peer.fetch(gets)
+        fetch_ranges(peer, gets)
         return PeerStatus(gets["status"][0])
 
     try:
@@ -173,4 +174,4 @@ def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
         wait_until(lambda: not copy.exists(), what="the end of the copy")
     finally:
         peer.close()
-    assert "is damaged; it is made anew" in owner.log.read_text()
+    assert "is damaged: it is dropped and made anew" in owner.log.read_text()

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import xxhash
 
 from benchmarks.peers.fileserver import FileServer
+from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import ffi, lib
-from monarch_py.peers import FileId, Party, Peer, PeerStatus, TcpTransport, new_gets
+from monarch_py.peers import Party, Peer, PeerStatus, TcpTransport
 from monarch_py.peers.handshake import Greeter, Keys, introduce
 
 BLOCK = 64 << 10
@@ -91,7 +92,7 @@ def fetch_all(
     # Room for what ought to come, and a page that must stay as it is.
     rooms = [np.full(min(length, 1 << 27) + 4096, 0xA5, dtype=np.uint8) for _, length in ranges]
     gets["memory"] = [room.ctypes.data for room in rooms]
-    peer.fetch(gets)
+    fetch_ranges(peer, gets)
     for room in rooms:
         assert (room[-4096:] == 0xA5).all(), "bytes went beyond the range"
     parts = [room[: int(get["received"])].tobytes() for room, get in zip(rooms, gets, strict=True)]
@@ -103,7 +104,7 @@ def peer_of(server: FileServer, secret: bytes = SECRET, **bounds: float) -> Peer
 
 
 def peer_at(address: tuple[str, int], secret: bytes = SECRET, **bounds: float) -> Peer:
-    return Peer(TcpTransport(party(address, 1, secret), **bounds), 0)
+    return Peer(TcpTransport(party(address, 1, secret), **bounds).connect, 0)
 
 
 def content_digest(content: bytes, secret: bytes = SECRET) -> bytes:

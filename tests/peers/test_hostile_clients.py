@@ -35,8 +35,9 @@ from peers.offers import (
 from support.session import wait_until
 
 from benchmarks.peers.fileserver import FileServer
+from benchmarks.peers.ranges import FileId
 from monarch_py.native import lib
-from monarch_py.peers import FileId, PeerStatus, Unreachable, listen, new_secret
+from monarch_py.peers import PeerStatus, Unreachable, listen, new_secret
 from monarch_py.peers.handshake import ANSWER_BYTES, GREETING, HELLO_BYTES, introduce
 from monarch_py.peers.server import MOST_STRANGERS
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from peers import offers
 from peers.offers import BLOCK, FRAME_BYTES, SEAL_BYTES, Line, fetch, let_in, party, xxh3
 
+from benchmarks.peers.ranges import FileId
 from monarch_py.native import lib
-from monarch_py.peers import FileId, Peer, PeerStatus, TcpTransport, Unreachable
+from monarch_py.peers import Peer, PeerStatus, TcpTransport, Unreachable
 from monarch_py.peers.handshake import Greeter
 
 DATA, SUM, END = lib.MONARCH_PEER_DATA, lib.MONARCH_PEER_SUM, lib.MONARCH_PEER_END
@@ -52,7 +53,7 @@ class Script:
     def peer(self) -> Peer:
         me = party(self.address, 1)
         transport = TcpTransport(me, connect_s=2, first_byte_s=LIMIT_S, between_s=LIMIT_S)
-        return Peer(transport, 0)
+        return Peer(transport.connect, 0)
 
     def close(self) -> None:
         self._is_over = True

@@ -99,8 +99,7 @@ class Between:
 def between() -> Iterator[tuple[Between, Offer]]:
     """On the way to a server, whose address all take to be this one."""
     made = Between()
-    answers = {Purpose.STATUS: lambda: WORDS}
-    server = FileServer(party(made.address), listen("127.0.0.1"), answers=answers)
+    server = FileServer(party(made.address), listen("127.0.0.1"), status=lambda: WORDS)
     made.to = server.address
     with Offer(CONTENT) as file:
         yield made, file.share(server)

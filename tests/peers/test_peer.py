@@ -14,11 +14,11 @@ import pytest
 from peers.offers import NO_KEYS, REQUEST_BYTES, Line, Offer, fetch, link_of, peer_of, serve, xxh3
 
 from benchmarks.peers.fileserver import FileServer
+from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import lib
-from monarch_py.peers import Peer, PeerStatus, Unreachable, listen, new_gets
+from monarch_py.peers import Peer, PeerStatus, Unreachable, listen
 from monarch_py.peers.handshake import new_secret
 from monarch_py.peers.peer import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from monarch_py.peers.ranges import FileId
 
 FILE = FileId(0, 1, 10, 1)
 
@@ -92,7 +92,7 @@ def ask(peer: Peer) -> PeerStatus:
     gets = new_gets([FILE, FILE])
     gets["memory"] = [room.ctypes.data, room.ctypes.data + FILE.size]
     gets["received"] = 5
-    peer.fetch(gets)
+    fetch_ranges(peer, gets)
     first, second = map(PeerStatus, gets["status"].tolist())
     assert second in (first, PeerStatus.CUT)
     assert (first == PeerStatus.OK) == (gets["received"][0] == FILE.size)
@@ -102,7 +102,7 @@ def ask(peer: Peer) -> PeerStatus:
 @pytest.fixture
 def made() -> Iterator[tuple[Peer, Scripted]]:
     scripted = Scripted()
-    peer = Peer(scripted, 1, clock=lambda: scripted.now)
+    peer = Peer(scripted.connect, 1, clock=lambda: scripted.now)
     yield peer, scripted
     peer.close()
     assert scripted.all_closed()
@@ -270,11 +270,6 @@ def test_a_link_that_was_silent_is_not_tried_again(made: tuple[Peer, Scripted]) 
     script.answers = [PeerStatus.OK, PeerStatus.TIMEOUT]
     assert [ask(peer), ask(peer)] == [PeerStatus.OK, PeerStatus.TIMEOUT]
     assert script.connects == 1
-
-
-def test_only_ranges_are_asked_for(made: tuple[Peer, Scripted]) -> None:
-    with pytest.raises(TypeError):
-        made[0].fetch(np.zeros(3))
 
 
 def test_a_server_is_closed_under_those_who_ask_it(

@@ -18,7 +18,8 @@ import pytest
 from peers.holder import content
 from peers.offers import fetch, peer_at
 
-from monarch_py.peers import FileId, Peer, PeerStatus
+from benchmarks.peers.ranges import FileId
+from monarch_py.peers import Peer, PeerStatus
 from monarch_py.peers.tcp import BETWEEN_LIMIT_S, CONNECT_LIMIT_S, FIRST_BYTE_LIMIT_S
 
 SIZE, SEED = 48 << 20, 3

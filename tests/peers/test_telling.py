@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from peers.offers import SECRET, Offer, assert_serves, bare, ends, party
@@ -33,7 +35,7 @@ def refusal(server: FileServer, **how: object) -> PeerStatus:
 @pytest.mark.parametrize("size", [1, 1 << 20, MOST_BYTES - 1])
 def test_the_answer_comes_whole(server_factory: Callable[..., FileServer], size: int) -> None:
     words = bytes(range(256)) * (size // 256 + 1)
-    server = server_factory(answers={Purpose.STATUS: lambda: words[:size]})
+    server = server_factory(status=lambda: words[:size])
     assert status_of(server) == words[:size]
     assert server.counts()["accepted"] == 0  # C has nothing to do with it
 
@@ -41,7 +43,7 @@ def test_the_answer_comes_whole(server_factory: Callable[..., FileServer], size:
 def test_more_than_an_answer_has_is_not_listened_to(
     server_factory: Callable[..., FileServer],
 ) -> None:
-    server = server_factory(answers={Purpose.STATUS: lambda: bytes(MOST_BYTES + 1)})
+    server = server_factory(status=lambda: bytes(MOST_BYTES + 1))
     assert refusal(server) == PeerStatus.REFUSED
 
 
@@ -52,26 +54,29 @@ def test_without_the_secret_nothing_is_told(server_factory: Callable[..., FileSe
         asked.set()
         return b"status"
 
-    server = server_factory(answers={Purpose.STATUS: answer})
+    server = server_factory(status=answer)
     assert refusal(server, secret=new_secret()) == PeerStatus.REFUSED
     assert not asked.is_set()
     assert status_of(server) == b"status"
     assert asked.is_set()
 
 
-def test_who_tells_nothing_closes(
+def test_a_purpose_that_is_not_known_closes(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     server = server_factory()
     file = offer(b"content").share(server)
-    assert refusal(server) == PeerStatus.TIMEOUT
+    later: Any = SimpleNamespace(value=b"?")  # of a later version
+    with bare(server) as connection:
+        introduce(connection, party(server.address, 1), 0, time.monotonic() + 5, later)
+        assert ends(connection)
     assert_serves(server, file)
 
 
 def test_nobody_in_between_changes_what_is_asked_for(
     server_factory: Callable[..., FileServer],
 ) -> None:
-    server = server_factory(answers={Purpose.STATUS: lambda: b"status"})
+    server = server_factory(status=lambda: b"status")
 
     def relay(listener: socket.socket) -> None:
         client, _ = listener.accept()
@@ -101,7 +106,7 @@ def test_an_answer_that_takes_long_keeps_nobody_waiting(
         go.wait(30)
         return b"at last"
 
-    server = server_factory(answers={Purpose.STATUS: answer})
+    server = server_factory(status=answer)
     file = offer(b"content").share(server)
     me = party(server.address, 1)
     waiting = [connected(me, 0, 5, Purpose.STATUS)[0] for _ in range(MOST_AT_A_TIME)]
@@ -127,7 +132,7 @@ def test_who_waits_for_an_answer_waits_for_a_time(
     server_factory: Callable[..., FileServer],
 ) -> None:
     go = threading.Event()
-    server = server_factory(answers={Purpose.STATUS: lambda: b"x" if go.wait(30) else b""})
+    server = server_factory(status=lambda: b"x" if go.wait(30) else b"")
     try:
         started = time.monotonic()
         assert refusal(server, limit_s=0.5) == PeerStatus.TIMEOUT
@@ -142,6 +147,6 @@ def test_an_answer_that_fails_is_none(
     def answer() -> bytes:
         raise RuntimeError("no status today")
 
-    server = server_factory(answers={Purpose.STATUS: answer})
+    server = server_factory(status=answer)
     assert refusal(server) == PeerStatus.TIMEOUT
     wait_until(lambda: "no status today" in caplog.text)

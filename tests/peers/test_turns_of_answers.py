@@ -16,9 +16,9 @@ import pytest
 from peers.offers import NO_KEYS, REQUEST_BYTES, Line, link_of
 from support.session import wait_until
 
+from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import lib
-from monarch_py.peers import Peer, PeerStatus, Unreachable, new_gets
-from monarch_py.peers.ranges import FileId
+from monarch_py.peers import Peer, PeerStatus, Unreachable
 
 AT_ONCE, TURN_S, LIMIT_S = 4, 0.5, 20
 LARGE, SMALL = FileId(0, 1, 1 << 20, 1), FileId(0, 2, (1 << 20) - 1, 1)
@@ -65,7 +65,7 @@ class Silent:
             room = np.zeros(file.size, dtype=np.uint8)
             gets = new_gets([file])
             gets["memory"] = room.ctypes.data
-            peer.fetch(gets)
+            fetch_ranges(peer, gets)
             result.put(PeerStatus(int(gets["status"][0])))
 
         self._start(fetch)
@@ -87,7 +87,7 @@ class Silent:
 @pytest.fixture
 def made() -> Iterator[tuple[Peer, Silent]]:
     silent = Silent()
-    peer = Peer(silent, 1)
+    peer = Peer(silent.connect, 1)
     yield peer, silent
     silent.close()
     peer.close()

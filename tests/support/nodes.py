@@ -40,7 +40,7 @@ class Node(Session):
         with _shared_memory(self.shm), ExitStack() as stack:
             if not wait:
                 stack.enter_context(patch.object(lifecycle, "_wait_until_up", lambda *_: None))
-            told = StartupInfo(self.cluster, self.listener)
+            told = StartupInfo(self.cluster, self.listener.fileno())
             self.daemon = self.host.call(partial(spawn, self.config, detach=False, startup=told))
             self.log = self.paths.log
         return self

@@ -199,7 +199,9 @@ __attribute__((constructor)) static void load(void) {
     if (!config || !*config || (off && *off && strcmp(off, "0") != 0))
         return;
     int old_errno = errno;
-    monarch_log_init();
+    const char *level = secure_getenv("MONARCH_LOG");
+    if (monarch_log_init(level) != 0)
+        monarch_warn_setting("MONARCH_LOG", level, "the only level is debug");
     monarch_rank_init();
     if (!monarch_find_session_dir(config)) {
         monarch_warn("MONARCH_CONFIG names no file that can be found:", config,

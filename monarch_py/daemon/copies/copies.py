@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.daemon.copies.engine import Engine, block_sums
+from monarch_py.daemon.copies.engine import Engine, block_sums, is_passing
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.native import (
     JobKind,
@@ -29,12 +29,13 @@ from monarch_py.native import (
 from monarch_py.storage.manifest import Row
 from monarch_py.storage.tiers import Tier
 
-__all__ = ["Copies", "Ids", "one"]
+__all__ = ["NONE", "Copies", "Ids", "one"]
 
 log = logging.getLogger("monarch.copies")
 
 Ids = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
+NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 # A file may change again within this time of a change without its timestamps showing it [s].
 TIME_STEP_S = 2.0
@@ -144,7 +145,7 @@ class Copies:
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
-            log.warning("%d copies go unused: %s", len(ids), error.strerror)
+            log.warning("%d copies cannot be published: %s", len(ids), error.strerror)
             return False
         return True
 
@@ -217,6 +218,9 @@ class Copies:
         if young is None or result["status"] == JobStatus.ABANDONED:
             return
         _, tier, row = young
+        if is_passing(result):
+            self._young[entry] = (time.monotonic() + TIME_STEP_S, tier, row)
+            return
         self._doubted.discard(entry)
         if result["status"] != JobStatus.DONE:
             self.forget(one(entry), State.BYPASS, Reason.CHANGED)
@@ -224,13 +228,6 @@ class Copies:
             self.keepers[tier].add([row])
 
     # --- tiers that fail --------------------------------------------------------------
-
-    def tier_failed(self, number: int, error: int) -> None:
-        """Places nothing more in a tier that has failed; its copies serve as long as they can."""
-        tier = self.tier(number)
-        if tier.usable:
-            log.warning("%s", tier.broken(OSError(error, os.strerror(error))))
-        tier.usable = False
 
     def lose_tier(self, number: int) -> None:
         """Drops the copies of a lost tier: nobody is sent to them any more, and their files may be
@@ -281,9 +278,8 @@ class Copies:
     def feed_drops(self) -> None:
         """Hands the engine what is to be removed, a part at a time. The room is given back when the
         files are gone, so that no quota is exceeded meanwhile."""
-        for tier, rows in self.scanner.stale.items():
+        for tier, rows in self.scanner.take_stale().items():
             self._drop_rows(tier, rows)
-        self.scanner.stale = {}
         if self._drops and self._dropping < DROPS:
             tier, ids, numbers, sizes = self._drops.popleft()
             self._dropping += len(ids)
@@ -295,7 +291,7 @@ class Copies:
         self._dropping -= 1
         number, size = int(result["tier"]), int(result["bytes"])
         if result["left"]:
-            self.tier_failed(number, int(result["left"]))
+            self.tier(number).fail(int(result["left"]))
         else:
             self.tier(number).release(int(result["copy"]), size)
         self._leaving[number] -= self.tier(number).rounded(size)
@@ -336,11 +332,10 @@ class Copies:
 
     def drop_foreign(self) -> bool:
         """Drops copies of datasets that are not configured. Returns whether there were any."""
-        found = any(len(rows) for rows in self.scanner.foreign.values())
-        for number, rows in self.scanner.foreign.items():
+        foreign = self.scanner.take_foreign()
+        for number, rows in foreign.items():
             self._drop_rows(number, rows)
-        self.scanner.foreign = {}
-        return found
+        return any(map(len, foreign.values()))
 
     def clear(self) -> int:
         """Drops every copy; returns how many there were."""

@@ -13,15 +13,31 @@ from monarch_py.daemon.copies.idle import IdleCores
 from monarch_py.daemon.scan.scanner import Source
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import Catalog
-from monarch_py.native import ENTRY, HOME, PLACED, RESULT, ROOM, JobKind, ffi, lib, pointer
+from monarch_py.native import (
+    ENTRY,
+    HOME,
+    PLACED,
+    RESULT,
+    ROOM,
+    JobKind,
+    JobStatus,
+    ffi,
+    lib,
+    pointer,
+)
 from monarch_py.policies.placement import TierRoom
 from monarch_py.storage.memory import available_bytes
-from monarch_py.storage.tiers import Tier
+from monarch_py.storage.tiers import NO_DESCRIPTOR, Tier
 
-__all__ = ["Engine", "block_sums"]
+__all__ = ["Engine", "as_array", "block_sums", "is_passing"]
 
 # Results taken at a time.
 RESULTS = 1024
+
+
+def as_array(ctype: str, values: npt.NDArray[Any]) -> Any:
+    """Values as a C array of this type (`uint64_t`), which C only reads and which keeps them."""
+    return ffi.from_buffer(f"{ctype}[]", np.ascontiguousarray(values, ctype.removesuffix("_t")))
 
 
 def block_sums(result: Any) -> bytes:
@@ -30,6 +46,11 @@ def block_sums(result: Any) -> bytes:
         return b""
     sums = ffi.cast("void *", int(result["block_sums"]))
     return bytes(ffi.buffer(sums, int(result["blocks"]) * 8))
+
+
+def is_passing(result: Any) -> bool:
+    """Whether an order failed only because the daemon, or the node, had no descriptor left."""
+    return result["status"] != JobStatus.DONE and result["error"] in NO_DESCRIPTOR
 
 
 # How many files are taken at a time that were handed over before the catalog knew them.
@@ -55,8 +76,9 @@ WORKED_S, WORKED_EACH_S = 0.1, 1.0
 class Engine:
     """The copy engine. MemoryError when not one thread can be started.
 
-    reads_ahead : whether PAGE_IN orders are done. Only every other thread does them, so that a tier
-    that hangs never keeps all threads; a single thread does none
+    c : struct monarch_engine *;  width : how many threads read from the sources what nobody waits
+    for;  reads_ahead : whether PAGE_IN orders are done. Only every other thread does them, so that
+    a tier that hangs never keeps all threads; a single thread does none
     """
 
     def __init__(
@@ -72,33 +94,33 @@ class Engine:
         self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
         self._fetch_width = self._fetches.least
         self._memory_width, self._memory_until = 0, 0.0
-        self._width = min(self._reads.width, self._affordable_width(time.monotonic()))
+        self.width = min(self._reads.width, self._affordable_width(time.monotonic()))
         # Where sources are fast: how idle the processors are.
         self._idle: IdleCores | None = None
         self._spare = 1
         self._opened = 0, 0.0  # programs' opens, and their time, at the last look
         self._shares = peer_threads > 0  # other nodes wait for what this one fills
-        self._engine: Any = lib.monarch_engine_start(
+        self.c: Any = lib.monarch_engine_start(
             config.copy_threads,
-            self._width,
+            self.width,
             peer_threads,
             config.block_size_bytes,
             shared.clients,
             shared.fills,
         )
-        if self._engine == ffi.NULL:
+        if self.c == ffi.NULL:
             raise MemoryError("no thread could be started for the copy engine")
-        lib.monarch_engine_width(self._engine, self._width, self._fetch_width, self.stands_back)
-        lib.monarch_engine_publish(self._engine, shared.catalog.writer, shared.control)
+        lib.monarch_engine_width(self.c, self.width, self._fetch_width, self.stands_back)
+        lib.monarch_engine_publish(self.c, shared.catalog.writer, shared.control)
         limits = config.source_limits
-        lib.monarch_engine_limit(self._engine, limits.bytes_per_s or 0, limits.ops_per_s or 0)
+        lib.monarch_engine_limit(self.c, limits.bytes_per_s or 0, limits.ops_per_s or 0)
         for source in sources:
-            lib.monarch_engine_source(self._engine, source.number, source.fd)
+            lib.monarch_engine_source(self.c, source.number, source.fd)
         for number, tier in enumerate(tiers):
             if tier is not None:
-                lib.monarch_engine_tier(self._engine, number, tier.fd)
+                lib.monarch_engine_tier(self.c, number, tier.fd)
         for number in (*config.evicting, len(config.tiers)):
-            lib.monarch_engine_stamp(self._engine, number, shared.catalog.c.salt)
+            lib.monarch_engine_stamp(self.c, number, shared.catalog.c.salt)
         self.block_bytes = config.block_size_bytes
         self.reads_ahead = config.copy_threads > 1
         self._shared = shared
@@ -106,24 +128,20 @@ class Engine:
         self._unmet = np.zeros(UNMET, ENTRY), ffi.new("char[]", UNMET * lib.MONARCH_SCAN_HINT_PATH)
         self._placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
 
-    def pending(self, *, in_use: bool, from_peers: bool | None = None) -> int:
+    def pending(self, *, in_use: bool | None = None, from_peers: bool | None = None) -> int:
         """The number of orders that are queued or running, except PAGE_IN.
 
-        in_use : those for files in use, or all others;  from_peers : those that ask peers, those
-        that do not, or both (None)
+        in_use : those for files in use, those for others, or both (None);  from_peers : those that
+        ask peers, those that do not, or both (None)
         """
         ways = {None: lib.MONARCH_WAYS, False: lib.MONARCH_FROM_SOURCE, True: lib.MONARCH_FROM_PEER}
-        return int(lib.monarch_engine_pending(self._engine, in_use, ways[from_peers]))
+        uses = (False, True) if in_use is None else (in_use,)
+        return sum(lib.monarch_engine_pending(self.c, use, ways[from_peers]) for use in uses)
 
     @property
     def idle(self) -> bool:
         """Whether nothing is filled; what is read ahead does not count."""
-        return not (self.pending(in_use=True) or self.pending(in_use=False))
-
-    @property
-    def reads_sources(self) -> bool:
-        """Whether something is filled from a source, not from a peer."""
-        return bool(lib.monarch_engine_reads_sources(self._engine))
+        return not self.pending()
 
     @property
     def stands_back(self) -> bool:
@@ -131,34 +149,20 @@ class Engine:
         none is idle."""
         return self._idle is not None and self._spare < self._reads.most
 
-    @property
-    def c(self) -> Any:
-        """struct monarch_engine *, for the code that gives it peers; gone after `stop`."""
-        return self._engine
-
-    @property
-    def width(self) -> int:
-        """How many threads read from the sources what nobody waits for."""
-        return self._width
-
     def flows(self, places: int) -> npt.NDArray[np.uint64]:
         """(places, 2, MONARCH_LEVELS) bytes and times [ns], as struct monarch_flow has them."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = pointer(counts.reshape(-1), "struct monarch_flow *")
-        lib.monarch_engine_flows(self._engine, out, places)
+        lib.monarch_engine_flows(self.c, out, places)
         return counts
 
     @property
     def bytes_from_peers(self) -> int:
-        return int(lib.monarch_engine_peer_bytes(self._engine))
+        return int(lib.monarch_engine_peer_bytes(self.c))
 
     @property
     def bytes_from_source(self) -> int:
-        return int(lib.monarch_engine_bytes(self._engine))
-
-    @property
-    def files_from_source(self) -> int:
-        return int(lib.monarch_engine_files(self._engine))
+        return int(lib.monarch_engine_bytes(self.c))
 
     def submit(
         self,
@@ -179,23 +183,17 @@ class Engine:
         asks before the source, in this order, -1 for nobody, + MONARCH_HAS_IT for one that has it
         whole
         """
-        entries = np.ascontiguousarray(ids, dtype=np.uint64)
-        numbers = np.ascontiguousarray(copies, dtype=np.uint64)
-        places = np.ascontiguousarray(tiers, dtype=np.uint32)
-        expected = np.ascontiguousarray(
-            sums if sums is not None else np.zeros(len(entries)), dtype=np.uint64
-        )
         lib.monarch_engine_submit(
-            self._engine,
+            self.c,
             catalog.c,
             kind,
             in_use,
-            len(entries),
-            pointer(entries, "uint64_t *"),
-            pointer(places, "uint32_t *"),
-            pointer(numbers, "uint64_t *"),
-            pointer(expected, "uint64_t *"),
-            pointer(peers, "int32_t *") if peers is not None else ffi.NULL,
+            len(ids),
+            as_array("uint64_t", ids),
+            as_array("uint32_t", tiers),
+            as_array("uint64_t", copies),
+            as_array("uint64_t", np.zeros(len(ids)) if sums is None else sums),
+            ffi.NULL if peers is None else as_array("int32_t", peers),
         )
 
     def grant(self, rooms: list[TierRoom], first_copy: int, meets: int) -> None:
@@ -213,13 +211,13 @@ class Engine:
             given["inodes"] = max(room.free_inodes, 0)
             given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
         where = pointer(granted, "struct monarch_room *")
-        lib.monarch_engine_grant(self._engine, len(rooms), where, first_copy, meets)
+        lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> npt.NDArray[Any]:
         """Ends the grant. Returns the orders that were made under it, (n,) of dtype PLACED, valid
         until the next call."""
         where = pointer(self._placed, "struct monarch_placed *")
-        return self._placed[: lib.monarch_engine_end_grant(self._engine, where)]
+        return self._placed[: lib.monarch_engine_end_grant(self.c, where)]
 
     def set_homes(
         self, ids: npt.NDArray[Any], asked: npt.NDArray[Any], keeps: npt.NDArray[np.bool_]
@@ -227,92 +225,79 @@ class Engine:
         """Tells the engine, for grants where nodes share, which nodes a fill of each of (n,)
         entries asks, (n, MONARCH_ASKED) or -1, and whether this node keeps the entry. From the
         first call on, the engine leaves files of which nothing was said to Python. MemoryError."""
-        entries = np.ascontiguousarray(ids, dtype=np.uint64)
-        homes = np.zeros(len(entries), dtype=HOME)
+        homes = np.zeros(len(ids), dtype=HOME)
         homes["asked_first"], homes["asked_then"] = asked.T
         homes["is_kept"] = keeps
-        pointers = pointer(entries, "uint64_t *"), pointer(homes, "struct monarch_home *")
-        if lib.monarch_engine_homes(self._engine, len(entries), *pointers) != 0:
-            raise MemoryError("no memory for whom the fills of the catalog's files ask")
+        where = pointer(homes, "struct monarch_home *")
+        if lib.monarch_engine_homes(self.c, len(ids), as_array("uint64_t", ids), where) != 0:
+            raise MemoryError("no memory for the table of nodes that fills ask")
 
     def rest(self, limit_s: float) -> bool:
         """Waits until somebody waits for a file that the grant leaves to Python, for limit_s [s] at
         most. Returns whether somebody has since the last rest."""
-        return bool(lib.monarch_engine_rest(self._engine, int(limit_s * 1e6)))
+        return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: npt.NDArray[np.uint64]) -> int:
         """Takes back the fills of (n,) entries that no thread has begun and no program waits for.
         They are among the results at once, as ABANDONED. Returns how many they are."""
-        entries = np.ascontiguousarray(ids, dtype=np.uint64)
-        where = pointer(entries, "uint64_t *")
-        return int(lib.monarch_engine_withdraw(self._engine, len(entries), where))
+        return int(lib.monarch_engine_withdraw(self.c, len(ids), as_array("uint64_t", ids)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
         """(peers,) how many orders without a result yet ask each of the peers first."""
         lengths = np.zeros(peers, dtype=np.uint32)
-        lib.monarch_engine_queues(self._engine, pointer(lengths, "uint32_t *"), peers)
+        lib.monarch_engine_queues(self.c, pointer(lengths, "uint32_t *"), peers)
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
         """Sets how many turns the readers of each rank have, beside those of the others:
         (MONARCH_RANKS,) by the rank's number in a demand, 0 for a number that is no rank's."""
-        lib.monarch_engine_shares(self._engine, pointer(shares, "uint32_t *"))
+        lib.monarch_engine_shares(self.c, pointer(shares, "uint32_t *"))
 
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
         """Orders to remove (n,) copies of one tier, before all other orders.
 
         ids, sizes : of the copies' files
         """
-        columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, copies, sizes)]
-        entries, numbers, given_back = (pointer(a, "uint64_t *") for a in columns)
-        places = np.full(len(columns[0]), tier, dtype=np.uint32)
-        lib.monarch_engine_drop(
-            self._engine,
-            len(places),
-            entries,
-            pointer(places, "uint32_t *"),
-            numbers,
-            given_back,
-        )
+        entries, *others = (as_array("uint64_t", a) for a in (ids, copies, sizes))
+        places = as_array("uint32_t", np.full(len(ids), tier))
+        lib.monarch_engine_drop(self.c, len(ids), entries, places, *others)
 
     def results(self) -> Iterator[npt.NDArray[Any]]:
         """Batches (n,) of dtype RESULT; each is valid until the next is asked for, and its block
         sums until `settle`."""
         count = RESULTS
         while count == RESULTS:
-            count = lib.monarch_engine_results(
-                self._engine, pointer(self._buffer, "struct monarch_result *"), RESULTS
-            )
-            batch = self._buffer[:count]
+            where = pointer(self._buffer, "struct monarch_result *")
+            count = lib.monarch_engine_results(self.c, where, RESULTS)
             if count:
-                yield batch
+                yield self._buffer[:count]
 
     def adapt(self) -> None:
         """Adapts the number of reads in flight to what the sources and the peers give."""
-        before, opened = self._width, self._shared.source_opens()
+        before, opened = self.width, self._shared.source_opens()
         rested, fetched = self.stands_back, self._fetch_width
-        so_far = Counted(self.bytes_from_source, self.files_from_source, *opened)
+        files = int(lib.monarch_engine_files(self.c))
+        so_far = Counted(self.bytes_from_source, files, *opened)
         # Reads by threads that wait for peers say nothing of the width.
-        pending = sum(self.pending(in_use=used, from_peers=False) for used in (True, False))
+        pending = self.pending(from_peers=False)
         now_s = time.monotonic()
         wanted = self._reads.step(now_s, so_far, is_full=pending > before)
         if pending:
             spare = self._spare = self._spare_width(now_s, so_far)
-            self._width = min(wanted, spare, self._affordable_width(now_s))
+            self.width = min(wanted, spare, self._affordable_width(now_s))
         else:
             self._idle = None
         self._fetch_width = self._adapted_fetches(now_s)
-        if (self._width, self._fetch_width, self.stands_back) != (before, fetched, rested):
-            lib.monarch_engine_width(self._engine, self._width, self._fetch_width, self.stands_back)
+        if (self.width, self._fetch_width, self.stands_back) != (before, fetched, rested):
+            lib.monarch_engine_width(self.c, self.width, self._fetch_width, self.stands_back)
 
     def _adapted_fetches(self, now_s: float) -> int:
         """How many fetches that nobody waits for are in flight: as many as bring more than fewer
         would. While a source is read they are few: what other nodes have is near, and what only the
         source has comes first."""
-        files = int(lib.monarch_engine_peer_files(self._engine))
-        pending = sum(self.pending(in_use=used, from_peers=True) for used in (True, False))
-        reads = self.reads_sources
-        is_full = pending > self._fetches.width and not reads
+        files = int(lib.monarch_engine_peer_files(self.c))
+        reads = bool(lib.monarch_engine_reads_sources(self.c))
+        is_full = self.pending(from_peers=True) > self._fetches.width and not reads
         width = self._fetches.step(now_s, Counted(self.bytes_from_peers, files), is_full=is_full)
         return self._fetches.least if reads else width
 
@@ -351,17 +336,17 @@ class Engine:
 
     def settle(self) -> None:
         """Tells the engine that the catalog says by now what the results so far have told."""
-        lib.monarch_engine_settle(self._engine)
+        lib.monarch_engine_settle(self.c)
 
     def await_results(self, *, is_awaited: bool) -> None:
         """Tells the engine whether something waits for results of fills that went well, so that it
         rings the doorbell for fewer of them."""
-        lib.monarch_engine_await(self._engine, is_awaited)
+        lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self, sockets: Sequence[int]) -> bool:
         """From here on readers' descriptors are taken from these sockets, which stay open until the
         engine has stopped. False where no thread could be started."""
-        return int(lib.monarch_engine_handovers(self._engine, list(sockets), len(sockets))) == 0
+        return int(lib.monarch_engine_handovers(self.c, list(sockets), len(sockets))) == 0
 
     def unmet(self, source: int) -> tuple[npt.NDArray[Any], Any]:
         """Files of a source that were handed over and that the catalog does not know: (n,) entries
@@ -369,10 +354,10 @@ class Engine:
         ms."""
         entries, pool = self._unmet
         to = pointer(entries, "struct monarch_entry *")
-        n = lib.monarch_engine_unmet(self._engine, source, to, len(entries), pool)
+        n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)
         return entries[:n].copy(), pool
 
     def stop(self, limit_s: float) -> int:
         """Abandons what runs and ends the threads. Returns how many of them have not ended within
         limit_s, because a file system does not answer: what they use has to stay as it is."""
-        return int(lib.monarch_engine_stop(self._engine, max(0, int(limit_s * 1000))))
+        return int(lib.monarch_engine_stop(self.c, max(0, int(limit_s * 1000))))

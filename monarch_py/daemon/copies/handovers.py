@@ -28,7 +28,7 @@ class Handovers:
                 self._sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
                 session.bind(self._sockets[-1], path)
         except OSError as error:
-            log.warning("programs cannot hand descriptors over: %s", error)
+            log.warning("programs cannot hand over descriptors: %s", error)
             return
         if engine.take_handovers([one.fileno() for one in self._sockets]):
             self.most_bytes = config.handover_bytes

@@ -41,8 +41,11 @@ class IdleCores:
 
     def take(self) -> float:
         """How many processors were idle, on average, since the last call; 0 where that is not
-        known."""
-        (idle_s, all_s), before = self._look(), self._before
+        known, as while the process has no descriptor left."""
+        try:
+            (idle_s, all_s), before = self._look(), self._before
+        except OSError:
+            return 0.0
         self._before = idle_s, all_s
         passed_s = all_s - before[1]
         cores = len(os.sched_getaffinity(0))

@@ -127,5 +127,5 @@ class Outdated:
             try:
                 catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
             except OSError as full:  # shared memory is full: the source goes on serving the file
-                log.warning("%s: %s", catalog.path(entry), full)
+                log.warning("%s stays at the source: %s", catalog.path(entry), full)
                 catalog.set_state(ids[ids == entry], State.BYPASS, Reason.CHANGED)

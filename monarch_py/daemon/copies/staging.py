@@ -74,25 +74,25 @@ def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier |
         refuse_replaceable(found.mount_point)
         tier = Tier(found, f"staging-{session.path.name}", config.file)
         try:
-            tier.remove_all(tier.listing())  # debris of a daemon that was killed
+            tier.remove_all(tier.listing()["number"])  # debris of a daemon that was killed
         except OSError as error:
             tier.close()
             raise tier.broken(error) from error
         return tier
     except TierError as error:
-        log.warning("nothing is staged: %s", error)
+        log.warning("there is no staging area: %s", error)
         return None
 
 
 def _default(tiers: int) -> TierConfig | None:
     place = shm_root()
     if tiers >= MAX_TIERS:
-        log.warning("nothing is staged: there are %d tiers, and no number for one more", tiers)
+        log.warning("there is no staging area: %d tiers are as many as there can be", tiers)
         return None
     try:
         room = os.statvfs(place)
     except OSError as error:
-        log.warning("nothing is staged: %s: %s", place, error.strerror)
+        log.warning("there is no staging area: %s: %s", place, error.strerror)
         return None
     free = room.f_bavail * room.f_frsize // SHARE_OF_DISK
     quota = min(DEFAULT_BYTES, free, memory.available_bytes() // SHARE_OF_MEMORY)
@@ -124,7 +124,7 @@ class Staging:
             self._entries.pop(entry, None)
             self._entries[entry] = None
         self.staged += len(ids)
-        self._let_in()
+        self.let_in()
 
     def opened(self, ids: Ids) -> None:
         """Notes (n,) files that programs have opened."""
@@ -132,10 +132,6 @@ class Staging:
             if entry in self._entries:
                 del self._entries[entry]
                 self._entries[entry] = None
-
-    def left(self) -> None:
-        """Notes that a copy that was dropped here is gone, and its room is back."""
-        self._let_in()
 
     # --- room -----------------------------------------------------------------------------------
 
@@ -208,7 +204,8 @@ class Staging:
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self._refused.append(ids)
 
-    def _let_in(self) -> None:
+    def let_in(self) -> None:
+        """Lets refused files be wanted again: copies have arrived, or dropped ones are gone."""
         if not self._refused:
             return
         ids, self._refused = np.concatenate(self._refused), []

@@ -1,40 +1,36 @@
-"""Turns wanted files into orders: placement, the engine's queues, and what to do when a fill
-fails."""
+"""Turns wanted files into orders: placement, grants, and the engine's queues and results."""
 
 import logging
 import math
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Copies, Ids, one
+from monarch_py.daemon.copies.copies import Copies, Ids
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.copies.handovers import Handovers
 from monarch_py.daemon.copies.outdated import Outdated
 from monarch_py.daemon.copies.readahead import ReadAhead
 from monarch_py.daemon.copies.staging import Staging
+from monarch_py.daemon.fill.checks import Checks
+from monarch_py.daemon.fill.failures import FailedFills
 from monarch_py.daemon.fill.requests import FillRequests
 from monarch_py.daemon.nodes.placement import Membership, Nodes
 from monarch_py.daemon.nodes.routes import NOBODY, PEER_THREADS, RouteChooser
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import (
-    ENTRY,
     JobKind,
     JobStatus,
-    Kind,
     Reason,
     State,
     copy_of,
-    ffi,
     lib,
     make_word,
-    reason_of,
     state_of,
     tier_of,
 )
@@ -61,8 +57,6 @@ ORDERS = 2048
 # already, but always AHEAD_FILES files, so that its threads have work while one of them ends.
 AHEAD_BYTES = 256 << 20
 AHEAD_FILES = 4
-# A file that changes under its fill is tried again this often before it is left to the source.
-TRIES = 3
 NO_TIER_ROOM = TierRoom(0, 0, 512)
 # A node whose tiers have had no room for this long gives its files to other nodes [s].
 LACKS_S = 1.0
@@ -107,7 +101,8 @@ class Filler:
         self.staging = Staging(len(config.tiers), self.tiers[len(config.tiers)], self.copies)
         self.readahead = ReadAhead(self.shared, self.engine, self.tiers[: len(config.tiers)])
         self.requests = FillRequests(self.shared, eager=config.prefetch == "eager")
-        self._to_check: deque[Ids] = deque()
+        self.checks = Checks(self.copies, self.requests)
+        self.failed = FailedFills(self.copies, self.staging, self.requests)
         self._refused: list[Ids] = []
         shm = os.stat(self.shared.session.path).st_dev
         # Tiers on the catalog's file system.
@@ -116,33 +111,15 @@ class Filler:
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
         # When a file that is to be kept here last had no room, and since when that has gone on [s].
         self._refused_s = self._lacks_since_s = -math.inf
-        self._tries: dict[int, int] = {}
-        self._next_copy = max([Tier.first_number(), *self._numbers_in_use()])
-        self.failures = 0
-
-    def _numbers_in_use(self) -> Iterable[int]:
-        for tier in self.tiers:
-            if tier is not None:
-                yield tier.last_number() + 1
+        used = (tier.last_number() for tier in self.tiers if tier is not None)
+        self._next_copy = max(Tier.first_number(), *(number + 1 for number in used))
 
     @property
     def pending(self) -> int:
         """The number of orders given, of wanted files, and of copies to check or to look at
         again."""
-        running = self.engine.pending(in_use=True) + self.engine.pending(in_use=False)
-        to_check = sum(map(len, self._to_check))
-        return len(self.requests) + to_check + running + self.copies.unsettled
-
-    def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
-        """Takes over copies of an earlier session that match their sources: (n,) entries, manifest
-        rows. They serve at once, or once they have been checked."""
-        catalog = self.shared.catalog
-        catalog.set_words(ids, make_word(State.FILLING, 0, tier_number, rows["copy"]))
-        catalog.set_sums(ids, rows["sum"])
-        if self.keepers[tier_number].must_check:
-            self._to_check.append(ids)
-        else:
-            self.copies.adopt(ids, rows, tier_number)
+        waiting = len(self.requests) + len(self.checks) + self.copies.unsettled
+        return waiting + self.engine.pending()
 
     # --- grants ------------------------------------------------------------------------------
 
@@ -185,7 +162,7 @@ class Filler:
             self._drop_rotten(self.nodes)
             if len(moved := self.nodes.replicas.moved_here()):
                 self.keeps.adopt(moved)
-                self.requests.want(self._let_in_again(moved, Reason.NO_ROOM))
+                self.requests.want(self.requests.let_in_again(moved, Reason.NO_ROOM))
         while len(ids := self.requests.next_awaited()):
             self._order_fills(ids, in_use=True)
         self.requests.part_ways(self._is_fetched)
@@ -196,8 +173,7 @@ class Filler:
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
-        while room > 0 and self._to_check:
-            room -= self._order_checks(room)
+        room -= self.checks.order(room)
         # While files wait for room, nothing is filled ahead: all of it would join them.
         may_more = room > 0 and not self.requests.has_put_off and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
@@ -225,7 +201,7 @@ class Filler:
     def _take_from_source(self) -> None:
         """Wants the files that were left to the source until now."""
         for ids in self._early:
-            self.requests.want(self._let_in_again(ids, Reason.NO_ROOM))
+            self.requests.want(self.requests.let_in_again(ids, Reason.NO_ROOM))
         self._early = []
 
     def _drop_rotten(self, nodes: Nodes) -> None:
@@ -233,7 +209,7 @@ class Filler:
         either."""
         ids, words = nodes.replicas.rotten()
         for entry in ids[self.shared.catalog.words[ids] == words].tolist():
-            self._damaged(entry)
+            self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
         """Orders a portion of what is to be filled ahead. Returns whether the engine could take
@@ -255,15 +231,6 @@ class Filler:
     def _is_open(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """(n,) whether these files will get a copy."""
         return np.isin(state_of(self.shared.catalog.words[ids]), (State.WANTED, State.FILLING))
-
-    def _order_checks(self, most: int) -> int:
-        ids = self._to_check.popleft()
-        if len(ids) > most:
-            self._to_check.appendleft(ids[most:])
-        ids, catalog = ids[:most], self.shared.catalog
-        words, sums = catalog.words[ids], catalog.entries["sum"][ids]
-        self.engine.submit(catalog, JobKind.CHECK, ids, tier_of(words), copy_of(words), sums=sums)
-        return len(ids)
 
     def order_planned(self, ids: Ids, horizon: int) -> None:
         """Fills what a plan needs next, in this order. What is staged for the plan may push out
@@ -429,7 +396,7 @@ class Filler:
     def try_again(self, ids: Ids) -> None:
         """Tries (n,) files again that programs use and that had no room when they were used
         before."""
-        if len(again := self._let_in_again(ids, Reason.NO_ROOM)):
+        if len(again := self.requests.let_in_again(ids, Reason.NO_ROOM)):
             self.requests.again(again, in_use=True)
 
     # --- results -----------------------------------------------------------------------------
@@ -449,15 +416,16 @@ class Filler:
                 elif result["kind"] == JobKind.COMPARE:
                     self.copies.compared(result)
                 elif result["kind"] == JobKind.CHECK:
-                    self._check_failed(result)
+                    self.checks.failed(result)
                 elif result["kind"] == JobKind.PAGE_IN:
                     self.readahead.ended(result)
                 else:
-                    self._fill_failed(result)
+                    self.failed.take(result)
         self.engine.settle()
         self.outdated.step()
+        self.failed.try_again()
         if unstaged:
-            self.staging.left()
+            self.staging.let_in()
         # Copies leave the staging area all the time: files that wait for room try again at each
         # departure.
         if unstaged or not self.copies.dropping:
@@ -471,7 +439,7 @@ class Filler:
         """Has the engine wake the loop early for results if anything waits for them: a plan, files
         whose orders did not fit in, or files that had no room."""
         waits = follows_plan or len(self.requests) or self._refused or self.staging.has_refused
-        self.engine.await_results(is_awaited=bool(waits or self._to_check))
+        self.engine.await_results(is_awaited=bool(waits or self.checks))
 
     def _made(self, results: npt.NDArray[Any]) -> None:
         """Takes in (n,) results of fills and checks that went well."""
@@ -496,84 +464,15 @@ class Filler:
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.place(catalog.entries["size"][ids], self.rooms())
-        fits = self._let_in_again(ids[tiers != NOWHERE], Reason.NO_ROOM)
+        fits = self.requests.let_in_again(ids[tiers != NOWHERE], Reason.NO_ROOM)
         if len(fits):
             self.requests.again(fits, in_use=True)
-
-    def _let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
-        words = self.shared.catalog.words[ids]
-        still = (state_of(words) == State.BYPASS) & np.isin(reason_of(words), reasons)
-        again: Ids = ids[still]
-        self.shared.catalog.set_state(again, State.ABSENT)
-        return again
 
     def answer(self) -> None:
         """Ends the wait of readers whose files have got a copy, or will not get one."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
         if self.nodes is not None:
             self.nodes.answer()
-
-    def _check_failed(self, result: Any) -> None:
-        entry = int(result["id"])
-        if result["status"] == JobStatus.ABANDONED:
-            self.keepers[int(result["tier"])].distrust()
-            return
-        self._damaged(entry)
-
-    def _damaged(self, entry: int) -> None:
-        path = self.shared.catalog.path(entry)
-        log.warning("a copy of %s is damaged; it is made anew", path)
-        self.copies.forget(one(entry), State.ABSENT)
-        self.requests.make_anew(one(entry))
-
-    def _fill_failed(self, result: Any) -> None:
-        entry, status, catalog = int(result["id"]), int(result["status"]), self.shared.catalog
-        error, in_use = int(result["error"]), bool(result["in_use"])
-        number = int(result["tier"])
-        tier = self.copies.tier(number)
-        tier.give_back(int(catalog.entries["size"][entry]))
-        if result["left"]:
-            tier.adopt(catalog.entries["size"][[entry]])  # what was filled of the file takes room
-            self.copies.tier_failed(number, int(result["left"]))
-        if status == JobStatus.TIER_FULL and number == self.staging.number:
-            # Others have filled the file system, for a while: what is staged next would not fit
-            # either.
-            self.staging.refuse(one(entry))
-        elif status == JobStatus.TIER_FULL:
-            tier.note_full()
-            self.requests.again(one(entry), in_use=in_use)
-        elif status == JobStatus.TIER_ERROR:
-            self.copies.tier_failed(number, error)
-            self.requests.again(one(entry), in_use=in_use)
-        elif status == JobStatus.SOURCE_CHANGED:
-            self._source_changed(entry, in_use=in_use)
-        elif status == JobStatus.SOURCE_ERROR:
-            self.failures += 1
-            log.info("%s: %s", catalog.path(entry), os.strerror(error))
-            catalog.set_state(one(entry), State.BYPASS, Reason.FAILED)
-        else:
-            catalog.set_state(one(entry), State.ABSENT)
-            self.requests.taken_back(one(entry))
-
-    def _source_changed(self, entry: int, *, in_use: bool) -> None:
-        """Looks a few times again at a source's file that is not what the scan saw."""
-        catalog = self.shared.catalog
-        self._tries[entry] = self._tries.get(entry, 0) + 1
-        self.copies.doubt(entry)
-        source = self.scanner.sources[int(catalog.entries["source"][entry])]
-        fresh = np.zeros(1, dtype=ENTRY)
-        error = self.scanner.stat_entry(source, os.fsencode(catalog.path(entry)), fresh)
-        if error or fresh["kind"][0] != Kind.FILE or self._tries[entry] > TRIES:
-            catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
-            return
-        catalog.set_state(one(entry), State.ABSENT)
-        try:
-            catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
-        except OSError as full:  # shared memory is full: the source goes on serving the file
-            log.warning("%s: %s", catalog.path(entry), full)
-            catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
-            return
-        self.requests.again(one(entry), in_use=in_use)
 
     # --- on request --------------------------------------------------------------------------
 
@@ -590,10 +489,10 @@ class Filler:
         dropped = self.copies.clear()
         words = self.shared.catalog.words
         everything = np.arange(len(words), dtype=np.uint64)
-        self._let_in_again(everything, Reason.NO_ROOM, Reason.FAILED)
+        self.requests.let_in_again(everything, Reason.NO_ROOM, Reason.FAILED)
         for tier in self.tiers:
             if tier is not None:
-                tier.cap_bytes = None
+                tier.note_cleared()
         return dropped
 
     def close(self, limit_s: float) -> int:

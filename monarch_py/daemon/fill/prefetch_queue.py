@@ -6,13 +6,12 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.copies.copies import NONE, Ids
 
 __all__ = ["PrefetchQueue"]
 
 # Entries that `prefetch: eager` looks at in one turn of the daemon's loop.
 MEETS = 65536
-NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 
 class PrefetchQueue:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.copies.copies import NONE, Ids
 from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import distinct
@@ -91,7 +91,7 @@ class FillRequests:
         """The (n,) files of which somebody waits for a part, ahead of all others; none when there
         are none. They are few: each reader that waits holds one of a fixed number of demand
         slots."""
-        return self._awaited.popleft() if self._awaited else np.zeros(0, dtype=np.uint64)
+        return self._awaited.popleft() if self._awaited else NONE
 
     def want(self, ids: Ids) -> None:
         """Wants files that programs use, in this order. What is no file, has a copy, or has none
@@ -121,7 +121,7 @@ class FillRequests:
         """The next (n,) files of this way, `most` of them at most; none when nothing waits."""
         queue = self._by_way[from_peers]
         if not queue:
-            return np.zeros(0, dtype=np.uint64)
+            return NONE
         ids = queue.popleft()
         if len(ids) > most:
             queue.appendleft(ids[most:])
@@ -190,6 +190,15 @@ class FillRequests:
         """Queues files whose fill is to be tried again."""
         self.shared.catalog.set_state(ids, State.WANTED)
         self._queue(ids, in_use=in_use)
+
+    def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
+        """Makes those of (n,) files ABSENT that have no copy for one of these reasons; returns
+        them."""
+        words = self.shared.catalog.words[ids]
+        still = (state_of(words) == State.BYPASS) & np.isin(reason_of(words), reasons)
+        again: Ids = ids[still]
+        self.shared.catalog.set_state(again, State.ABSENT)
+        return again
 
     def put_off(self, ids: Ids, *, in_use: bool) -> None:
         """Puts files off until the copies that are being removed are gone."""

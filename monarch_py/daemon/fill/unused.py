@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.copies.copies import NONE, Ids
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import State, state_of
 
-__all__ = ["BYTES_AT_FIRST", "BYTES_FOR_EACH_READ", "NONE", "UnusedPrefetch"]
+__all__ = ["BYTES_AT_FIRST", "BYTES_FOR_EACH_READ", "UnusedPrefetch"]
 
 # How much may be filled ahead and lie unused [bytes]: BYTES_FOR_EACH_READ for each byte that
 # programs have read, which counts once however often it is read, and BYTES_AT_FIRST besides, so
 # that there is some before they have read anything.
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
-NONE: Ids = np.zeros(0, dtype=np.uint64)
 # Marks of a file. REFUSED: it had no room when it was used before.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
 # Opens of a file within this time count as one use of it [s].
@@ -59,8 +58,7 @@ class UnusedPrefetch:
 
     def ordered(self, ids: Ids) -> Ids:
         """Of (n,) files, those that were ordered ahead of their use and are still unused."""
-        left: Ids = ids[self._marked(ids) & ORDERED != 0]
-        return left
+        return np.asarray(ids[self._marked(ids) & ORDERED != 0])
 
     def note_read(self, ids: Ids) -> None:
         """Notes (n,) files that programs have read to their end."""
@@ -83,14 +81,12 @@ class UnusedPrefetch:
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
             self._refusals.append((time.monotonic() + ONE_USE_S, ids[~again]))
-        used_again: Ids = ids[again]
-        return used_again
+        return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
         """Those of (n,) files, opened now, that had no room when they were used before."""
         self._age()
-        opened_again: Ids = ids[self._marked(ids) & REFUSED != 0]
-        return opened_again
+        return np.asarray(ids[self._marked(ids) & REFUSED != 0])
 
     def _age(self) -> None:
         while self._refusals and self._refusals[0][0] <= time.monotonic():
@@ -130,8 +126,7 @@ class UnusedPrefetch:
             grown = np.zeros(max(entries, 2 * len(self._marks)), dtype=np.uint8)
             grown[: len(self._marks)] = self._marks
             self._marks = grown
-        marks: npt.NDArray[np.uint8] = self._marks[ids]
-        return marks
+        return np.asarray(self._marks[ids])
 
     def _bytes_of(self, ids: Ids) -> int:
         sizes: Any = self.shared.catalog.entries["size"][ids]

@@ -20,8 +20,8 @@ MOST_AT_A_TIME = 256
 
 WHY = {
     PeerStatus.CUT: "cannot be reached",
-    PeerStatus.REFUSED: "is of another session",
-    PeerStatus.FORGED: "is answered for by somebody in between",
+    PeerStatus.REFUSED: "belongs to another session",
+    PeerStatus.FORGED: "has its answers forged by somebody in between",
 }
 
 

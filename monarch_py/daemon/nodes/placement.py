@@ -76,7 +76,7 @@ class Nodes:
         self.peers: dict[int, Peer] = {}
         for rank in range(len(cluster.members)):
             if rank != cluster.rank:
-                self.peers[rank] = Peer(transport, rank)
+                self.peers[rank] = Peer(transport.connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
         # Of every entry that was decided on: the nodes that keep it, the owner first, as far as
         # they are known; and whether this one does too.

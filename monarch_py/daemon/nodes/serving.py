@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.daemon.copies.copies import Ids
-from monarch_py.daemon.copies.engine import Engine
+from monarch_py.daemon.copies.engine import Engine, as_array
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import ffi, lib, pointer
-from monarch_py.peers import Party, PeerServer, Purpose
+from monarch_py.peers import Party, PeerServer
 from monarch_py.peers.membership import Cluster
 from monarch_py.storage.tiers import Tier
 
@@ -27,12 +27,12 @@ __all__ = ["ReplicaServer", "Membership"]
 class Membership:
     """What a daemon was told of the other nodes.
 
-    listener : where they reach this daemon;  answers : to what they ask besides files
+    listener : where they reach this daemon;  status : returns the status for those that ask for it
     """
 
     cluster: Cluster
     listener: socket.socket
-    answers: Mapping[Purpose, Callable[[], bytes]]
+    status: Callable[[], bytes]
 
 
 class ReplicaServer(PeerServer):
@@ -43,11 +43,7 @@ class ReplicaServer(PeerServer):
     """
 
     def __init__(
-        self,
-        membership: Membership,
-        shared: Shared,
-        engine: Engine,
-        tiers: list[Tier | None],
+        self, membership: Membership, shared: Shared, engine: Engine, tiers: list[Tier | None]
     ) -> None:
         self._shared, self._engine = shared, engine
         party = Party.of(membership.cluster)
@@ -55,7 +51,7 @@ class ReplicaServer(PeerServer):
             shared.clients, shared.fills, int(shared.control.block_bytes), party.content_key
         )
         if self._c == ffi.NULL:
-            raise MemoryError("no memory for what peers are served")
+            raise MemoryError("no memory to serve copies to peers")
         for number in range(int(shared.control.sources)):
             device = int(shared.control.source[number].dev)
             lib.monarch_holdings_source(self._c, number, device)
@@ -66,7 +62,7 @@ class ReplicaServer(PeerServer):
         self._catalog: CatalogReader | None = None
         self.follow_catalog()
         lib.monarch_engine_holdings(engine.c, self._c)
-        super().__init__(party, membership.listener, answers=membership.answers)
+        super().__init__(party, membership.listener, status=membership.status)
 
     def follow_catalog(self) -> None:
         """Answers from the catalog's newest generation."""
@@ -83,16 +79,14 @@ class ReplicaServer(PeerServer):
 
         moved_to : (n,) the numbers of these nodes, NOBODY where there is none to tell of
         """
-        entries = np.ascontiguousarray(ids, dtype=np.uint64)
         elsewhere = np.where(
             moved_to >= 0,
             lib.MONARCH_MOVED_TO + moved_to.astype(np.int32),
             lib.MONARCH_KEPT_ELSEWHERE,
         )
-        said = np.where(is_kept, lib.MONARCH_KEPT_HERE, elsewhere).astype(np.uint16)
-        lib.monarch_holdings_keep(
-            self._c, len(entries), pointer(entries, "uint64_t *"), pointer(said, "uint16_t *")
-        )
+        said = np.where(is_kept, lib.MONARCH_KEPT_HERE, elsewhere)
+        entries, kept = as_array("uint64_t", ids), as_array("uint16_t", said)
+        lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
         """(n,) entries that this node has come to keep since the last call: peers take it for their

@@ -35,24 +35,18 @@ class Metadata:
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner
-        self.listed = 0  # directories whose listing clients are given
-        self.changed = 0  # directories that were found to have changed
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._is_ready = self._has_listings = False
-        self._young: dict[int, list[int]] = {}  # by source: directories to be looked at again
+        self._young: list[int] = []  # directories to be looked at again
         self._young_at = 0.0
         self._held: deque[int] = deque()  # of those, the ones that have not changed
         self._hits = 0
         self._caught_up = 0.0
 
-    @property
-    def wanted(self) -> bool:
-        return self.config.metadata == "cached" and self.config.revalidate_s > 0
-
     def step(self) -> None:
         """Runs one turn: begins what is due, takes in what the thread has found."""
-        if not self.wanted:
+        if self.config.metadata != "cached" or not self.config.revalidate_s:
             return
         if not self._is_ready:
             if not self.scanner.scanned:
@@ -62,7 +56,6 @@ class Metadata:
             held = [self._held.popleft() for _ in range(len(self._held))]
             entries = self.shared.catalog.entries
             entries["copy_ino"][held] = entries["sum"][held]
-            self.listed += len(held)
         if self._thread is not None:
             if self._thread.is_alive():
                 return
@@ -87,12 +80,10 @@ class Metadata:
         # Listings are as old as the beginning of the scan.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
-        self.listed = max(int(lib.monarch_catalog_list(catalog.c, young_ns)), 0)
+        lib.monarch_catalog_list(catalog.c, young_ns)
         entries = catalog.entries
         young = (entries["kind"] == Kind.DIR) & (entries["sum"] != 0) & (entries["copy_ino"] == 0)
-        for number in range(len(self.scanner.sources)):
-            chosen = np.flatnonzero(young & (entries["source"] == number))
-            self._young[number] = [int(entry) for entry in chosen]
+        self._young = np.flatnonzero(young).tolist()
         self._young_at = time.monotonic() + YOUNG_S
         for source in self.scanner.sources:
             slot = self.shared.control.source[source.number]
@@ -113,7 +104,7 @@ class Metadata:
     # --- the thread ---------------------------------------------------------------------------
 
     def _is_due(self) -> bool:
-        if any(self._young.values()) and time.monotonic() >= self._young_at:
+        if self._young and time.monotonic() >= self._young_at:
             return True
         if self.shared.clients.stale:
             return True
@@ -122,9 +113,10 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """How many answers to clients rest on what was compared: answers about names, and opens."""
+        """How many answers to clients rest on what was compared: answers about names, and opens of
+        copies. An open that finds no copy is answered by the source itself."""
         totals = self.shared.totals()
-        return int(totals["metadata_hits"] + totals["opens"])
+        return totals["metadata_hits"] + totals["hits"]
 
     def _look(self) -> None:
         catalog = self.shared.catalog.reader()
@@ -136,19 +128,18 @@ class Metadata:
             at = ffi.new("uint64_t *")
             slot = self.shared.control.source[source.number]
             while at[0] < len(catalog) and not self._stopping.is_set():
-                self.changed += int(
-                    lib.monarch_compare_directories(
-                        catalog.c,
-                        self.shared.clients,
-                        ffi.addressof(slot),
-                        source.number,
-                        source.fd,
-                        self._has_listings,
-                        at,
-                        SLICE,
-                    )
+                lib.monarch_compare_directories(
+                    catalog.c,
+                    self.shared.clients,
+                    ffi.addressof(slot),
+                    source.number,
+                    source.fd,
+                    self._has_listings,
+                    at,
+                    SLICE,
                 )
-                self._pause(SLICE)
+                if self.config.scan_ops_per_s:
+                    self._stopping.wait(SLICE / self.config.scan_ops_per_s)
         if self._stopping.is_set():
             return
         self._read_filesystems()
@@ -158,16 +149,10 @@ class Metadata:
     def _look_at_young(self, catalog: Any) -> None:
         if time.monotonic() < self._young_at:
             return
-        young, self._young = self._young, {}
-        for number, directories in young.items():
-            fd = self.scanner.sources[number].fd
-            for entry in directories:
-                if self._stopping.is_set():
-                    return
-                if lib.monarch_listing_holds(catalog.c, fd, entry):
-                    self._held.append(entry)
-
-    def _pause(self, operations: int) -> None:
-        """Keeps to the rate that the configuration allows a scan."""
-        if self.config.scan_ops_per_s:
-            self._stopping.wait(operations / self.config.scan_ops_per_s)
+        young, self._young = self._young, []
+        for entry in young:
+            if self._stopping.is_set():
+                return
+            source = self.scanner.sources[int(catalog.entries["source"][entry])]
+            if lib.monarch_listing_holds(catalog.c, source.fd, entry):
+                self._held.append(entry)

@@ -36,15 +36,18 @@ MOST_COUNTED = 65536
 
 # One file that was looked at: its source, its entry (1,), and the pool that holds its path.
 Seen = tuple[Source, npt.NDArray[Any], Any]
+Ids = npt.NDArray[np.uint64]
+# Copies of earlier sessions that match their sources: entries, rows of the manifest, the tier.
+Adopted = tuple[Ids, npt.NDArray[Any], int]
 
 
 class Validator:
     """Matches the rows of one tier's manifest with the files that the scan finds."""
 
     def __init__(self, tier_number: int, keeper: Keeper, sources: list[Source]) -> None:
-        self.tier_number, self.keeper = tier_number, keeper
+        self.tier_number = tier_number
         here = {str(source.config.real_path): source.number for source in sources}
-        rows = keeper.rows
+        rows = keeper.take_rows()
         numbers = {n: here.get(path, -1) for path, n in keeper.sources.items()}
         owner = np.array([numbers.get(int(n), -1) for n in rows["source"]], dtype=np.int64)
         self.foreign = rows[owner < 0]
@@ -57,7 +60,6 @@ class Validator:
         order = np.argsort(self.hashes, kind="stable")
         self.rows, self.hashes = self.rows[order], self.hashes[order]
         self.matched = np.zeros(len(self.rows), dtype=bool)
-        keeper.rows = keeper.rows[:0]
 
     def match(self, entries: npt.NDArray[Any]) -> tuple[npt.NDArray[np.intp], npt.NDArray[Any]]:
         """Which of the catalog's entries have a copy here, and the copies' rows."""
@@ -104,6 +106,7 @@ class Scanner:
         self.sources = [
             Source(i, source, record, is_lazy=is_lazy) for i, source in enumerate(config.sources)
         ]
+        self._adopted: list[Adopted] = []
         self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]
         # Copies of earlier sessions, by tier. Foreign ones belong to datasets that are not
         # configured; stale ones, known once all is scanned, to files that are gone or have been
@@ -220,43 +223,46 @@ class Scanner:
 
     # --- the scan -----------------------------------------------------------------------------
 
-    def step(self) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
-        """Runs one turn. Returns the copies of earlier sessions that were found good, as (entries'
-        numbers, manifest rows, tier)."""
-        found: list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]] = []
+    def take_foreign(self) -> dict[int, npt.NDArray[Any]]:
+        """Rows (n,) of copies, by tier, that belong to datasets which are not configured."""
+        foreign, self.foreign = self.foreign, {}
+        return foreign
+
+    def take_stale(self) -> dict[int, npt.NDArray[Any]]:
+        """Rows (n,) of copies, by tier, whose files are gone or were replaced."""
+        stale, self.stale = self.stale, {}
+        return stale
+
+    def take_adopted(self) -> list[Adopted]:
+        """The copies of earlier sessions that were found good since the last call."""
+        adopted, self._adopted = self._adopted, []
+        return adopted
+
+    def step(self) -> None:
+        """Runs one turn."""
         self.note_met()
         self.has_more = False
         for _ in range(BATCHES_A_TURN):
             source = self._source_to_scan()
             if source is None or source.scan is None:
                 break
-            batch = source.scan.take()
+            batch = source.take_batch()
             if batch is not None:
-                source.found += len(batch.entries)
-                found += self._insert(source, batch.entries, batch.pool)
+                self._insert(source, batch.entries, batch.pool)
             elif source.scan.is_finished:
                 self._end(source, source.scan)
             else:
                 break  # the scan's threads ring when they have found more
         else:
             self.has_more = True
-        return found
 
     def _source_to_scan(self) -> Source | None:
         if self._current is None:
             self._current = next((s for s in self.sources if s.is_asked), None)
             if self._current is not None:
                 bell = ffi.addressof(self.shared.clients, "doorbell")
-                try:
-                    known = self.shared.catalog.writer, self.shared.clients, self._began_ns
-                    self._current.begin(self.config, bell, known, self._allowed)
-                except OSError as error:
-                    log.warning(
-                        "%s: what is not known of it stays at the source: %s",
-                        self._current.config.path,
-                        error,
-                    )
-                    self._current.errors += 1
+                known = self.shared.catalog.writer, self.shared.clients, self._began_ns
+                if not self._current.begin(self.config, bell, known, self._allowed):
                     self._current = None
         return self._current
 
@@ -271,17 +277,17 @@ class Scanner:
         try:
             self.shared.catalog.fit()
         except OSError as error:
-            log.info("the catalog stays larger than it needs to be: %s", error)
+            log.info("the catalog cannot be shrunk to its content: %s", error)
         self.stale = {v.tier_number: v.rest() for v in self.validators}
         self.validators = []
         self.shared.control.scanned = 1
 
-    def _insert(
-        self, source: Source, entries: npt.NDArray[Any], pool: Any
-    ) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
+    def _insert(self, source: Source, entries: npt.NDArray[Any], pool: Any) -> None:
+        """Takes files into the catalog that it does not know, and finds their copies of earlier
+        sessions."""
         catalog = self.shared.catalog
         if self.full:
-            return []
+            return
         before = len(catalog)
 
         def path(entry: Any) -> str:
@@ -293,20 +299,15 @@ class Scanner:
             catalog.add(entries, pool)
         except OSError as error:
             self.full = True
-            log.warning(
-                "shared memory is full: files beyond %d are left to the source (%s)",
-                len(catalog),
-                error,
-            )
-            return []
+            log.warning("no more than %d files are known and copied: %s", len(catalog), error)
+            return
         self._known = len(catalog)
         new = np.arange(before, self._known, dtype=np.uint64)
         if int(self.shared.clients.renames) != self._renames:
             self._look_again(source, new)
-        fresh = new[state_of(catalog.words[new]) == State.ABSENT]
-        return self._validate(fresh)
+        self._validate(new[state_of(catalog.words[new]) == State.ABSENT])
 
-    def _look_again(self, source: Source, ids: npt.NDArray[np.uint64]) -> None:
+    def _look_again(self, source: Source, ids: Ids) -> None:
         """Looks at files again after a directory was renamed during the session: what was listed
         before may lie elsewhere now."""
         catalog = self.shared.catalog
@@ -319,28 +320,20 @@ class Scanner:
             if moved:
                 catalog.set_state(np.array([entry]), State.BYPASS, Reason.CHANGED)
 
-    def _validate(
-        self, ids: npt.NDArray[np.uint64]
-    ) -> list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]:
-        found = []
+    def _validate(self, ids: Ids) -> None:
         for validator in self.validators:
             if not len(ids):
                 break
             at, rows = validator.match(self.shared.catalog.entries[ids])
             if len(at):
-                found.append((ids[at], rows, validator.tier_number))
+                self._adopted.append((ids[at], rows, validator.tier_number))
                 ids = np.delete(ids, at)
-        return found
 
     # --- single files ------------------------------------------------------------------------
 
-    def take_hints(
-        self,
-    ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
+    def take_hints(self) -> Ids:
         """Takes in files that clients opened before the scan met them. Returns the entries of those
-        that are known by now, which are wanted, and copies of earlier sessions as `step` returns
-        them."""
-        found = []
+        that are known by now, which are wanted."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for path in told:
@@ -350,12 +343,11 @@ class Scanner:
         for path, seen in self._unlisted.take_answers():
             entry = self.find(*path)
             if entry < 0:
-                entry, adopted = self.meet(seen)
-                found += adopted
+                entry = self.meet(seen)
             if entry >= 0:
                 wanted.append(entry)
         self._unlisted.ask(is_scanned=self.scanned)
-        return np.array(wanted, dtype=np.uint64), found
+        return np.array(wanted, dtype=np.uint64)
 
     def find(self, number: int, path: str) -> int:
         return self.shared.catalog.find(number, path) if number < len(self.sources) else -1
@@ -383,27 +375,22 @@ class Scanner:
         entries["path_len"] = len(raw)
         return source, entries, pool
 
-    def meet(
-        self, seen: Seen
-    ) -> tuple[int, list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
+    def meet(self, seen: Seen) -> int:
         """Takes a file into the catalog that it does not know. Returns the entry, -1 if the file
-        was not taken, and copies of earlier sessions as `step` returns them."""
+        was not taken."""
         known = len(self.shared.catalog)
-        adopted = self._insert(*seen)
-        return (known if len(self.shared.catalog) > known else -1), adopted
+        self._insert(*seen)
+        return known if len(self.shared.catalog) > known else -1
 
-    def meet_read(
-        self, source: Source, entries: npt.NDArray[Any], pool: Any
-    ) -> tuple[npt.NDArray[np.uint64], list[tuple[npt.NDArray[np.uint64], npt.NDArray[Any], int]]]:
+    def meet_read(self, source: Source, entries: npt.NDArray[Any], pool: Any) -> Ids:
         """Takes (n,) files that programs have read, and whose paths lie in `pool`, into the
-        catalog, as far as it does not know them. Returns their entries, and copies of earlier
-        sessions as `step` returns them."""
+        catalog, as far as it does not know them. Returns their entries."""
         paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
         for path in paths:
             self._note_opened(source.number, path)
-        adopted = self._insert(source, entries, pool)
+        self._insert(source, entries, pool)
         found = [self.find(source.number, path) for path in paths]
-        return np.array([entry for entry in found if entry >= 0], dtype=np.uint64), adopted
+        return np.array([entry for entry in found if entry >= 0], dtype=np.uint64)
 
     def _note_opened(self, number: int, path: str) -> None:
         """Counts an open of a file that was not known: NAMES of them ask for the file's

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from monarch_py.config import Config, PathFilter, SourceConfig
 from monarch_py.native import Kind
-from monarch_py.scan import Record, Root, Scan, Walk, read_root
+from monarch_py.scan import Batch, Record, Root, Scan, Walk, read_root
 
 __all__ = ["Parts", "Source"]
 
@@ -115,35 +115,48 @@ class Source:
 
     def begin(
         self, config: Config, doorbell: Any, known: tuple[Any, Any, int], allowed: tuple[int, int]
-    ) -> Scan:
-        """Begins to list what was asked for. OSError when the root cannot be looked at; then what
-        is not known of the source stays there."""
+    ) -> bool:
+        """Begins to list what was asked for. Returns whether it could: when the root cannot be
+        looked at, what is not known of the source stays there."""
         directories, is_deep = self._parts.take()
         self._becomes_whole = is_deep and "" in directories
         told, self._told = self._told, None  # it is large, and needed once
-        if told is not None:
-            self.scan = told.scan(self.number)
-        else:
-            self.scan = Walk(
-                self.fd,
-                self.number,
-                config.scan_threads,
-                config.scan_ops_per_s or 0,
-                doorbell,
-                directories=None if self._becomes_whole else directories,
-                is_deep=is_deep,
-                known=known,
-                allowed=allowed,
-            )
+        try:
+            if told is not None:
+                self.scan = told.scan(self.number)
+            else:
+                self.scan = Walk(
+                    self.fd,
+                    self.number,
+                    config.scan_threads,
+                    config.scan_ops_per_s or 0,
+                    doorbell,
+                    directories=None if self._becomes_whole else directories,
+                    is_deep=is_deep,
+                    known=known,
+                    allowed=allowed,
+                )
+        except OSError as error:
+            path = self.config.path
+            log.warning("%s cannot be scanned; unknown files are not copied: %s", path, error)
+            self.errors += 1
+            return False
         for directory, below in self._read:
             self.scan.want(directory, is_deep=below)
-        return self.scan
+        return True
+
+    def take_batch(self) -> Batch | None:
+        """The next part of what its scan has found; None if nothing waits."""
+        batch = self.scan.take() if self.scan is not None else None
+        if batch is not None:
+            self.found += len(batch.entries)
+        return batch
 
     def end(self, scan: Scan) -> None:
         errors, error = scan.errors()
         if errors:
-            text = os.strerror(error)
-            log.warning("%s: %d not readable (%s)", self.config.path, errors, text)
+            why = os.strerror(error)
+            log.warning("%s: %d names cannot be read: %s", self.config.path, errors, why)
         self.errors += errors
         self.scan_seconds += scan.seconds
         scan.close()

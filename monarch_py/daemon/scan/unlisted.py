@@ -106,7 +106,7 @@ class UnlistedFiles(Generic[Seen]):
             try:
                 seen = self._look(*path)
             except Exception:
-                log.exception("a file that was opened before the scan met it was not looked at")
+                log.exception("the source could not be asked for a file that the scan has not met")
             self._answers.put((path, seen))
             with self._lock:
                 if not self._is_closed:

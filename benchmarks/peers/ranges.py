@@ -1,38 +1,20 @@
-"""Requests for ranges of files from a peer, in bulk, and their outcomes."""
+"""Fetches ranges of files from a peer in bulk, for whoever has no engine: tests, measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.native import lib, struct_dtype
+from monarch_py.native import ffi, lib, pointer, struct_dtype
+from monarch_py.peers import Peer, PeerStatus
 
-__all__ = ["GET", "FileId", "PeerStatus", "new_gets"]
+__all__ = ["FileId", "fetch_ranges", "new_gets"]
 
 GET = struct_dtype("struct monarch_peer_get")
-
-
-class PeerStatus(IntEnum):
-    """The outcome of a request (csrc/peers/wire.h says what each means). A node's number is added
-    to MOVED."""
-
-    OK = lib.MONARCH_PEER_OK
-    REFUSED = lib.MONARCH_PEER_REFUSED
-    UNKNOWN_FILE = lib.MONARCH_PEER_UNKNOWN_FILE
-    CHANGED = lib.MONARCH_PEER_CHANGED
-    COMING = lib.MONARCH_PEER_COMING
-    TIMEOUT = lib.MONARCH_PEER_TIMEOUT
-    CUT = lib.MONARCH_PEER_CUT
-    WRONG_BYTES = lib.MONARCH_PEER_WRONG_BYTES
-    NO_ROOM = lib.MONARCH_PEER_NO_ROOM
-    FORGED = lib.MONARCH_PEER_FORGED
-    OTHER_NODE = lib.MONARCH_PEER_OTHER_NODE
-    MOVED = lib.MONARCH_PEER_MOVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +46,11 @@ def new_gets(files: Sequence[FileId]) -> npt.NDArray[Any]:
     gets["to"] = -1
     gets["status"] = PeerStatus.CUT
     return gets
+
+
+def fetch_ranges(peer: Peer, gets: npt.NDArray[Any]) -> None:
+    """Fetches ranges (n,) of dtype GET, within the peer's time limits, and sets the status of each.
+    Failures do not raise. Any number of threads may fetch from one peer."""
+    assert gets.dtype == GET
+    where = pointer(gets, "struct monarch_peer_get *")
+    lib.monarch_peer_ask(peer.c, where, len(gets), ffi.NULL, ffi.NULL, ffi.NULL)

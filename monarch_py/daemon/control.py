@@ -1,0 +1,239 @@
+"""The socket on which commands reach the daemon, and what the daemon does for them."""
+
+import json
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from monarch_py.daemon.nodes.cluster_status import all_nodes
+from monarch_py.daemon.openfiles import all_opened, open_files
+from monarch_py.daemon.plans.retry import version_of
+from monarch_py.daemon.server import Daemon
+from monarch_py.daemon.status import SCHEMA_VERSION
+from monarch_py.errors import MonarchError, SessionError
+from monarch_py.ipc.session import SessionDir
+from monarch_py.util.processes import Identity
+
+__all__ = ["Control"]
+
+log = logging.getLogger("monarch.daemon")
+
+REQUEST_BYTES = 1 << 20
+# Commands that the kernel queues for us: the ranks of a large job all send theirs at once. After a
+# failed accept the thread pauses for ACCEPT_PAUSE_S [s].
+BACKLOG = 1024
+ACCEPT_PAUSE_S = 0.2
+# Commands that leave the loop nothing to do.
+ONLY_TELLING = ("status", "open", "where", "all", "cluster")
+
+Request = dict[str, Any]
+Action = Callable[[Request], Any]
+
+
+class Control:
+    """Answers the commands of this user and of root until the daemon ends. The daemon ends if the
+    socket loses its name, because no command could reach it any more.
+
+    OSError if the socket cannot be made.
+    """
+
+    def __init__(self, daemon: Daemon, session: SessionDir) -> None:
+        self._daemon = daemon
+        self._version = version_of(daemon.config.file)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        session.bind(self._socket, session.socket)
+        self._socket.listen(BACKLOG)
+        daemon.needs(session.socket)
+        daemon.at_end.callback(self._socket.close)
+        # What is done between two turns of the loop, and what lets the loop go on meanwhile.
+        self._between_turns: dict[str, Action] = {
+            "stop": lambda _: self._identity(),
+            "clear": self._clear,
+            "drop": self._drop,
+            "job": self._new_job,
+            "where": self._where,
+            "cluster": self._cluster,
+            "warm": self._warm,
+            "scan": self._scan,
+            "take_back": self._take_back,
+        }
+        self._beside_turns: dict[str, Action] = {
+            "status": lambda _: daemon.status(),
+            "all": self._all,
+            "open": self._open_files,
+            "look": self._look,
+            "compare": self._compare,
+        }
+
+    def begin(self) -> None:
+        """Begins to answer, in a thread."""
+        threading.Thread(target=self._answer_forever, name="control", daemon=True).start()
+
+    # --- the socket ---------------------------------------------------------------------------
+
+    def _answer_forever(self) -> None:
+        is_said = False
+        while not self._daemon.is_closed:
+            try:
+                self._take_in(self._socket.accept()[0])
+                is_said = False
+            except (OSError, RuntimeError) as error:  # no descriptor, no thread, or the end
+                if not (is_said or self._daemon.is_closed):
+                    log.warning("commands have to wait, because none can be accepted: %s", error)
+                is_said = True
+                time.sleep(ACCEPT_PAUSE_S)
+
+    def _take_in(self, connection: socket.socket) -> None:
+        """Attends to a command in a thread of its own: one that takes long (`look`, `all`) delays
+        no other."""
+        try:
+            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+        except RuntimeError:
+            connection.close()
+            raise
+
+    def _attend(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                self._answer(connection)
+            except OSError as error:
+                log.info("the answer to a command could not be sent: %s", error)
+            except Exception:
+                # One bad request must not leave the daemon deaf; the log keeps the traceback.
+                log.exception("a command failed in the daemon")
+
+    def _answer(self, connection: socket.socket) -> None:
+        connection.settimeout(5)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _, uid, _ = struct.unpack("3i", credentials)
+        if uid not in (os.geteuid(), 0):
+            return
+        line = connection.makefile("rb").readline(REQUEST_BYTES)
+        if not line.endswith(b"\n"):
+            return  # the client has ended in the middle of its request
+        request = json.loads(line)
+        try:
+            answer = self._do(request)
+        except MonarchError as error:
+            answer = {"error": str(error)}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+        if request.get("do") == "stop":
+            self._daemon.stop_soon()
+        if request.get("do") not in ONLY_TELLING:
+            self._daemon.wake()
+
+    def _do(self, request: Request) -> Any:
+        name = request.get("do")
+        if name in self._beside_turns:
+            return self._beside_turns[name](request)
+        if name not in self._between_turns:
+            raise SessionError(f"the daemon does not know the command {name!r}")
+        with self._daemon.deciding():
+            return self._between_turns[name](request)
+
+    # --- between two turns --------------------------------------------------------------------
+
+    @staticmethod
+    def _identity() -> dict[str, int]:
+        return asdict(Identity.of(os.getpid()))
+
+    def _new_job(self, _: Request) -> Request:
+        self._daemon.plan_manager.new_job()
+        return {}
+
+    def _where(self, _: Request) -> Request:
+        daemon = self._daemon
+        return {
+            **self._identity(),
+            "cluster": "" if daemon.cluster is None else daemon.cluster.name,
+            "generation": int(daemon.shared.control.generation),
+            "scanned": daemon.scanner.scanned,
+            "scan": daemon.config.scan,
+            "is_current": version_of(daemon.config.file) in (None, self._version),
+            "switched_off": bool(daemon.shared.control.off),
+        }
+
+    def _cluster(self, _: Request) -> Any:
+        """The cluster, with its secret: whoever asks is this user, or root, who could read it in
+        our memory."""
+        if self._daemon.cluster is None:
+            raise SessionError("the daemon of this configuration serves this node alone")
+        return msgspec.to_builtins(self._daemon.cluster)
+
+    def _scan(self, request: Request) -> Request:
+        """Has directories, named as (number of the source, path), listed with all below them."""
+        scanner = self._daemon.scanner
+        for number, path in request["directories"]:
+            scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)
+        scanner.hurry()
+        return {"scanned": scanner.scanned}
+
+    def _warm(self, request: Request) -> Request:
+        entries = np.array(request["entries"], dtype=np.uint64)
+        entries = entries[entries < len(self._daemon.shared.catalog)]
+        return {"files": self._daemon.filler.requests.warm(entries, str(request["ticket"]))}
+
+    def _take_back(self, request: Request) -> Request:
+        files = self._daemon.filler.take_back(str(request["ticket"]))
+        self._daemon.directory_prefetch.look_again()
+        return {"files": files}
+
+    def _clear(self, _: Request) -> Request:
+        self._daemon.directory_prefetch.clear()
+        return {"dropped": self._daemon.filler.clear()}
+
+    def _drop(self, request: Request) -> Request:
+        entries = [int(entry) for entry in request.get("entries", [])]
+        self._daemon.filler.copies.drop_damaged(entries)
+        return {"dropped": len(entries)}
+
+    # --- while the loop goes on ---------------------------------------------------------------
+
+    def _all(self, _: Request) -> Request:
+        """The status of all nodes."""
+        nodes = all_nodes(self._daemon.cluster, self._daemon.status())
+        return {"schema": SCHEMA_VERSION, "nodes": nodes}
+
+    def _open_files(self, _: Request) -> Request:
+        """The files that programs have open. The file system of one may hang."""
+        opened, staging = all_opened(), self._daemon.filler.staging.number
+        with self._daemon.deciding():
+            return {"open": open_files(self._daemon.shared, staging, opened)}
+
+    def _look(self, request: Request) -> Request:
+        """Asks the source about files that the scan has not met, and takes them into the
+        catalog."""
+        scanner, filler = self._daemon.scanner, self._daemon.filler
+        paths = [(int(number), str(path)) for number, path in request["paths"]]
+        met = [scanner.look(number, path) for number, path in paths]
+        with self._daemon.deciding():
+            for (number, path), seen in zip(paths, met, strict=True):
+                if seen is not None and scanner.find(number, path) < 0:
+                    scanner.meet(seen)
+            filler.checks.adopt_found()
+            return {"entries": [scanner.find(number, path) for number, path in paths]}
+
+    def _compare(self, request: Request) -> Request:
+        """Compares files that have copies, and directories, with the source: as many of them, from
+        the first on, as can be compared in a second."""
+        outdated = self._daemon.filler.outdated
+        with self._daemon.deciding():
+            catalog = self._daemon.shared.catalog.reader()
+        entries = np.array(request["entries"], dtype=np.uint64)
+        compared = outdated.look(catalog, entries[entries < len(catalog)])
+        with self._daemon.deciding():
+            files, directories = outdated.drop(compared)
+        return {
+            "compared": len(compared.ids),
+            "outdated": files.tolist(),
+            "directories": directories.tolist(),
+        }

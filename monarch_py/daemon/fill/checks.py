@@ -1,0 +1,78 @@
+"""Copies of earlier sessions: taken over, checked where they may be damaged, made anew if they
+are."""
+
+import logging
+import time
+from collections import deque
+from typing import Any
+
+from monarch_py.daemon.copies.copies import Copies, Ids, one
+from monarch_py.daemon.copies.engine import is_passing
+from monarch_py.daemon.fill.requests import FillRequests
+from monarch_py.native import JobKind, JobStatus, State, copy_of, make_word, tier_of
+
+__all__ = ["Checks"]
+
+log = logging.getLogger("monarch.filler")
+
+# No check is ordered for this long after one for which the daemon had no descriptor [s].
+PASSING_S = 1.0
+
+
+class Checks:
+    """Runs in turns of the daemon's loop and never waits."""
+
+    def __init__(self, copies: Copies, requests: FillRequests) -> None:
+        self._copies, self._requests = copies, requests
+        self._shared, self._keepers = copies.shared, copies.keepers
+        self._waiting: deque[Ids] = deque()
+        self._not_before_s = 0.0
+
+    def __len__(self) -> int:
+        """The number of copies that wait for their check."""
+        return sum(map(len, self._waiting))
+
+    def adopt_found(self) -> None:
+        """Takes over the copies of earlier sessions that the scanner has found to match their
+        sources. They serve at once, or once they have been checked."""
+        catalog = self._shared.catalog
+        for ids, rows, tier_number in self._copies.scanner.take_adopted():
+            catalog.set_words(ids, make_word(State.FILLING, 0, tier_number, rows["copy"]))
+            catalog.set_sums(ids, rows["sum"])
+            if self._keepers[tier_number].must_check:
+                self._waiting.append(ids)
+            else:
+                self._copies.adopt(ids, rows, tier_number)
+
+    def order(self, most: int) -> int:
+        """Orders checks, `most` of them at most; returns how many."""
+        ordered, catalog = 0, self._shared.catalog
+        while ordered < most and self._waiting and time.monotonic() >= self._not_before_s:
+            ids = self._waiting.popleft()
+            if len(ids) > most - ordered:
+                self._waiting.appendleft(ids[most - ordered :])
+                ids = ids[: most - ordered]
+            words, sums = catalog.words[ids], catalog.entries["sum"][ids]
+            self._copies.engine.submit(
+                catalog, JobKind.CHECK, ids, tier_of(words), copy_of(words), sums=sums
+            )
+            ordered += len(ids)
+        return ordered
+
+    def failed(self, result: Any) -> None:
+        """Takes in the result of a check that did not go well."""
+        entry = int(result["id"])
+        if result["status"] == JobStatus.ABANDONED:
+            self._keepers[int(result["tier"])].distrust()
+        elif is_passing(result):
+            self._waiting.append(one(entry))
+            self._not_before_s = time.monotonic() + PASSING_S
+        else:
+            self.make_anew(entry)
+
+    def make_anew(self, entry: int) -> None:
+        """Drops a damaged copy."""
+        path = self._shared.catalog.path(entry)
+        log.warning("the copy of %s is damaged: it is dropped and made anew", path)
+        self._copies.forget(one(entry), State.ABSENT)
+        self._requests.make_anew(one(entry))

@@ -1,0 +1,103 @@
+"""What becomes of files whose fill has failed."""
+
+import logging
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from monarch_py.daemon.copies.copies import Copies, Ids, one
+from monarch_py.daemon.copies.engine import is_passing
+from monarch_py.daemon.copies.staging import Staging
+from monarch_py.daemon.fill.requests import FillRequests
+from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State, ffi
+
+__all__ = ["FailedFills"]
+
+log = logging.getLogger("monarch.filler")
+
+# A file that changes under its fill is tried again this often before it is left to the source.
+TRIES = 3
+# A fill that failed because the daemon had no descriptor left is tried again after this time [s].
+PASSING_S = 1.0
+
+
+class FailedFills:
+    """Runs in turns of the daemon's loop and never waits.
+
+    count : fills that the source has failed
+    """
+
+    def __init__(self, copies: Copies, staging: Staging, requests: FillRequests) -> None:
+        self._copies, self._staging, self._requests = copies, staging, requests
+        self._scanner, self._shared = copies.scanner, copies.shared
+        self._tries: dict[int, int] = {}
+        self._passing: list[Ids] = []
+        self._try_at_s = 0.0
+        self.count = 0
+
+    def take(self, result: Any) -> None:
+        """Takes in the result of a fill that failed."""
+        entry, status, catalog = int(result["id"]), int(result["status"]), self._shared.catalog
+        error, in_use, number = int(result["error"]), bool(result["in_use"]), int(result["tier"])
+        tier = self._copies.tier(number)
+        tier.give_back(int(catalog.entries["size"][entry]))
+        if result["left"]:
+            tier.adopt(catalog.entries["size"][[entry]])  # what was filled of the file takes room
+            tier.fail(int(result["left"]))
+        if is_passing(result):
+            self._put_off(entry, error)
+        elif status == JobStatus.TIER_FULL and number == self._staging.number:
+            # Others have filled the file system, for a while: what is staged next would not fit
+            # either.
+            self._staging.refuse(one(entry))
+        elif status == JobStatus.TIER_FULL:
+            tier.note_full()
+            self._requests.again(one(entry), in_use=in_use)
+        elif status == JobStatus.TIER_ERROR:
+            tier.fail(error)
+            self._requests.again(one(entry), in_use=in_use)
+        elif status == JobStatus.SOURCE_CHANGED:
+            self._source_changed(entry, in_use=in_use)
+        elif status == JobStatus.SOURCE_ERROR:
+            self.count += 1
+            log.info("%s cannot be read: %s", catalog.path(entry), os.strerror(error))
+            catalog.set_state(one(entry), State.BYPASS, Reason.FAILED)
+        else:
+            catalog.set_state(one(entry), State.ABSENT)
+            self._requests.taken_back(one(entry))
+
+    def _put_off(self, entry: int, error: int) -> None:
+        """Leaves a file to the source until the daemon may have a descriptor for it."""
+        if not self._passing:
+            log.warning("fills have to wait: %s; raise the limit (ulimit -n)", os.strerror(error))
+            self._try_at_s = time.monotonic() + PASSING_S
+        self._shared.catalog.set_state(one(entry), State.BYPASS, Reason.NO_ROOM)
+        self._passing.append(one(entry))
+
+    def try_again(self) -> None:
+        """Wants the files again that were put off, once it is time."""
+        if self._passing and time.monotonic() >= self._try_at_s:
+            ids, self._passing = np.concatenate(self._passing), []
+            self._requests.again(self._requests.let_in_again(ids, Reason.NO_ROOM), in_use=True)
+
+    def _source_changed(self, entry: int, *, in_use: bool) -> None:
+        """Looks a few times again at a source's file that is not what the scan saw."""
+        catalog = self._shared.catalog
+        self._tries[entry] = self._tries.get(entry, 0) + 1
+        self._copies.doubt(entry)
+        source = self._scanner.sources[int(catalog.entries["source"][entry])]
+        fresh = np.zeros(1, dtype=ENTRY)
+        error = self._scanner.stat_entry(source, os.fsencode(catalog.path(entry)), fresh)
+        if error or fresh["kind"][0] != Kind.FILE or self._tries[entry] > TRIES:
+            catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
+            return
+        catalog.set_state(one(entry), State.ABSENT)
+        try:
+            catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
+        except OSError as full:  # shared memory is full: the source goes on serving the file
+            log.warning("%s stays at the source: %s", catalog.path(entry), full)
+            catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
+            return
+        self._requests.again(one(entry), in_use=in_use)

@@ -1,0 +1,74 @@
+"""The tiers of a configuration as a daemon opens them at its start and closes them at its end."""
+
+import logging
+
+from monarch_py.config import Config, TierConfig
+from monarch_py.errors import TierError
+from monarch_py.storage.durability import Keeper
+from monarch_py.storage.tiers import Tier, refuse_replaceable
+
+__all__ = ["OpenTiers"]
+
+log = logging.getLogger("monarch.tiers")
+
+
+class OpenTiers:
+    """The tiers of a configuration. TierError when none of them can be used.
+
+    tiers : by number, None for one that cannot be used; the owner may append others, which are
+    closed with them;  keepers : of persistent tiers, by number;  why : why each configured tier
+    goes unused, "" for the others
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.tiers: list[Tier | None] = []
+        self.keepers: dict[int, Keeper] = {}
+        self.why: list[str] = []
+        for number, tier_config in enumerate(config.tiers):
+            try:
+                self.tiers.append(self._open(number, tier_config))
+                self.why.append("")
+            except TierError as error:
+                log.warning("%s", error)
+                self.tiers.append(None)
+                self.why.append(str(error))
+        if not any(self.tiers):
+            raise TierError("no tier can be used: " + "; ".join(self.why))
+
+    def _open(self, number: int, config: TierConfig) -> Tier:
+        refuse_replaceable(config.mount_point)
+        tier = Tier(config, config_file=self._config.file)
+        try:
+            if config.persistent:
+                self.keepers[number] = Keeper(tier, self._config.block_size_bytes)
+                self.keepers[number].reconcile()
+            else:
+                tier.remove_all(tier.listing()["number"])  # debris of a daemon that was killed
+        except (OSError, TierError) as error:
+            told = error if isinstance(error, TierError) else tier.broken(error)
+            tier.give_up(str(told))  # so that its keeper writes nothing more
+            if (keeper := self.keepers.pop(number, None)) is not None:
+                keeper.end()
+            tier.close()
+            raise told from error
+        return tier
+
+    def end_unused(self) -> None:
+        """Ends the keepers of a daemon that has served nothing: a clean tier stays clean, and one
+        with copies still to check keeps them to check."""
+        for keeper in self.keepers.values():
+            if keeper.must_check:
+                keeper.distrust()
+            keeper.end()
+
+    def close(self, *, are_used: bool) -> None:
+        """Closes all tiers, and empties those that are not persistent.
+
+        are_used : threads that cannot be ended may still use the tiers' directories
+        """
+        for keeper in self.keepers.values():
+            keeper.end()
+        for tier in self.tiers:
+            if tier is not None:
+                (tier.close if tier.config.persistent else tier.discard)(is_used=are_used)
