@@ -126,14 +126,14 @@ class Daemon:
         *,
         awaits_job: bool,
     ) -> None:
-        config, cluster = self.config, self.cluster
+        config = self.config
         self.shared = Shared(session, config)
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
         self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
         self.metadata = Metadata(config, self.shared, self.scanner)
         self.filler = Filler(self.scanner, self._membership(listener))
-        self.plan_manager = PlanManager(plans, self.filler, cluster)
+        self.plan_manager = PlanManager(plans, self.filler)
         self.ranks = Ranks(self.shared, self.filler.engine, is_on=config.balance_ranks)
         if self.filler.staging.tier is not None or plans:
             self.shared.follow_opens()
