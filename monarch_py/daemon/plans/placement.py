@@ -22,7 +22,7 @@ from monarch_py.native import State, state_of, tier_of
 from monarch_py.plan import NEVER, Timeline, all_frequencies, analyse
 from monarch_py.plan.samplers import NONE
 from monarch_py.policies.node import ASKED, NOBODY, Holders, planned_tiers
-from monarch_py.policies.nopfs.placement import place
+from monarch_py.policies.nopfs.placement import is_placeable, place
 from monarch_py.policies.placement import NOWHERE, TierRoom
 
 __all__ = ["PlacementResult", "PlacementTask"]
@@ -30,11 +30,6 @@ __all__ = ["PlacementResult", "PlacementTask"]
 log = logging.getLogger("monarch.planned")
 
 NO_IDS: Ids = np.zeros(0, dtype=np.uint64)
-
-# The placement holds how often each node uses each file, twice over: BYTES_OF_USES for each node
-# and file [bytes]. It is not made where that is more than MOST_OF_USES [bytes]. Every node must
-# come to the same answer, so the limit does not depend on the memory that a node has left.
-BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +109,7 @@ class PlacementTask:
         members = len(cluster.members)
         if not self.is_first:
             return before.holders(ids), before.keeps(ids)
-        if members * len(ids) * BYTES_OF_USES > MOST_OF_USES:
+        if not is_placeable(members, len(ids)):
             log.warning(
                 "%d nodes and %d files are too many to be placed by how often the nodes use them:"
                 " the files stay where their hashes put them, and are fetched as the plan says",

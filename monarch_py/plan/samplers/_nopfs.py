@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isqrt
 
 import numpy as np
 
@@ -14,9 +13,7 @@ from monarch_py.plan.samplers._base import (
     Order,
     Sampler,
     check_length,
-    in_blocks_backwards,
 )
-from monarch_py.plan.samplers._numpy import BLOCK_EPOCHS
 
 __all__ = ["NoPFSSampler"]
 
@@ -51,7 +48,3 @@ class NoPFSSampler(Sampler):
                 yield order
                 del order  # or the buffer would never be free again
             number += 1
-
-    def backwards(self, start: int, stop: int) -> Iterator[Order]:
-        block = max(BLOCK_EPOCHS, isqrt(stop - start))
-        return in_blocks_backwards(self, start, stop, block)

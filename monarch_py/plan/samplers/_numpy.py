@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from monarch_py.plan.samplers._base import (
     Order,
     Sampler,
     check_length,
-    in_blocks_backwards,
 )
 
 __all__ = ["NumpySampler"]
@@ -23,9 +21,6 @@ __all__ = ["NumpySampler"]
 # name -> function that makes the generator from a seed
 _GENERATORS = {"RandomState": np.random.RandomState, "default_rng": np.random.default_rng}
 _METHODS = ("permutation", "shuffle")
-
-# Epochs to hold in memory at a time when orders that build on each other are yielded backwards.
-BLOCK_EPOCHS = 8
 
 
 @dataclass(frozen=True)
@@ -77,10 +72,6 @@ class NumpySampler(Sampler):
                 yield order
             del order  # or the buffer would never be free again
             number += 1
-
-    def backwards(self, start: int, stop: int) -> Iterator[Order]:
-        block = max(BLOCK_EPOCHS, isqrt(stop - start))
-        return in_blocks_backwards(self, start, stop, block)
 
     def _rng(self, number: int) -> Any:
         return _GENERATORS[self.generator](self.seed + (number if self.reseed else 0))

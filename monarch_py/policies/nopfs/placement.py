@@ -21,10 +21,14 @@ from monarch_py.policies.nopfs.prices import Prices, Program, Rows, bound, find_
 from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, Floats, Ints
 
-__all__ = ["Placement", "literal", "place"]
+__all__ = ["Placement", "is_placeable", "literal", "place"]
 
 # A placement that reaches this part of its bound needs no sharper one.
 NEAR = 0.99
+# The placement holds how often each node uses each file, twice over: BYTES_OF_USES for each node
+# and file [bytes]. It is not made where that is more than MOST_OF_USES [bytes]. Every node must
+# come to the same answer, so the limit does not depend on the memory that a node has left.
+BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,11 @@ class Placement:
     def held(self, node: int) -> npt.NDArray[np.int64]:
         """All files that a node holds."""
         return np.concatenate([np.flatnonzero(self.owner == node), self.extra[node]])
+
+
+def is_placeable(nodes: int, files: int) -> bool:
+    """Whether a placement by uses is made for so many nodes and files."""
+    return nodes * files * BYTES_OF_USES <= MOST_OF_USES
 
 
 def place(
