@@ -203,7 +203,7 @@ def test_a_read_keeps_what_has_a_place() -> None:
 def test_copies_made_beside_training_wait_for_the_readers() -> None:
     """File 1 is to be copied; the reader of file 0 comes first at the file system, and then the
     reader waits 30 s in compute, in which the copy is made."""
-    decision = Decision(staging=False, copies=Copies.of([(0, 1, np.array([1]))]), keep=False)
+    decision = Decision(staging=False, copies=Copies.of([(0, 1, np.array([1]))]))
     measured = run(Machine({1: 10}, compute=1 / 3), [10, 10], [[[[0], [1]]]], decision)
     # 1 s to read, 30 s of compute, nothing to read file 1 from the class, 30 s of compute.
     assert measured.epoch_end.tolist() == pytest.approx([61])
@@ -524,7 +524,6 @@ def decisions(draw: st.DrawFn, of: Job) -> Decision:
             )
         ),
         pfs=draw(st.booleans()),
-        keep=draw(st.booleans()),
         threads=draw(st.sampled_from([None, shares])),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import ClassVar
 
 import numpy as np
@@ -31,14 +32,12 @@ NONE = -1
 MAX_SAMPLES = (1 << 31) - 2
 
 
-def check_length(key: str, value: int, least: int = 1) -> None:
-    """ConfigError unless `value`, given for `key`, is a number of samples of at least `least`."""
+def check_length(key: str, value: int) -> None:
+    """ConfigError unless `value`, given for `key`, is a number of samples, 1 or more."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ConfigError(f"{key}: {value!r} is not a whole number; write how many samples it is")
-    if not least <= value <= MAX_SAMPLES:
-        raise ConfigError(
-            f"{key}: {value} is out of range; write a number from {least} to {MAX_SAMPLES}"
-        )
+    if not 1 <= value <= MAX_SAMPLES:
+        raise ConfigError(f"{key}: {value} is out of range; write a number from 1 to {MAX_SAMPLES}")
 
 
 class Buffers:
@@ -81,6 +80,20 @@ class Sampler(ABC):
     by_epoch: ClassVar[bool] = False
     ranks_field: ClassVar[str | None] = None
     own_split: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        """ConfigError, naming the field, for a value that cannot be."""
+        check_length("length", self.length)
+
+    def __eq__(self, other: object) -> bool:
+        """Equality of samplers some of whose fields are arrays. The others get theirs from
+        `dataclass`."""
+        return type(self) is type(other) and all(
+            np.array_equal(getattr(self, each.name), getattr(other, each.name))
+            for each in fields(self)  # type: ignore[arg-type]
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def count(self) -> int:

@@ -12,7 +12,6 @@ from monarch_py.plan.samplers._base import (
     Buffers,
     Order,
     Sampler,
-    check_length,
 )
 
 __all__ = ["NoPFSSampler"]
@@ -31,9 +30,6 @@ class NoPFSSampler(Sampler):
 
     length: int
     seed: int
-
-    def __post_init__(self) -> None:
-        check_length("length", self.length)
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
         # The engine is seeded with an unsigned number. 0 becomes 1, since 0 would stay 0 forever.

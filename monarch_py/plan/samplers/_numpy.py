@@ -13,7 +13,6 @@ from monarch_py.plan.samplers._base import (
     Buffers,
     Order,
     Sampler,
-    check_length,
 )
 
 __all__ = ["NumpySampler"]
@@ -40,7 +39,7 @@ class NumpySampler(Sampler):
     reseed: bool = False
 
     def __post_init__(self) -> None:
-        check_length("length", self.length)
+        super().__post_init__()
         if self.seed < 0:
             raise ConfigError(
                 f"seed: {self.seed} is negative, which NumPy refuses; write 0 or more"
