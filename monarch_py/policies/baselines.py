@@ -118,7 +118,7 @@ def need_memory(job: Job, name: str) -> None:
     """PolicyError if the cluster has no class for copies."""
     if job.cluster.classes <= MEMORY:
         raise PolicyError(
-            f"{name}: classes has the staging buffer alone; add one that holds copies"
+            f"{name}: classes has only the staging buffer; add a class that holds copies"
         )
 
 

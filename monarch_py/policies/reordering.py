@@ -28,7 +28,7 @@ from monarch_py.policies.view import (
 
 __all__ = ["DeepIOOpportunistic", "LocalityAware", "ParallelStaging", "exchange"]
 
-NOT_ALL = "does not access the whole dataset: it uses what is held in {what} alone"
+NOT_ALL = "uses only what is held in {what}, which is not the whole dataset"
 
 
 class DeepIOOpportunistic:
@@ -78,7 +78,7 @@ class ParallelStaging:
         empty = next((node for node, files in enumerate(held) if not len(files)), None)
         if empty is not None:
             raise PolicyError(
-                f"{self.name}: node {empty} has no room for a single file of its share; "
+                f"{self.name}: node {empty} has no room for any file of its share; "
                 "raise the capacity of its classes"
             )
 
@@ -152,7 +152,7 @@ def exchange(order: Ints, holder: Ints) -> Ints:
 
 def _held(job: Job, copies: Copies) -> npt.NDArray[np.int32]:
     if not len(copies.file):
-        raise PolicyError("classes: no node has room for a single file; raise their capacity")
+        raise PolicyError("classes: no node has room for any file; raise their capacity")
     return np.sort(copies.file)
 
 

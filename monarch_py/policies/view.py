@@ -134,7 +134,8 @@ def need_equal_ranks(job: Job, name: str) -> None:
     batches of one size."""
     if len(set(job.cluster.ranks.tolist())) > 1:
         raise PolicyError(
-            f"{name}: deals equal batches to all nodes, and overrides.ranks makes them different"
+            f"{name}: the policy deals batches of one size to all nodes, so all of them must have "
+            "the same number of ranks; remove overrides.ranks"
         )
 
 

@@ -546,7 +546,7 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
     # What can be given in the time was given.
     clients = np.arange(1, nodes + 1)
     assert end >= measured.bytes_from_pfs / of.pfs.total(clients).max()
-    assert end >= measured.node_bytes[:, FROM_PFS].max() / of.pfs.each(clients).max()
+    assert end >= measured.node_bytes[:, FROM_PFS].max() / (of.pfs.total(clients) / clients).max()
     assert end >= measured.node_bytes[:, REMOTE].max() / of.rates.network
     assert end >= measured.node_bytes[:, LOCAL].max() / work.cluster.read_rate[0, 1]
     assert (measured.reused <= measured.bytes[:, [LOCAL, REMOTE]].sum(axis=1)).all()

@@ -119,8 +119,8 @@ def need_differences(job: Job, name: str) -> None:
     mean = float(used.mean())
     if job.cluster.nodes > 1 and mean >= job.epochs and float(used.std()) < LEAST_SPREAD * mean:
         raise PolicyError(
-            f"{name}: every node uses every file about {mean:.0f} times, so that frequency says "
-            "nothing of who should hold it; make the plan with grain: samples or grain: ranges"
+            f"{name}: every node uses every file about {mean:.0f} times, so the frequencies do not "
+            "tell which node should hold a file; make the plan with grain: samples or grain: ranges"
         )
 
 
