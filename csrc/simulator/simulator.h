@@ -47,7 +47,6 @@ struct monarch_sim_job {
     uint8_t stages;       /* files are prefetched into the staging buffer */
     uint8_t fills;        /* the classes' threads make the copies */
     uint8_t fills_first;  /* ... before the first step */
-    uint8_t keeps;        /* a file that is read from elsewhere is kept, if it has a place here */
     uint8_t reads_remote; /* other nodes' copies are read */
     uint8_t weighs_pfs;   /* the file system is read if that is faster, though there is a copy */
     uint8_t is_free;      /* reading takes no time */

@@ -56,8 +56,6 @@ double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const stru
 }
 
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch) {
-    if (!s->job.keeps)
-        return;
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         struct copy *c = &s->copy[i];
         if ((uint32_t)c->node != node || c->at >= 0)

@@ -15,7 +15,7 @@ from monarch_py.util.spelling import hint
 from monarch_py.util.units import counted, format_size, parse_size
 
 if TYPE_CHECKING:
-    from monarch_py.plan.figures import Figures
+    from monarch_py.commands.figures import Figures
     from monarch_py.plan.plan import Plan
 
 KINDS = ("image_folder", "files", "tfrecord", "webdataset", "hdf5", "fixed")
@@ -105,16 +105,11 @@ def index(
     "-c", "--config", "recipe", type=_PATH, required=True, help="The description (plan.yaml)."
 )
 @click.option("-o", "--output", type=_PATH, required=True, help="The plan to write (.npz).")
-@click.option(
-    "--holders/--no-holders", help="Store the holders, so that `plan show` need not compute them."
-)
-def make(recipe: Path, output: Path, *, holders: bool) -> None:
+def make(recipe: Path, output: Path) -> None:
     """Make a plan from its description."""
     from monarch_py.plan.recipe import read_plan
 
     made = read_plan(recipe)
-    if holders:
-        made = made.with_holders()
     made.save(output)
     click.echo(_summary(made))
 
@@ -151,8 +146,8 @@ def _quota(_context: Any, _parameter: Any, value: str | None) -> int | None:
 def show(
     *, plan_file: Path, node: int, quota: int | None, picture: Path | None, as_json: bool
 ) -> None:
-    """Show how often each node reads what, what it holds, and from where each epoch reads."""
-    from monarch_py.plan.figures import figures_of
+    """Show how often each node reads what, what it owns, and from where each epoch reads."""
+    from monarch_py.commands.figures import figures_of
     from monarch_py.plan.plan import Plan
 
     loaded = Plan.load(plan_file)
@@ -179,7 +174,7 @@ def _print(figures: Figures, grain: str) -> None:
     click.echo(f"The spread of these frequencies is {figures.spread:.3f} of their mean.")
     owned, sizes = figures.owned_units, figures.owned_bytes
     click.echo(
-        f"A node holds {owned.min()} to {owned.max()} {grain},"
+        f"A node owns {owned.min()} to {owned.max()} {grain},"
         f" {format_size(int(sizes.min()))} to {format_size(int(sizes.max()))}."
     )
     click.echo()

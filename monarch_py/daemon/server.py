@@ -116,7 +116,7 @@ class Daemon:
         self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
         self.metadata = Metadata(config, self.shared, self.scanner)
         self.filler = Filler(self.scanner, self._membership(listener))
-        self.plan_manager = PlanManager(plans, self.filler, self.cluster)
+        self.plan_manager = PlanManager(plans, self.filler)
         self.ranks = Ranks(self.shared, self.filler.engine, is_on=config.balance_ranks)
         if self.filler.staging.tier is not None or plans:
             self.shared.follow_opens()

@@ -257,13 +257,6 @@ class PositionEstimator:
             return 0
         return int(starts[self.front]) if self.front < len(starts) else int(starts[-1]) + 1
 
-    @property
-    def missing(self) -> int:
-        """The number of accesses that the window has passed but that were not seen, because
-        something else answered the reads, or the order is another one."""
-        passed = max(0, self.front - self.run.window)
-        return int(passed - np.count_nonzero(self._now.seen[:passed]))
-
     def expect(self, following: Run) -> None:
         """Sets the run after this one. It may have begun already, so accesses that did not fit this
         run are tried again."""
@@ -435,13 +428,10 @@ class PositionEstimator:
             ahead = np.concatenate([ahead, rest[: most - len(ahead)]])
         return ahead
 
-    def distances(self) -> Distances:
-        """For each unit, in how many accesses it is used next, and then once more, two arrays
-        (units,). NOT_SOON for uses neither in the rest of this run nor in the next one."""
-        return self.foresee()()
-
     def foresee(self) -> Callable[[], Distances]:
-        """A function that computes `distances` as of this moment, for another thread to call."""
+        """A function, for another thread to call, that tells for each unit in how many accesses it
+        is used next, and then once more, as of this moment: two arrays (units,). NOT_SOON for uses
+        neither in the rest of this run nor in the next one."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         following = self._next.seen.copy() if self._next is not None else None

@@ -1,4 +1,4 @@
-"""The plan of a training: its datasets, how its parts read them, and which node should hold what.
+"""The plan of a training: its datasets, and how its parts read them.
 
 The file does not hold the accesses, but the description from which they are drawn again.
 """
@@ -6,7 +6,7 @@ The file does not hold the accesses, but the description from which they are dra
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
 from monarch_py.plan._stored import loader_from, loader_to
-from monarch_py.plan.holders import Holders, find_holders
 from monarch_py.plan.index import GRAINS, Index, Units, load_arrays, save_arrays
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.timeline import Part, Timeline, lookup_of
@@ -47,7 +46,6 @@ class Plan:
 
     parts : in the order in which they run in an epoch
     grain : what units are, one of index.GRAINS;  range_bytes : block size of 'ranges'
-    holders : of every unit; None if they have not been computed yet (`with_holders`)
     """
 
     datasets: tuple[Index, ...]
@@ -56,7 +54,6 @@ class Plan:
     nodes: int
     grain: str = "files"
     range_bytes: int = DEFAULT_RANGE_BYTES
-    holders: Holders | None = None
 
     def __post_init__(self) -> None:
         if self.grain not in GRAINS:
@@ -100,37 +97,6 @@ class Plan:
         """The digest of each dataset, see Index.digest."""
         return [index.digest() for index in self.datasets]
 
-    def check_dataset(self, found: Index, dataset: int = 0) -> None:
-        """ConfigError unless `found`, the dataset as it is now, is the one that was planned for."""
-        planned = self.datasets[dataset]
-        if planned.digest() != found.digest():
-            raise ConfigError(
-                f"dataset: {found.root or 'it'} has {found.files} files, which are not the"
-                f" {planned.files} that were planned for; make the plan anew"
-            )
-
-    def with_holders(self) -> Plan:
-        """The same plan with the holder of every unit."""
-        return self if self.holders else replace(self, holders=find_holders(self.timeline()))
-
-    def resized(self, epochs: int | None = None, nodes: int | None = None) -> Plan:
-        """The plan after a restart with another number of epochs or nodes. Each node keeps its
-        number of ranks; samplers deal to the new total, and holders must be computed again."""
-        nodes = self.nodes if nodes is None else nodes
-        parts = tuple(self._resized(part, nodes) for part in self.parts)
-        epochs = self.epochs if epochs is None else epochs
-        return replace(self, parts=parts, epochs=epochs, nodes=nodes, holders=None)
-
-    def _resized(self, part: PlanPart, nodes: int) -> PlanPart:
-        loader = part.loader
-        sampler: Any = loader.sampler
-        if nodes < 1:
-            raise ConfigError(f"nodes: {nodes} is out of range; write 1 or more")
-        ranks = loader.world_size // self.nodes * nodes
-        if sampler.ranks_field is not None:
-            sampler = replace(sampler, **{sampler.ranks_field: ranks})
-        return replace(part, loader=replace(loader, sampler=sampler, world_size=ranks))
-
     # --- stored as a file -------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
@@ -147,8 +113,6 @@ class Plan:
         ]
         for number, index in enumerate(self.datasets):
             arrays |= {f"dataset{number}.{name}": a for name, a in index.arrays().items()}
-        if self.holders:
-            arrays |= {"holders.nodes": self.holders.nodes, "holders.counts": self.holders.counts}
         text = {
             "format": FORMAT,
             "digests": self.digests(),
@@ -195,14 +159,13 @@ class Plan:
             )
             for number, each in enumerate(text["parts"])
         )
-        kept = _below("holders.", arrays)
-        holders = Holders(**kept) if kept else None
         if not all(0 <= part.dataset < len(datasets) for part in parts):
             raise ValueError("a part has a dataset that is not there")
         if not all(isinstance(text[name], int) for name in ("epochs", "nodes", "range_bytes")):
             raise ValueError("its epochs, nodes or range are no whole numbers")
-        numbers = (text["epochs"], text["nodes"], text["grain"], text["range_bytes"])
-        return cls(datasets, parts, *numbers, holders)
+        return cls(
+            datasets, parts, text["epochs"], text["nodes"], text["grain"], text["range_bytes"]
+        )
 
 
 def _below(prefix: str, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.errors import ConfigError
 from monarch_py.plan.samplers import NONE
-from monarch_py.plan.timeline import Part, Section
+from monarch_py.plan.timeline import Section
 
-__all__ = ["RECENT", "SEARCHED", "UNSEEN", "Run", "Units", "locate", "window_steps"]
+__all__ = ["RECENT", "SEARCHED", "UNSEEN", "Run", "Units", "locate"]
 
 # USUAL_AHEAD: batches that a DataLoader's workers usually have in flight, if the plan does not say
 # (eight workers with four each). SLACK: the window is this many times larger, since some accesses
@@ -28,15 +27,6 @@ UNSEEN = 1.5
 FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 
 Units = npt.NDArray[np.int32]
-
-
-def window_steps(part: Part, prefetched: int = 0) -> int:
-    """By how many steps accesses may be out of order. With W workers that each prepare P batches,
-    W P batches are in flight, and the batch that the training waits for.
-
-    prefetched : steps that something else reads ahead of the training
-    """
-    return part.loader.ahead + 1 + prefetched
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +47,8 @@ class Run:
     window: int
 
     @classmethod
-    def of(cls, section: Section, node: int, units: int, window: int | None = None) -> Run:
-        """The run of a node in a section. units : of the plan;  window : None = from window_steps,
-        or from USUAL_AHEAD if the plan names no workers."""
-        if window is not None and window < 1:
-            raise ConfigError(f"window: {window} is out of range; write 1 or more")
+    def of(cls, section: Section, node: int, units: int) -> Run:
+        """The run of a node in a section. units : of the plan"""
         own = section.node(node)
         at = np.flatnonzero(own != NONE)
         # Assign backwards, so that the first of several uses remains.
@@ -71,15 +58,16 @@ class Run:
         order = own[at]
         place = np.full(units, NONE, dtype=np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
-        if window is None:
-            told = section.part.loader.workers > 0
-            steps = window_steps(section.part) if told else USUAL_AHEAD + 1
-            # Convert steps to places, which are fewer, since each unit has only one place.
-            ends = np.searchsorted(at, at + steps * section.per_step)
-            least = int((ends - np.arange(len(at))).max(initial=1))
-            # The front lags behind by almost as many accesses as it is computed from.
-            ample = max(SLACK * least, 2 * RECENT)
-            window = max(least, min(ample, len(order) // AMPLE_SHARE))
+        # By how many steps accesses may be out of order: W workers that each prepare P batches have
+        # W P batches in flight, and the training waits for one more.
+        loader = section.part.loader
+        steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
+        # Convert steps to places, which are fewer, since each unit has only one place.
+        ends = np.searchsorted(at, at + steps * section.per_step)
+        least = int((ends - np.arange(len(at))).max(initial=1))
+        # The front lags behind by almost as many accesses as it is computed from.
+        ample = max(SLACK * least, 2 * RECENT)
+        window = max(least, min(ample, len(order) // AMPLE_SHARE))
         return cls(section.epoch, order, place, section.start + at, window)
 
     def __len__(self) -> int:

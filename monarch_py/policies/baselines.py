@@ -10,7 +10,7 @@ import numpy as np
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.caches import used_in_order
-from monarch_py.policies.filling import copies_of, shards
+from monarch_py.policies.filling import copies_of, first_fit_policy, shards
 from monarch_py.policies.view import STAGING, Decision, Job, When
 from monarch_py.util.units import format_size
 
@@ -69,8 +69,7 @@ class DeepIO:
 
     def decide(self, job: Job) -> Decision:
         need_memory(job, self.name)
-        own = shards(job.files, job.cluster.nodes)
-        copies = copies_of(job.cluster, job.sizes, own.__getitem__, classes=MEMORY + 1)
+        copies = shards(job, classes=MEMORY + 1)
         return Decision(copies=copies, when=When.BEFORE, remote=True, pfs=False)
 
 
@@ -86,8 +85,7 @@ class LBANNPreloading:
 
     def decide(self, job: Job) -> Decision:
         _need_all_memory(job, self.name)
-        own = shards(job.files, job.cluster.nodes)
-        copies = copies_of(job.cluster, job.sizes, own.__getitem__, classes=MEMORY + 1)
+        copies = shards(job, classes=MEMORY + 1)
         return Decision(copies=copies, when=When.BEFORE, remote=True, pfs=False)
 
 
@@ -108,7 +106,10 @@ class LBANNDynamic:
         owner, first = job.first_use.argmin(axis=0), job.first_use.min(axis=0)
         order = used_in_order(first)
         copies = copies_of(
-            job.cluster, job.sizes, lambda node: order[owner[order] == node], classes=MEMORY + 1
+            job.cluster,
+            job.sizes,
+            lambda node: first_fit_policy(node, order[owner[order] == node]),
+            classes=MEMORY + 1,
         )
         return Decision(copies=copies, when=When.ON_USE, remote=True, pfs=False)
 
@@ -117,7 +118,7 @@ def need_memory(job: Job, name: str) -> None:
     """PolicyError if the cluster has no class for copies."""
     if job.cluster.classes <= MEMORY:
         raise PolicyError(
-            f"{name}: classes has the staging buffer alone; add one that holds copies"
+            f"{name}: classes has only the staging buffer; add a class that holds copies"
         )
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent, Uses
-from monarch_py.policies.filling import copies_of, owners_of
+from monarch_py.policies.filling import copies_of, first_fit_policy, owners_of
+from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.rendezvous import Keys, file_keys, homes, owners
 from monarch_py.policies.replay import Replay, in_time, next_uses
 from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
@@ -36,8 +37,12 @@ class FirstFit:
     name = "first-fit"
 
     def decide(self, job: Job) -> Decision:
-        orders = [used_in_order(each) for each in job.first_use]
-        copies = copies_of(job.cluster, job.sizes, orders.__getitem__)
+        first = job.first_use
+        copies = copies_of(
+            job.cluster,
+            job.sizes,
+            lambda node: first_fit_policy(node, used_in_order(first[node])),
+        )
         return Decision(copies=copies, when=When.ON_USE, pfs=False)
 
 
@@ -63,7 +68,14 @@ class Hash:
         keys = file_keys(job.files) if self._keys is None else self._keys
         home = owners(keys, job.sizes, room)
         order = used_in_order(job.first_use.min(axis=0))
-        copies = copies_of(job.cluster, job.sizes, lambda node: order[home[order] == node])
+
+        def policy_of(node: int) -> NodePolicy:
+            policy = NodePolicy(node, shares=True)
+            policy.share(home, home == node)
+            policy.foresee(order)
+            return policy
+
+        copies = copies_of(job.cluster, job.sizes, policy_of)
         return Decision(
             copies=copies,
             when=When.ON_USE,

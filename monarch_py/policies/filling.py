@@ -7,40 +7,65 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.policies.placement import NOWHERE, FirstFit, TierRoom
-from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Ints
+from monarch_py.plan.access import NEVER
+from monarch_py.policies.node import NodePolicy
+from monarch_py.policies.placement import TierRoom
+from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Ints, Job
 
-__all__ = ["NOWHERE", "copies_of", "fill", "owners_of", "shards"]
+__all__ = ["classes_of", "copies_of", "first_fit_policy", "owners_of", "rooms_of", "shards"]
 
 
-def fill(sizes: Ints, capacity: Ints) -> npt.NDArray[np.int8]:
-    """The class of each file: the fastest with room, without eviction (Dantas 2022, 4.1.2).
+def rooms_of(capacity: Ints, files: int) -> list[TierRoom]:
+    """The room of a node's classes as tiers, for so many files.
 
-    sizes : (files,) [bytes], in the order of filling;  capacity : (classes,) [bytes], as in
-    `Cluster`; the first one, the staging buffer, takes no files.
-    Returns (files,) int8; NOWHERE if no class has room.
+    capacity : (classes,) [bytes], as in `Cluster`; the first one, the staging buffer, is no tier
     """
-    rooms = [TierRoom(int(room), len(sizes), 1) for room in capacity[STAGING + 1 :]]
-    placed = FirstFit().place(np.asarray(sizes, np.uint64), rooms)
-    chosen: npt.NDArray[np.int8] = np.where(placed == NOWHERE, NOWHERE, placed + STAGING + 1)
-    return chosen.astype(np.int8)
+    return [TierRoom(int(room), files, 1) for room in capacity[STAGING + 1 :]]
 
 
 def copies_of(
-    cluster: Cluster, sizes: Ints, wanted: Callable[[int], Ints], *, classes: int | None = None
+    cluster: Cluster,
+    sizes: Ints,
+    policy_of: Callable[[int], NodePolicy],
+    *,
+    classes: int | None = None,
 ) -> Copies:
-    """Places every node's wanted files, in their order, in the fastest class with room.
+    """The copies that all nodes make, by what their policies say.
 
-    sizes : (files,) [bytes];  wanted : returns a node's files in the order of filling;  classes :
-    how many classes to use, including the staging buffer (None = all)
+    policy_of : the policy of a node;  sizes, classes : as of `classes_of`
     """
-    parts = []
-    for node in range(cluster.nodes):
-        files = np.asarray(wanted(node))
-        chosen = fill(sizes[files], cluster.capacity[node, :classes])
-        for level in range(STAGING + 1, cluster.classes):
-            parts.append((node, level, files[chosen == level]))
-    return Copies.of(parts)
+    return Copies.of(
+        [
+            (node, level, files)
+            for node in range(cluster.nodes)
+            for level, files in enumerate(classes_of(policy_of(node), cluster, sizes, classes))
+        ]
+    )
+
+
+def classes_of(
+    policy: NodePolicy, cluster: Cluster, sizes: Ints, classes: int | None = None
+) -> list[Ints]:
+    """For each class the files that a node keeps in it, in the order of their next use, which is
+    that of filling; none for the staging buffer. Files that are not used are left out.
+
+    sizes : (files,) [bytes];  classes : how many classes to use, including the staging buffer (None
+    = all)
+    """
+    files = np.arange(len(sizes), dtype=np.int32)
+    files = files[policy.keeps(files)]
+    uses = policy.next_use(files)
+    files = files[np.argsort(uses, kind="stable")][: np.count_nonzero(uses != NEVER)]
+    rooms = rooms_of(cluster.capacity[policy.node, :classes], len(files))
+    tier = policy.tier_of(files, sizes[files], rooms)
+    return [files[:0], *(files[tier == number] for number in range(len(rooms)))]
+
+
+def first_fit_policy(node: int, files: Ints) -> NodePolicy:
+    """The policy of a node that keeps these files alone and takes them in this order."""
+    policy = NodePolicy(node)
+    policy.foresee(files)
+    return policy
 
 
 def owners_of(copies: Copies, wanted: Ints) -> npt.NDArray[np.int32]:
@@ -55,6 +80,12 @@ def owners_of(copies: Copies, wanted: Ints) -> npt.NDArray[np.int32]:
     return owner
 
 
-def shards(files: int, nodes: int) -> list[npt.NDArray[np.int32]]:
-    """Divides the dataset into one contiguous, equal part for each node."""
-    return np.array_split(np.arange(files, dtype=np.int32), nodes)
+def shards(job: Job, classes: int | None = None) -> Copies:
+    """Copies of one contiguous, equal part of the dataset on each node.
+
+    classes : as of `classes_of`
+    """
+    parts = np.array_split(np.arange(job.files, dtype=np.int32), job.cluster.nodes)
+    return copies_of(
+        job.cluster, job.sizes, lambda node: first_fit_policy(node, parts[node]), classes=classes
+    )

@@ -1,31 +1,20 @@
-"""Placement: chooses the tier of each file.
+"""Placement: chooses the tier of each file, by its size and the room in the tiers."""
 
-A policy sees sizes of files and the room in the tiers, and answers with tiers; it changes nothing.
-The same classes serve the daemon and a simulation of it.
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "NOWHERE",
-    "FirstFit",
-    "KeepPolicy",
-    "KeepAll",
-    "Policy",
-    "TierRoom",
-    "make_policy",
-    "place_preferred",
-    "take",
-]
+__all__ = ["NOWHERE", "TierRoom", "first_fit", "take"]
 
 # No tier has room for the file now.
 NOWHERE = -1
 # More than any tier holds, but small enough that 2048 of them add up within 64 bits [bytes].
 LARGEST = np.uint64(1 << 51)
+
+Sizes = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,95 +27,51 @@ class TierRoom:
     block_bytes: int
     entry_bytes: int = 0
 
-    def rounded(self, sizes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    def rounded(self, sizes: Sizes) -> npt.NDArray[np.int64]:
         """Bytes that files of these sizes (files,) take on the tier."""
         block = self.block_bytes
         # A sparse file may claim to be larger than all storage, and sums must not overflow.
-        sane = np.minimum(sizes, LARGEST).astype(np.int64)
+        sane = np.minimum(sizes.astype(np.uint64, copy=False), LARGEST).astype(np.int64)
         blocks: npt.NDArray[np.int64] = (sane + (block - 1)) // block
         return blocks * block + self.entry_bytes
 
 
-class Policy(Protocol):
-    def place(self, sizes: npt.NDArray[np.uint64], rooms: list[TierRoom]) -> npt.NDArray[Any]:
-        """Chooses the tiers of files. sizes : (files,) [bytes], in the order of filling;  rooms :
-        of the tiers, fastest first. Returns (files,) int32, the number of the tier or NOWHERE."""
-        ...
-
-
-class FirstFit:
-    """The fastest tier with room, up to each tier's quota, without eviction (Dantas 2022, 4.1.2).
+def first_fit(
+    sizes: Sizes,
+    rooms: Sequence[TierRoom],
+    preferred: npt.NDArray[np.int32] | None = None,
+) -> npt.NDArray[np.int32]:
+    """(files,) the fastest tier with room for each file, without eviction (Dantas 2022, 4.1.2);
+    NOWHERE for a file for which no tier has room.
 
     If every file is read once an epoch, no policy without eviction reads less from the source, and
     eviction only exchanges one miss for another.
+
+    sizes : (files,) [bytes], in the order of filling;  rooms : of the tiers, fastest first
+    preferred : (files,), the number of the tier into which a file goes first of all, if that has
+        room; negative for a file without such a tier
     """
-
-    def place(self, sizes: npt.NDArray[np.uint64], rooms: list[TierRoom]) -> npt.NDArray[Any]:
-        chosen = np.full(len(sizes), NOWHERE, dtype=np.int32)
-        for tier, room in enumerate(rooms):
-            waiting = np.flatnonzero(chosen == NOWHERE)
-            if len(waiting):
-                needs = room.rounded(sizes[waiting])
-                fits = take(needs, room.free_bytes, room.free_inodes)
-                chosen[waiting[fits]] = tier
-        return chosen
-
-
-class KeepPolicy(Protocol):
-    """Decides which files have a place in the tiers of this node. The others are staged when they
-    are needed, and dropped afterwards."""
-
-    def keeps_here(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """ids : (n,) entries of the catalog. Returns (n,) bool."""
-        ...
-
-    def adopt(self, ids: npt.NDArray[np.uint64]) -> None:
-        """Gives (n,) files a place here from now on, since the node that had it has no room."""
-        ...
-
-
-class KeepAll:
-    """Keeps every file: for one node alone, without a plan."""
-
-    def keeps_here(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        return np.ones(len(ids), dtype=bool)
-
-    def adopt(self, ids: npt.NDArray[np.uint64]) -> None:
-        pass
-
-
-def place_preferred(
-    preferred: npt.NDArray[np.integer[Any]],
-    sizes: npt.NDArray[np.uint64],
-    rooms: list[TierRoom],
-    policy: Policy,
-) -> npt.NDArray[Any]:
-    """Places each file in its preferred tier if that has room, else in the tier that the policy
-    chooses.
-
-    preferred : (files,) int, the number of a tier, or NOWHERE. The other arguments and the result
-    are those of Policy.place
-    """
-    chosen = np.full(len(sizes), NOWHERE, dtype=np.int32)
+    tier_of = np.full(len(sizes), NOWHERE, np.int32)
     left = list(rooms)
-    for tier, room in enumerate(rooms):
-        wanting = np.flatnonzero(preferred == tier)
-        needs = room.rounded(sizes[wanting])
+
+    def fill(tier: int, waiting: npt.NDArray[np.intp]) -> None:
+        room = left[tier]
+        needs = room.rounded(sizes[waiting])
         fits = take(needs, room.free_bytes, room.free_inodes)
-        chosen[wanting[fits]] = tier
-        left[tier] = replace(
-            room,
-            free_bytes=room.free_bytes - int(needs[fits].sum()),
-            free_inodes=room.free_inodes - int(fits.sum()),
-        )
-    rest = np.flatnonzero(chosen == NOWHERE)
-    chosen[rest] = policy.place(sizes[rest], left)
-    return chosen
+        tier_of[waiting[fits]] = tier
+        free_bytes = room.free_bytes - int(needs[fits].sum())
+        free_inodes = room.free_inodes - int(fits.sum())
+        left[tier] = replace(room, free_bytes=free_bytes, free_inodes=free_inodes)
+
+    if preferred is not None:
+        for tier in range(len(rooms)):
+            fill(tier, np.flatnonzero(preferred == tier))
+    for tier in range(len(rooms)):
+        fill(tier, np.flatnonzero(tier_of == NOWHERE))
+    return tier_of
 
 
-def take(
-    needs: npt.NDArray[np.integer[Any]], room: int, most: int | None = None
-) -> npt.NDArray[np.bool_]:
+def take(needs: Sizes, room: int, most: int | None = None) -> npt.NDArray[np.bool_]:
     """Which files fit into a room, taken in order. A file that is too large for the rest does not
     stop later ones.
 
@@ -147,8 +92,3 @@ def take(
         waiting = waiting[fitting + 1 :]
         waiting = waiting[needs[waiting] <= room]
     return taken
-
-
-def make_policy(name: str) -> Policy:
-    """The policy for the key `placement` of a configuration; KeyError for an unknown name."""
-    return {"first_fit": FirstFit}[name]()

@@ -13,7 +13,16 @@ import numpy.typing as npt
 from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, STAGING, Cluster, Floats, Ints
 
-__all__ = ["Keys", "file_keys", "first_nodes", "homes", "next_nodes", "owners", "scores"]
+__all__ = [
+    "Keys",
+    "file_keys",
+    "first_nodes",
+    "homes",
+    "next_nodes",
+    "owners",
+    "scores",
+    "second_copies",
+]
 
 Keys = npt.NDArray[np.uint64]
 
@@ -104,6 +113,22 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> npt.NDArray[np.int32]:
         if not len(waiting):
             break
     return owner
+
+
+def second_copies(
+    keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int
+) -> npt.NDArray[np.bool_]:
+    """(files,) which files of other owners a node keeps as well, in the room that its own files
+    leave over: they need not be fetched in every epoch then.
+
+    keys, sizes, owner : (files,), as of `owners`;  quota : of the node [bytes]
+    """
+    left = quota - int(sizes[owner == node].sum())
+    foreign = np.flatnonzero((owner != node) & (owner != PFS))
+    foreign = foreign[np.argsort(keys[foreign], kind="stable")]
+    kept = np.zeros(len(keys), dtype=bool)
+    kept[foreign[take(sizes[foreign], max(0, left))]] = True
+    return kept
 
 
 def _next_choice(keys: Keys, weights: Floats, last: Floats) -> tuple[npt.NDArray[np.int32], Floats]:

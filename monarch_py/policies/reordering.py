@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.baselines import MEMORY, need_memory
-from monarch_py.policies.filling import copies_of, shards
+from monarch_py.policies.filling import shards
 from monarch_py.policies.replay import in_time
 from monarch_py.policies.view import (
     NO_FILE,
@@ -28,7 +28,7 @@ from monarch_py.policies.view import (
 
 __all__ = ["DeepIOOpportunistic", "LocalityAware", "ParallelStaging", "exchange"]
 
-NOT_ALL = "does not access the whole dataset: it uses what is held in {what} alone"
+NOT_ALL = "uses only what is held in {what}, which is not the whole dataset"
 
 
 class DeepIOOpportunistic:
@@ -44,8 +44,7 @@ class DeepIOOpportunistic:
 
     def decide(self, job: Job) -> Decision:
         need_memory(job, self.name)
-        own = shards(job.files, job.cluster.nodes)
-        copies = copies_of(job.cluster, job.sizes, own.__getitem__, classes=MEMORY + 1)
+        copies = shards(job, classes=MEMORY + 1)
         held = _held(job, copies)
 
         def orders(epoch: int) -> Ints:
@@ -74,13 +73,12 @@ class ParallelStaging:
 
     def decide(self, job: Job) -> Decision:
         need_memory(job, self.name)
-        own = shards(job.files, job.cluster.nodes)
-        copies = copies_of(job.cluster, job.sizes, own.__getitem__)
+        copies = shards(job)
         held = [copies.file[copies.node == node] for node in range(job.cluster.nodes)]
         empty = next((node for node, files in enumerate(held) if not len(files)), None)
         if empty is not None:
             raise PolicyError(
-                f"{self.name}: node {empty} has no room for a single file of its share; "
+                f"{self.name}: node {empty} has no room for any file of its share; "
                 "raise the capacity of its classes"
             )
 
@@ -114,8 +112,7 @@ class LocalityAware:
     def decide(self, job: Job) -> Decision:
         need_memory(job, self.name)
         need_equal_ranks(job, self.name)
-        own = shards(job.files, job.cluster.nodes)
-        copies = copies_of(job.cluster, job.sizes, own.__getitem__)
+        copies = shards(job)
         holder = np.full(job.files, PFS, dtype=np.int32)
         holder[copies.file] = copies.node
 
@@ -155,7 +152,7 @@ def exchange(order: Ints, holder: Ints) -> Ints:
 
 def _held(job: Job, copies: Copies) -> npt.NDArray[np.int32]:
     if not len(copies.file):
-        raise PolicyError("classes: no node has room for a single file; raise their capacity")
+        raise PolicyError("classes: no node has room for any file; raise their capacity")
     return np.sort(copies.file)
 
 

@@ -134,7 +134,8 @@ def need_equal_ranks(job: Job, name: str) -> None:
     batches of one size."""
     if len(set(job.cluster.ranks.tolist())) > 1:
         raise PolicyError(
-            f"{name}: deals equal batches to all nodes, and overrides.ranks makes them different"
+            f"{name}: the policy deals batches of one size to all nodes, so all of them must have "
+            "the same number of ranks; remove overrides.ranks"
         )
 
 
@@ -217,8 +218,6 @@ class Decision:
         batch, with NO_FILE (nothing is read) after the samples of nodes that take fewer
     served : for an epoch and its order, where the accesses find their files. If it is given,
         `copies` only tells what lies there before the first step
-    keep : a node that reads a file from elsewhere, and has a place for it, keeps it, so that the
-        file is not fetched twice
     threads : for an epoch and its order, (nodes, steps, ranks) int32, how many of the node's
         staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes to the
         rank that lacks most threads, in proportion (Lobster 4.3). None: every rank has its own
@@ -235,7 +234,6 @@ class Decision:
     pfs: bool = True
     orders: Callable[[int], Ints] | None = None
     served: Callable[[int, Ints], Served] | None = None
-    keep: bool = True
     threads: Callable[[int, Ints], npt.NDArray[np.int32]] | None = None
     free: bool = False
     notes: tuple[str, ...] = ()

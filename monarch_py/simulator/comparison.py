@@ -40,7 +40,7 @@ def compare(
     except MemoryError:
         raise MonarchError(
             f"{scenario.name}: dataset.files: {scenario.dataset.files} files do not fit into the "
-            "memory of this machine; use fewer"
+            "memory of this machine; use fewer files"
         ) from None
     finally:
         tell("")

@@ -169,7 +169,6 @@ def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Deci
         "stages": decision.staging and not decision.free,
         "fills": decision.when is not When.ON_USE,
         "fills_first": decision.when is When.BEFORE,
-        "keeps": decision.keep or decision.when is When.ON_USE,
         "reads_remote": decision.remote,
         "weighs_pfs": decision.pfs,
         "is_free": decision.free,

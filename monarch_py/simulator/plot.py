@@ -22,9 +22,9 @@ BAR, MARGIN, LEAST = 0.55, 1.6, 6.5
 def can_draw(path: Path) -> None:
     """MonarchError if no picture can be drawn. Call it before the simulation."""
     if path.suffix.lower() not in KINDS:
-        raise MonarchError(f"{path} does not end like a picture; use one of {', '.join(KINDS)}")
+        raise MonarchError(f"{path} has no extension of a picture; use one of {', '.join(KINDS)}")
     if not path.parent.is_dir():
-        raise MonarchError(f"{path} cannot be drawn: there is no directory {path.parent}; make it")
+        raise MonarchError(f"{path} cannot be drawn: {path.parent} does not exist; make it")
     if find_spec("matplotlib") is None:
         raise MonarchError("drawing needs matplotlib; pip install matplotlib")
 

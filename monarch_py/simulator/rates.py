@@ -52,7 +52,3 @@ class Curve:
         known, rates = zip((0, 0.0), *self.points, strict=True)
         # np.interp keeps the last rate above the last number; (0, 0) makes it proportional below.
         return np.asarray(np.interp(np.asarray(numbers, np.float64), known, rates), np.float64)
-
-    def each(self, numbers: npt.ArrayLike) -> Floats:
-        """The rate of each [bytes/s]. numbers : how many share it, 1 or more, any shape"""
-        return self.total(numbers) / np.asarray(numbers, np.float64)

@@ -317,11 +317,6 @@ class Scenario(Keys):
         return self.classes[0]
 
     @property
-    def caches(self) -> tuple[StorageClass, ...]:
-        """The classes that keep files from one epoch to the next."""
-        return self.classes[1:]
-
-    @property
     def world_size(self) -> int:
         """The number of ranks on all nodes."""
         return int(self.ranks().sum())

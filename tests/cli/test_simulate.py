@@ -169,12 +169,12 @@ def test_a_shipped_scenario_needs_no_path(run: Run) -> None:
         (
             ["nopfs_fig8_1", "--plot", "/nowhere/x.png"],
             1,
-            "there is no directory /nowhere; make it",
+            "cannot be drawn: /nowhere does not exist; make it",
         ),
         (
             ["nopfs_fig8_1", "--plot", "x.doc"],
             1,
-            "x.doc does not end like a picture; use one of .png",
+            "x.doc has no extension of a picture; use one of .png",
         ),
     ],
 )

@@ -280,7 +280,7 @@ def test_the_next_use_and_the_one_after_it(done: int) -> None:
     coming = [*runs[0].units[done:].tolist(), *runs[1].units.tolist()]
     if done == count:
         coming = [*runs[1].units.tolist(), *runs[2].units.tolist()]
-    first, second = follower.distances()
+    first, second = follower.foresee()()
     for unit in range(count):
         places = [i for i, each in enumerate(coming) if each == unit]
         expected = [*places, NOT_SOON, NOT_SOON][:2]

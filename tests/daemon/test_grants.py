@@ -16,7 +16,7 @@ from support.session import wait_until
 
 from monarch_py.daemon.copies.copies import one
 from monarch_py.native import HOME, Kind, Reason, State, lib, make_word, pointer, state_of
-from monarch_py.policies.placement import NOWHERE, FirstFit, TierRoom
+from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
 
 BLOCK_BYTES, ENTRY_BYTES = 4096, 512
 NEED = 2 * BLOCK_BYTES + ENTRY_BYTES  # of a file of SIZE
@@ -138,7 +138,7 @@ def test_files_go_where_the_policy_would_put_them(
     sizes: list[int], tiers: list[tuple[int, int, int]]
 ) -> None:
     rooms = [TierRoom(free, inodes, block, ENTRY_BYTES) for free, inodes, block in tiers]
-    expected = FirstFit().place(np.array(sizes, dtype=np.uint64), rooms)
+    expected = first_fit(np.array(sizes, dtype=np.uint64), rooms)
     with engine_of(sizes, len(rooms)) as engine:
         engine.grant(*rooms)
         for entry, tier in enumerate(expected.tolist()):

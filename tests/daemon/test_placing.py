@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monarch_py.daemon.copies.staging import NOT_KNOWN
 from monarch_py.daemon.plans.placement import _first_by_anybody
-from monarch_py.plan import NEVER, Plan, PlanPart, analyse
+from monarch_py.plan import Plan, PlanPart, analyse
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import DistributedSampler
@@ -23,5 +22,4 @@ def test_the_first_use_by_anybody_is_the_first_of_all_nodes(
     plan = Plan((index,), (PlanPart("training", 0, Loader(sampler, ranks, 4)),), 3, nodes)
     timeline = plan.timeline()
     each = np.stack([analyse(timeline, node).first_use for node in range(nodes)])
-    first = np.where(each == NEVER, NOT_KNOWN, each).min(axis=0)
-    assert _first_by_anybody(timeline).tolist() == first.tolist()
+    assert _first_by_anybody(timeline).tolist() == each.min(axis=0).tolist()

@@ -157,11 +157,11 @@ def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
     session.paths.make()
     daemon = Daemon(load_config(session.config), session.paths)
     try:
-        before = daemon.filler.keeps
+        assert not daemon.filler.policy.follows_plan
         wait_until(
             lambda: [daemon._turn()] and daemon.plan_manager._placed, what="the plan's files"
         )
-        assert daemon.filler.keeps is not before
+        assert daemon.filler.policy.follows_plan
         (tracker,) = daemon.plan_manager.trackers
         monkeypatch.setattr(tracker, raises, lambda *_: 1 / 0)
         daemon.plan_manager.observe(tracker.entries[:1])
@@ -170,7 +170,7 @@ def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
             "dropped",
             "what comes next could not be worked out",
         )
-        assert daemon.filler.keeps is before
+        assert not daemon.filler.policy.follows_plan
         daemon._turn()
     finally:
         daemon.close()

@@ -6,7 +6,6 @@ All nodes decide alike and within every quota; one node keeps each file as long 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,19 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nodes import lone_nodes
+from nodes.lone_nodes import Catalog, Native, alone
 
-from monarch_py.daemon.nodes import placement as module
 from monarch_py.daemon.nodes.placement import (
-    NOBODY,
     SCAN_LIMIT_S,
     START_LIMIT_S,
     UNIT,
-    Membership,
     Nodes,
 )
 from monarch_py.errors import SessionError
-from monarch_py.native import ENTRY, Kind, Reason, State, make_word
-from monarch_py.peers.membership import Cluster, Member
+from monarch_py.native import Kind, Reason, State, make_word
+from monarch_py.policies.node import NOBODY
+from monarch_py.policies.placement import NOWHERE
 from monarch_py.storage.tiers import slack_of
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -38,73 +37,15 @@ FILES = st.lists(
 )
 
 
-class ReplicaServer:
-    """What the peers are told of: the numbers of the files that they may ask for."""
-
-    def __init__(self, *_: Any) -> None:
-        self.kept: set[int] = set()
-        # Where peers are told to ask, NOBODY for most.
-        self.moved: dict[int, int] = {}
-        self.patience = -1
-
-    def follow_catalog(self) -> None: ...
-
-    def keep(
-        self, ids: npt.NDArray[Any], is_kept: npt.NDArray[Any], moved_to: npt.NDArray[Any]
-    ) -> None:
-        self.kept |= set(ids[is_kept].tolist())
-        self.kept -= set(ids[~is_kept].tolist())
-        self.moved |= dict(zip(ids.tolist(), moved_to.tolist(), strict=True))
-
-    def be_patient(self, patience: int) -> None:
-        self.patience = patience
-
-
-class Catalog:
-    """The files of one node, in its own order."""
-
-    def __init__(self, files: list[tuple[int, int]], order: list[int]) -> None:
-        self.entries = np.zeros(len(order), dtype=ENTRY)
-        self.entries["kind"] = Kind.FILE
-        self.entries["hash"] = [files[i][0] for i in order]
-        self.entries["size"] = [files[i][1] for i in order]
-        self.count = len(order)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def ids(self) -> npt.NDArray[np.uint64]:
-        return np.arange(self.count, dtype=np.uint64)
-
-
-class Native:
-    MONARCH_MAX_PEERS = 8
-    MONARCH_EVERYBODY_WAITS, MONARCH_WHO_HAS_TIME_WAITS, MONARCH_NOBODY_WAITS = range(3)
-
-    @staticmethod
-    def monarch_engine_peer(*_: Any) -> None: ...
-
-
 @pytest.fixture(autouse=True, scope="module")
-def alone() -> Iterator[None]:
-    """Without servers, links and an engine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ReplicaServer", ReplicaServer)
-        patch.setattr(module, "Peer", lambda *_: SimpleNamespace(c=None))
-        patch.setattr(module, "lib", Native)
+def without_peers() -> Iterator[None]:
+    with alone():
         yield
 
 
 def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
-    members = tuple(Member(f"n{i}", "127.0.0.1", 1 + i, (q,)) for i, q in enumerate(quotas))
-    membership: Any = Membership(Cluster(rank, members, bytes(32)), None, bytes)  # type: ignore[arg-type]
-    shared: Any = SimpleNamespace(catalog=catalog)
-    # Files that wait for each of the nodes.
-    waiting = np.zeros(len(quotas), dtype=np.uint32)
-    engine: Any = SimpleNamespace(
-        c=None, waiting=waiting, queues=lambda _: waiting, set_homes=lambda *_: None
-    )
-    return Nodes(membership, shared, engine, [], **more)
+    """quotas : of the nodes, which have one tier each [bytes]"""
+    return lone_nodes.node(rank, [(quota,) for quota in quotas], catalog, **more)
 
 
 def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
@@ -145,7 +86,7 @@ def test_all_nodes_say_the_same_within_their_quotas(
     assert all(one == said[0] for one in said)
     left = np.array([quota - slack_of(quota) for quota in quotas], dtype=np.int64)
     for rank, (made, catalog) in enumerate(all_nodes):
-        sizes, keeps = rounded(catalog), made.keeps_here(catalog.ids())
+        sizes, keeps = rounded(catalog), made.policy.keeps(catalog.ids())
         holdings: Any = made.replicas
         own = np.isin(np.arange(len(catalog)), list(holdings.kept))
         assert keeps[own].all()
@@ -198,7 +139,7 @@ def test_what_is_left_out_is_nobodys() -> None:
     catalog.entries["kind"][3] = Kind.DIR
     made = node(0, [MIB], catalog)
     made.step(scanned=True)
-    assert made.keeps_here(catalog.ids()).tolist() == [False] * 4 + [True] * 5
+    assert made.policy.keeps(catalog.ids()).tolist() == [False] * 4 + [True] * 5
 
 
 def test_nothing_is_decided_before_all_is_scanned_and_nobody_waits_for_long() -> None:
@@ -240,7 +181,12 @@ def test_of_two_holders_the_one_with_the_shorter_queue_is_asked_first() -> None:
     made = node(0, [MIB] * 4, catalog)
     made.step(scanned=True)
     ids = catalog.ids()
-    made.assign(ids, np.tile(np.array([1, 2], dtype=np.int16), (8, 1)), np.zeros(8, dtype=bool))
+
+    def follow(first: int, second: int, tier: int) -> None:
+        holders = np.tile(np.array([first, second], dtype=np.int32), (8, 1))
+        made.follow(ids, np.full(8, tier, dtype=np.int32), len(catalog), holders)
+
+    follow(1, 2, NOWHERE)
     engine: Any = made._engine
     engine.waiting[:] = [9, 5, 4, 0]
     assert made.asked(ids).tolist() == [[2, 1]] * 8
@@ -250,9 +196,9 @@ def test_of_two_holders_the_one_with_the_shorter_queue_is_asked_first() -> None:
     engine.waiting[:] = 4
     assert sorted(made.asked(ids)[:, 0].tolist()) == [1] * 4 + [2] * 4
     # Who holds it too asks the other one, and the owner the source.
-    made.assign(ids, np.tile(np.array([1, 0], dtype=np.int16), (8, 1)), np.ones(8, dtype=bool))
+    follow(1, 0, 0)
     assert made.asked(ids).tolist() == [[1, NOBODY]] * 8
-    made.assign(ids, np.tile(np.array([0, 1], dtype=np.int16), (8, 1)), np.ones(8, dtype=bool))
+    follow(0, 1, 0)
     assert (made.asked(ids)[:, 0] == NOBODY).all()
 
 
@@ -263,7 +209,7 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
     ids = catalogs[0].ids()
     for each in made:
         each.step(scanned=True)
-    owner = made[0].holders_of(ids)[:, 0].copy()
+    owner = made[0].policy.owners(ids)
     visited = [{int(rank)} for rank in owner]
     for _ in range(len(made)):
         for rank, each in enumerate(made):
@@ -271,7 +217,7 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
             before = dict(holdings.moved)
             each.pass_on(ids)
             passed_on = {e: n for e, n in holdings.moved.items() if n != before[e]}
-            assert not each.keeps_here(ids[list(passed_on)]).any()
+            assert not each.policy.keeps(ids[list(passed_on)]).any()
             for entry, heir in passed_on.items():
                 assert heir != rank and heir not in visited[entry]
                 visited[entry].add(heir)
@@ -281,19 +227,19 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
                         other.move(ids[[entry]], np.array([heir], dtype=np.int32))
                 made[heir].adopt(ids[[entry]])
                 assert made[heir].replicas.moved[entry] == NOBODY
-                assert made[heir].keeps_here(ids[[entry]]).all()
+                assert made[heir].policy.keeps(ids[[entry]]).all()
     assert all(len(nodes) == len(made) for nodes in visited)
     # Whoever has passed a file on says where it is by now, also after the next node did the same.
     for each in made:
-        others = ~each.owns(ids)
+        others = ~each.policy.owns(ids)
         holdings = each.replicas
-        assert [holdings.moved[int(e)] for e in ids[others]] == each.holders_of(ids[others])[
-            :, 0
-        ].tolist()
+        assert [holdings.moved[int(e)] for e in ids[others]] == each.policy.owners(
+            ids[others]
+        ).tolist()
     # Nobody comes behind the last one: it keeps what it has no room for, and stages it for all.
-    holders = [each.holders_of(ids)[:, 0].tolist() for each in made]
+    holders = [each.policy.owners(ids).tolist() for each in made]
     assert holders[0] == holders[1] == holders[2]
-    assert all(each.owns(ids).sum() == holders[0].count(each.cluster.rank) for each in made)
+    assert all(each.policy.owns(ids).sum() == holders[0].count(each.cluster.rank) for each in made)
 
 
 def test_more_nodes_than_there_are_numbers_for() -> None:

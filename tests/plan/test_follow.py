@@ -14,7 +14,7 @@ from support.opening import Ranks, Units, in_turns
 from monarch_py.errors import ConfigError
 from monarch_py.plan.follow import PositionEstimator
 from monarch_py.plan.loader import Loader
-from monarch_py.plan.run import RECENT, Run, locate, window_steps
+from monarch_py.plan.run import RECENT, Run, locate
 from monarch_py.plan.samplers import DistributedSampler, Sampler, SequentialSampler
 from monarch_py.plan.timeline import Part, Timeline
 
@@ -228,15 +228,11 @@ def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
 
 def test_windows_and_places_that_are_none() -> None:
     timeline = timeline_of(400, workers=4, prefetch_factor=2)
-    assert window_steps(timeline.parts[0]) == 9
     section = timeline.section(0)
     assert Run.of(section, 0, 400).window == 100
     assert Run.of(timeline_of(400).section(0), 0, 400).window == 33 * 8
     assert Run.of(timeline_of(4000).section(0), 0, 4000).window == 2 * 33 * 8
     assert Run.of(timeline_of(4000, workers=4).section(0), 0, 4000).window == 2 * 9 * 8
-    assert Run.of(section, 0, 400, window=5).window == 5
-    with pytest.raises(ConfigError, match=r"^window: "):
-        Run.of(section, 0, 400, window=0)
     run = Run.of(section, 0, 400)
     with pytest.raises(ConfigError, match=r"^place: "):
         PositionEstimator(run, 401)

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from monarch_py.commands.figures import figures_of, owners_of
 from monarch_py.errors import ConfigError
-from monarch_py.plan import Loader, Plan, PlanPart, find_holders
+from monarch_py.plan import Loader, Plan, PlanPart
 from monarch_py.plan._stored import SAMPLERS
-from monarch_py.plan.figures import figures_of, held_by
-from monarch_py.plan.holders import NOBODY
 from monarch_py.plan.index import Index
 from monarch_py.plan.recipe import read_plan
 from monarch_py.plan.samplers import (
@@ -26,6 +25,9 @@ from monarch_py.plan.samplers import (
     TensorFlowShuffle,
     WeightedRandomSampler,
 )
+from monarch_py.policies.nopfs import placement
+from monarch_py.policies.rendezvous import file_keys, first_nodes
+from monarch_py.policies.view import PFS
 
 PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
 
@@ -66,37 +68,15 @@ def test_a_part_of_another_length_is_refused() -> None:
         Plan((shards(),), (part,), 1, 1)
 
 
-def test_a_plan_for_another_dataset_is_refused() -> None:
-    plan = two_parts()
-    plan.check_dataset(shards())
-    with pytest.raises(ConfigError, match=r"^dataset: /data has 6 files, .* make the plan anew$"):
-        plan.check_dataset(shards(6))
-
-
-def test_after_a_restart_with_other_numbers() -> None:
-    plan = two_parts().with_holders()
-    longer = plan.resized(epochs=9)
-    assert np.array_equal(longer.timeline().section(2).rows, plan.timeline().section(2).rows)
-    wider = plan.resized(nodes=3)
-    assert wider.holders is None
-    theirs = Loader(DistributedSampler(40, 6, 3), 6, 5).ranks(1)
-    assert np.array_equal(wider.parts[0].loader.ranks(1), theirs)
-    with pytest.raises(ConfigError, match=r"^nodes: "):
-        plan.resized(nodes=0)
-
-
 # --- stored -------------------------------------------------------------------------------------
 
 
 def test_a_plan_is_what_was_saved(tmp_path: Path) -> None:
-    plan = two_parts("ranges").with_holders()
+    plan = two_parts("ranges")
     plan.save(tmp_path / "p.npz")
     again = Plan.load(tmp_path / "p.npz")
     assert (again.epochs, again.nodes, again.grain, again.range_bytes) == (4, 2, "ranges", 200)
     assert again.digests() == plan.digests()
-    assert again.holders is not None
-    assert plan.holders is not None
-    assert np.array_equal(again.holders.nodes, plan.holders.nodes)
     sections = zip(plan.timeline().sections(), again.timeline().sections(), strict=True)
     for one, other in sections:
         assert (one.epoch, one.part.name, one.start) == (other.epoch, other.part.name, other.start)
@@ -155,7 +135,8 @@ def test_bytes_by_source_by_hand() -> None:
     part = PlanPart("training", 0, Loader(Listed(4, rows), 2, 1))
     plan = Plan((Index.of("files", "/d", list("abcd"), [1, 10, 100, 1000]),), (part,), 3, 2)
     figures = figures_of(plan)
-    assert find_holders(plan.timeline()).holder.tolist() == [0, 0, 0, 1]
+    owner = owners_of(plan.timeline(), plan.unit_bytes(), None)
+    assert owner.tolist() == [0, 0, 0, 1]
     assert figures.frequency.tolist() == [1, 0, 3]
     assert (figures.owned_units.tolist(), figures.owned_bytes.tolist()) == ([3, 1], [111, 1000])
     told = [(each.local, each.remote, each.source) for each in figures.epochs]
@@ -167,16 +148,23 @@ def test_bytes_by_source_by_hand() -> None:
     assert told == [(0, 0, 1111), (10, 1, 1100), (1, 10, 1100)]
 
 
-def test_what_does_not_fit_is_held_by_nobody() -> None:
-    plan = two_parts().with_holders()
-    assert plan.holders is not None
-    sizes = plan.unit_bytes()
-    held = held_by(plan.holders, sizes, plan.nodes, 1700)
-    used = [int(sizes[held == node].sum()) for node in range(plan.nodes)]
+def test_what_does_not_fit_has_no_owner() -> None:
+    plan = two_parts()
+    timeline, sizes = plan.timeline(), plan.unit_bytes()
+    owner = owners_of(timeline, sizes, 1700)
+    used = [int(sizes[owner == node].sum()) for node in range(plan.nodes)]
     assert max(used) <= 1700
-    kept = held != NOBODY
-    assert np.array_equal(held[kept], plan.holders.holder[kept])
-    assert np.array_equal(held_by(plan.holders, sizes, 2, None), plan.holders.holder)
+    assert (1700 - max(used) < sizes[owner == PFS]).all()
+    assert (owners_of(timeline, sizes, None) != PFS).all()
+
+
+def test_more_nodes_and_units_than_can_be_placed_are_owned_by_hash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = two_parts()
+    monkeypatch.setattr(placement, "MOST_OF_USES", 1)
+    owner = owners_of(plan.timeline(), plan.unit_bytes(), None)
+    assert owner.tolist() == first_nodes(file_keys(11), np.ones(2)).tolist()
 
 
 # --- plan.yaml ----------------------------------------------------------------------------------

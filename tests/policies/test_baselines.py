@@ -76,5 +76,5 @@ def test_lbann_refuses_what_memory_cannot_hold(policy: LBANNDynamic | LBANNPrelo
 def test_without_a_class_for_copies_there_is_one_sentence(
     policy: DeepIO | LBANNDynamic | LBANNPreloading,
 ) -> None:
-    with pytest.raises(PolicyError, match="classes has the staging buffer alone"):
+    with pytest.raises(PolicyError, match="classes has only the staging buffer"):
         policy.decide(written(ORDERS, cluster([[], []])))

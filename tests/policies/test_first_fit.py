@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_py.policies.placement import NOWHERE, FirstFit, TierRoom, make_policy, place_preferred
+from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
 
 PLENTY = 1 << 40
 
 
 def place(sizes: list[int], rooms: list[TierRoom]) -> list[int]:
-    chosen: list[int] = FirstFit().place(np.array(sizes, dtype=np.uint64), rooms).tolist()
+    chosen: list[int] = first_fit(np.array(sizes, dtype=np.uint64), rooms).tolist()
     return chosen
 
 
@@ -64,13 +64,7 @@ def test_a_size_near_the_largest_does_not_wrap_around() -> None:
 
 def test_a_million_files_that_all_fit_are_placed_without_a_loop_over_them() -> None:
     sizes = np.full(1_000_000, 100, dtype=np.uint64)
-    assert (FirstFit().place(sizes, [room(PLENTY)]) == 0).all()
-
-
-def test_a_policy_is_found_by_its_name() -> None:
-    assert isinstance(make_policy("first_fit"), FirstFit)
-    with pytest.raises(KeyError):
-        make_policy("last_fit")
+    assert (first_fit(sizes, [room(PLENTY)]) == 0).all()
 
 
 sizes_of_files = st.lists(st.integers(0, 100_000), max_size=60)
@@ -128,8 +122,8 @@ def test_a_file_goes_where_it_is_meant_to_and_else_where_there_is_room() -> None
     rooms = [TierRoom(1000, 10, 1), TierRoom(300, 10, 1)]
     preferred = np.array([1, 1, 0, NOWHERE, 1, NOWHERE], dtype=np.int32)
     sizes = np.array([200, 200, 700, 150, 100, 400], dtype=np.uint64)
-    chosen = place_preferred(preferred, sizes, rooms, FirstFit())
+    chosen = first_fit(sizes, rooms, preferred)
     # The second does not fit beside the first and goes where there is room left; so does the fourth
     # no more, and the last one goes nowhere.
     assert chosen.tolist() == [1, 0, 0, NOWHERE, 1, NOWHERE]
-    assert place_preferred(preferred[:0], sizes[:0], rooms, FirstFit()).tolist() == []
+    assert first_fit(sizes[:0], rooms, preferred[:0]).tolist() == []

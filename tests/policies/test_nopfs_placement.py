@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, shuffled, written
 
 from monarch_py.errors import PolicyError
+from monarch_py.policies.filling import classes_of
 from monarch_py.policies.nopfs import NoPFS, NoPFSLiteral, Planned
-from monarch_py.policies.nopfs.placement import into_classes, literal, place
-from monarch_py.policies.nopfs.policy import saved_by_a_copy
+from monarch_py.policies.nopfs.placement import literal, place
+from monarch_py.policies.nopfs.policy import policy_of, saved_by_a_copy
 from monarch_py.policies.nopfs.prices import Program, bound
 
 ONES = np.ones(12, dtype=np.int64)
@@ -88,8 +89,9 @@ def test_classes_take_by_frequency_and_fill_in_order_of_use() -> None:
     """Node 0 holds 0 to 7, the fast class takes 4, the other one 3. Used 3 times: 0 to 3, fetched
     in the order in which they are used, 3 2 1 0. Used twice: 7 6 5, and 4, the last, finds no
     room."""
-    first = np.arange(12)[::-1]
-    classes = into_classes(np.arange(8), TABLE[0], first, ONES, np.array([9, 4, 3]))
+    twice, once = [3, 2, 1, 0, 7, 6, 5, 4], [3, 2, 1, 0, 8, 9, 10, 11]
+    job = written([[[order]] for order in (twice, twice, once)], cluster([[4, 3]]))
+    classes = classes_of(policy_of(job, 0, np.arange(8)), job.cluster, job.sizes)
     assert [each.tolist() for each in classes] == [[], [3, 2, 1, 0], [7, 6, 5]]
 
 

@@ -84,7 +84,6 @@ static uint64_t run_one(void) {
         .stages = below(2),
         .fills = below(2),
         .fills_first = below(2),
-        .keeps = below(2),
         .reads_remote = below(2),
         .weighs_pfs = below(2),
         .is_free = below(8) == 0,

@@ -203,7 +203,7 @@ def test_a_read_keeps_what_has_a_place() -> None:
 def test_copies_made_beside_training_wait_for_the_readers() -> None:
     """File 1 is to be copied; the reader of file 0 comes first at the file system, and then the
     reader waits 30 s in compute, in which the copy is made."""
-    decision = Decision(staging=False, copies=Copies.of([(0, 1, np.array([1]))]), keep=False)
+    decision = Decision(staging=False, copies=Copies.of([(0, 1, np.array([1]))]))
     measured = run(Machine({1: 10}, compute=1 / 3), [10, 10], [[[[0], [1]]]], decision)
     # 1 s to read, 30 s of compute, nothing to read file 1 from the class, 30 s of compute.
     assert measured.epoch_end.tolist() == pytest.approx([61])
@@ -524,7 +524,6 @@ def decisions(draw: st.DrawFn, of: Job) -> Decision:
             )
         ),
         pfs=draw(st.booleans()),
-        keep=draw(st.booleans()),
         threads=draw(st.sampled_from([None, shares])),
     )
 
@@ -547,7 +546,7 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
     # What can be given in the time was given.
     clients = np.arange(1, nodes + 1)
     assert end >= measured.bytes_from_pfs / of.pfs.total(clients).max()
-    assert end >= measured.node_bytes[:, FROM_PFS].max() / of.pfs.each(clients).max()
+    assert end >= measured.node_bytes[:, FROM_PFS].max() / (of.pfs.total(clients) / clients).max()
     assert end >= measured.node_bytes[:, REMOTE].max() / of.rates.network
     assert end >= measured.node_bytes[:, LOCAL].max() / work.cluster.read_rate[0, 1]
     assert (measured.reused <= measured.bytes[:, [LOCAL, REMOTE]].sum(axis=1)).all()

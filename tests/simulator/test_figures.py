@@ -36,8 +36,8 @@ def test_a_part_has_the_same_share_of_room() -> None:
     whole = load_scenario(shipped_scenarios()["nopfs_fig8_3"])
     part = divided(whole, 1000)
     assert part.dataset.files == whole.dataset.files // 1000
-    room, files = part.caches[0].capacity_bytes, part.dataset.files
-    ratio = whole.caches[0].capacity_bytes / whole.dataset.files
+    room, files = part.classes[1].capacity_bytes, part.dataset.files
+    ratio = whole.classes[1].capacity_bytes / whole.dataset.files
     assert room / files == pytest.approx(ratio, rel=1e-3)
     # 5 GiB / 1000 hold fewer than four batches of 32 samples of 0.13 MiB.
     least = BATCHES_STAGED * 32 * whole.sizes().mean()

@@ -6,7 +6,6 @@ buffer). It is the last of the tiers by number, no policy chooses it, and no man
 
 import logging
 import os
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +16,13 @@ from monarch_py.daemon.copies.copies import Copies, Ids
 from monarch_py.errors import TierError
 from monarch_py.ipc.session import SessionDir, shm_root
 from monarch_py.native import Reason, State, make_word, state_of, tier_of
-from monarch_py.plan import NEVER
+from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import take
 from monarch_py.storage import memory
 from monarch_py.storage.tiers import Tier, refuse_replaceable
 from monarch_py.util.units import GIB
 
-__all__ = ["NOT_KNOWN", "Staging", "Uses", "open_staging"]
+__all__ = ["Staging", "open_staging"]
 
 log = logging.getLogger("monarch.staging")
 
@@ -34,33 +33,8 @@ SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
 # Room is made for 1/AT_ONCE of the quota at least: looking for what can go costs as much for one
 # file as for many.
 AT_ONCE = 16
-# The next use of a file for which none is known.
-NOT_KNOWN = NEVER
 
 Bools = npt.NDArray[np.bool_]
-
-
-class Uses(Protocol):
-    """Tells when files are needed."""
-
-    def next_use(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """(n,) how far away the next use of each of these files is, smaller is sooner; NOT_KNOWN
-        where none is known."""
-        ...
-
-    def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
-        """The same in time, as far as it can be foreseen [s]; infinite where none is known."""
-        ...
-
-
-class UnknownUses:
-    """Knows of no use: there is no plan."""
-
-    def next_use(self, ids: Ids) -> npt.NDArray[np.int64]:
-        return np.full(len(ids), NOT_KNOWN, dtype=np.int64)
-
-    def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
-        return np.full(len(ids), np.inf)
 
 
 def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier | None:
@@ -104,12 +78,10 @@ class Staging:
     Runs in turns of the daemon's loop and never waits.
 
     number : of the tier;  tier : None when there is none, then nothing is staged
-    uses : tells when files are needed; set by whoever knows a plan
     """
 
-    def __init__(self, number: int, tier: Tier | None, copies: Copies) -> None:
-        self.number, self.tier, self.copies = number, tier, copies
-        self.uses: Uses = UnknownUses()
+    def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:
+        self.number, self.tier, self.copies, self._policy = number, tier, copies, policy
         # Files in the order in which they came or were opened last. A copy that was dropped for
         # another reason is noticed when its turn has come.
         self._entries: dict[int, None] = {}
@@ -159,8 +131,8 @@ class Staging:
 
     def make_room(self, need_bytes: int, least_use: int = -1) -> bool:
         """Drops copies until need_bytes of room are there, or on their way. Only copies go that are
-        not used before `least_use`, which is a distance as in `Uses`. Returns whether any room is
-        on its way."""
+        not used before `least_use`, a distance as in `NodePolicy.next_use`. Returns whether any
+        room is on its way."""
         if self.tier is None:
             return False
         leaving = self.copies.leaving(self.number)
@@ -170,9 +142,9 @@ class Staging:
         return self.copies.leaving(self.number) > 0
 
     def _drop(self, bytes_: int, least_use: int) -> None:
-        """Drops copies that take so many bytes together. The copy that is used farthest in the
-        future goes first; of copies with the same next use, or with none known, the one that came
-        or was opened the longest ago."""
+        """Drops copies that take so many bytes together, see `NodePolicy.victims`: of copies with
+        the same next use, or with none known, the one that came or was opened the longest ago goes
+        first."""
         assert self.tier is not None
         ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
         words = self.copies.shared.catalog.words[ids]
@@ -180,12 +152,8 @@ class Staging:
         for entry in ids[~here].tolist():
             del self._entries[entry]
         ids = ids[here]
-        uses = self.uses.next_use(ids)
-        ids, uses = ids[uses >= least_use], uses[uses >= least_use]
-        ids = ids[np.argsort(-uses, kind="stable")]
         sizes = self.tier.rounded_all(self.copies.shared.catalog.entries["size"][ids])
-        before = np.cumsum(sizes) - sizes
-        ids, sizes = ids[before < bytes_], sizes[before < bytes_]
+        ids = ids[self._policy.victims(ids, sizes, bytes_, least_use)]
         for entry in ids.tolist():
             del self._entries[entry]
         self.dropped += len(ids)

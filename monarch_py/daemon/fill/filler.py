@@ -20,7 +20,7 @@ from monarch_py.daemon.fill.checks import Checks
 from monarch_py.daemon.fill.failures import FailedFills
 from monarch_py.daemon.fill.requests import FillRequests
 from monarch_py.daemon.nodes.placement import Membership, Nodes
-from monarch_py.daemon.nodes.routes import NOBODY, PEER_THREADS, RouteChooser
+from monarch_py.daemon.nodes.routes import PEER_THREADS, RouteChooser
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import (
@@ -34,15 +34,8 @@ from monarch_py.native import (
     state_of,
     tier_of,
 )
-from monarch_py.policies.placement import (
-    NOWHERE,
-    KeepAll,
-    KeepPolicy,
-    Policy,
-    TierRoom,
-    make_policy,
-    place_preferred,
-)
+from monarch_py.policies.node import NOBODY, NodePolicy
+from monarch_py.policies.placement import NOWHERE, TierRoom
 from monarch_py.storage.tiers import Tier
 
 __all__ = ["Filler"]
@@ -80,7 +73,6 @@ class Filler:
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
-        self.policy: Policy = make_policy(config.placement)
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
@@ -88,9 +80,11 @@ class Filler:
         self.shared.control.handed_bytes = self.handovers.most_bytes
         self.shared.control.shares = membership is not None
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
-        self.keeps: KeepPolicy = self.nodes or KeepAll()
-        # Tells the tier in which each file is best kept, NOWHERE where that is not known.
-        self.prefers: Callable[[Ids], npt.NDArray[np.int32]] | None = None
+        self.policy = self.nodes.policy if self.nodes else NodePolicy()
+        # Tells in how many seconds files are used next, infinite where nobody knows it.
+        self.seconds_to_use: Callable[[Ids], npt.NDArray[np.float64]] = lambda ids: np.full(
+            len(ids), np.inf
+        )
         # Drops copies for files that programs use and that have no room; returns the files for
         # which it did.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
@@ -98,7 +92,8 @@ class Filler:
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
         self.outdated = Outdated(scanner, self.copies)
-        self.staging = Staging(len(config.tiers), self.tiers[len(config.tiers)], self.copies)
+        area = self.tiers[len(config.tiers)]
+        self.staging = Staging(len(config.tiers), area, self.copies, self.policy)
         self.readahead = ReadAhead(self.shared, self.engine, self.tiers[: len(config.tiers)])
         self.requests = FillRequests(self.shared, eager=config.prefetch == "eager")
         self.checks = Checks(self.copies, self.requests)
@@ -143,7 +138,7 @@ class Filler:
         that has nothing to place."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
-        may = is_used and is_ready and self.prefers is None and not self.shared.control.off
+        may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
         meets = 0 if self.nodes is not None else self.scanner.met_by_engine
         self.engine.grant(self.rooms() if may else [], self._next_copy, meets)
 
@@ -161,7 +156,7 @@ class Filler:
             self._take_from_source()
             self._drop_rotten(self.nodes)
             if len(moved := self.nodes.replicas.moved_here()):
-                self.keeps.adopt(moved)
+                self.nodes.adopt(moved)
                 self.requests.want(self.requests.let_in_again(moved, Reason.NO_ROOM))
         while len(ids := self.requests.next_awaited()):
             self._order_fills(ids, in_use=True)
@@ -182,8 +177,7 @@ class Filler:
         """(n,) whether other nodes are asked for these files, as far as is known."""
         if self.nodes is None or not self.nodes.is_ready:
             return np.zeros(len(ids), dtype=bool)
-        asked: npt.NDArray[np.bool_] = self.nodes.asked(ids)[:, 0] != NOBODY
-        return asked
+        return np.asarray(self.policy.others(ids)[:, 0] != NOBODY)
 
     def _leave_to_source(self) -> None:
         """Leaves wanted files to the source: nobody knows yet which node keeps what, and readers do
@@ -249,7 +243,7 @@ class Filler:
         if (wanted & leaving).any():
             self.requests.put_off(ids[wanted & leaving], in_use=in_use)
         ids = ids[wanted & ~leaving]
-        kept = self.keeps.keeps_here(ids)
+        kept = self.policy.keeps(ids)
         nowhere, ordered = self._order_kept(ids[kept], in_use=in_use)
         if len(nowhere):
             kept[np.isin(ids, nowhere)] = False
@@ -260,11 +254,8 @@ class Filler:
         staged, and how many were ordered."""
         if not len(ids):
             return ids, 0
-        sizes, rooms = self.shared.catalog.entries["size"][ids], self.rooms()
-        if self.prefers is None:
-            tiers = self.policy.place(sizes, rooms)
-        else:
-            tiers = place_preferred(self.prefers(ids), sizes, rooms, self.policy)
+        sizes = self.shared.catalog.entries["size"][ids]
+        tiers = self.policy.tier_of(ids, sizes, self.rooms())
         nowhere = tiers == NOWHERE
         ordered = self._submit(ids[~nowhere], tiers[~nowhere], in_use=in_use)
         return self._nowhere(ids[nowhere], in_use=in_use), ordered
@@ -312,8 +303,7 @@ class Filler:
         self.readahead.filled(ids)
         peers = None
         if self.nodes is not None and self.routes is not None:
-            uses = self.staging.uses
-            due_s = np.zeros(len(ids)) if in_use else uses.seconds_to_use(ids)
+            due_s = np.zeros(len(ids)) if in_use else self.seconds_to_use(ids)
             peers = self.nodes.asked(ids)
             self.routes.choose(ids, peers, sizes, due_s)
         self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use, peers=peers)
@@ -361,15 +351,15 @@ class Filler:
     def _drop_spare(self, ids: Ids) -> Ids:
         """Drops copies of other nodes' files for those of (n,) files without room that this node
         owns, and returns these. Does nothing under a plan, which says itself what is kept where."""
-        if self.nodes is None or self.prefers is not None:
+        if self.nodes is None or self.policy.follows_plan:
             return ids[:0]
         sizes = self.shared.catalog.entries["size"]
         largest = max((t.quota_for_copies() for t in self.tiers if t is not None), default=0)
-        own = ids[self.nodes.owns(ids)]
+        own = ids[self.policy.owns(ids)]
         own = own[sizes[own] <= largest]
         if not len(own):
             return own
-        spare = self.nodes.spare()
+        spare = self.policy.second_copies()
         words = self.shared.catalog.words[spare]
         is_here = tier_of(words) < self.staging.number
         is_coming = is_here & (state_of(words) == State.FILLING)
@@ -455,7 +445,7 @@ class Filler:
             homes = filled["home"]
             moved = filled[(homes >= 0) & (homes < len(self.nodes.cluster.members))]
             here = moved["home"] == self.nodes.cluster.rank
-            self.keeps.adopt(np.ascontiguousarray(moved["id"][here]))
+            self.nodes.adopt(np.ascontiguousarray(moved["id"][here]))
             self.nodes.move(moved["id"][~here], moved["home"][~here])
 
     def _try_refused(self) -> None:
@@ -463,7 +453,7 @@ class Filler:
         promise and on the disk, and some may have failed. Whatever fits now gets its turn again."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
-        tiers = self.policy.place(catalog.entries["size"][ids], self.rooms())
+        tiers = self.policy.tier_of(ids, catalog.entries["size"][ids], self.rooms())
         fits = self.requests.let_in_again(ids[tiers != NOWHERE], Reason.NO_ROOM)
         if len(fits):
             self.requests.again(fits, in_use=True)

@@ -227,11 +227,11 @@ class DirectoryPrefetch:
         return is_ready and has_room and time.monotonic() >= self._full_until
 
     def _order(self, ids: Ids, home: _Home) -> None:
-        ids = ids[self.filler.keeps.keeps_here(ids)]
+        ids = ids[self.filler.policy.keeps(ids)]
         if not len(ids):
             return
         sizes = self.shared.catalog.entries["size"][ids]
-        fits = self.filler.policy.place(sizes, self.filler.rooms()) != NOWHERE
+        fits = self.filler.policy.tier_of(ids, sizes, self.filler.rooms()) != NOWHERE
         if not fits.any():
             # All but the first go back: a large file does not keep those behind it waiting for
             # ever.

@@ -16,24 +16,21 @@ import numpy.typing as npt
 
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.engine import Engine
-from monarch_py.daemon.nodes.routes import NOBODY
 from monarch_py.daemon.nodes.serving import Membership, ReplicaServer
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import SessionError
 from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
 from monarch_py.peers import Party, Peer, TcpTransport
 from monarch_py.peers.membership import Cluster
-from monarch_py.policies.placement import TierRoom, take
-from monarch_py.policies.rendezvous import first_nodes, next_nodes, owners
+from monarch_py.policies.node import NOBODY, Holders, NodePolicy
+from monarch_py.policies.placement import TierRoom
+from monarch_py.policies.rendezvous import first_nodes, next_nodes, owners, second_copies
 from monarch_py.storage.tiers import Tier, slack_of
 
-__all__ = ["ASKED", "NOBODY", "UNIT", "Holders", "Membership", "Nodes", "rooms_of"]
+__all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# How many nodes a fill asks for a file at most: the second dimension of Holders.
-ASKED: int = lib.MONARCH_ASKED
-Holders = npt.NDArray[np.int16]
 # All nodes know who keeps what within this time of each other, unless one of them scans by itself
 # [s].
 START_LIMIT_S = 1.0
@@ -78,10 +75,7 @@ class Nodes:
             if rank != cluster.rank:
                 self.peers[rank] = Peer(transport.connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
-        # Of every entry that was decided on: the nodes that keep it, the owner first, as far as
-        # they are known; and whether this one does too.
-        self._holders: Holders = np.zeros((0, ASKED), dtype=np.int16)
-        self._keeps = np.zeros(0, dtype=bool)
+        self.policy = NodePolicy(cluster.rank, shares=True)
         # For each entry, whether this node has passed it on for want of room; how many entries it
         # has passed on, and how many it has taken over itself.
         self._has_passed_on = np.zeros(0, dtype=bool)
@@ -126,49 +120,37 @@ class Nodes:
         if scanned and not self.is_decided:
             self._decide_all(count)
             self.is_decided = True
-        elif self.is_decided and count > len(self._holders):
+        elif self.is_decided and count > self.policy.shared:
             self._decide_late(count)
         self.replicas.be_patient(self._patience)
 
-    def assign(self, ids: Ids, holders: Holders, keeps: npt.NDArray[np.bool_]) -> None:
-        """Takes over what a plan says of (n,) entries, the same on every node: the nodes that keep
-        each, owner first, and whether this node keeps a copy. It holds from now on, also when the
-        plan is no longer followed: the copies are where the plan has put them."""
-        self._holders[ids], self._keeps[ids] = holders, keeps
+    def follow(self, ids: Ids, tier: npt.NDArray[np.int32], files: int, holders: Holders) -> None:
+        """Takes over what a plan says of (n,) entries, see `NodePolicy.follow`."""
+        self.policy.follow(ids, tier, files, holders)
         self._tell(ids)
-
-    def spare(self) -> Ids:
-        """(n,) files of other nodes that this one keeps as well, in room that was left over."""
-        owners = self._holders[:, 0]
-        is_foreign = (owners != NOBODY) & (owners != self.cluster.rank)
-        return np.flatnonzero(self._keeps & is_foreign).astype(np.uint64)
 
     def give_up(self, ids: Ids) -> None:
         """Notes that this node no longer keeps (n,) files of others."""
-        self._keeps[ids] = False
+        self.policy.give_up(ids)
         self._tell(ids)
-
-    def owns(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """(n,) whether this node is the owner of these files."""
-        owned: npt.NDArray[np.bool_] = self._holders[ids, 0] == self.cluster.rank
-        return owned
 
     def pass_on(self, ids: Ids) -> None:
         """Passes on (n,) files that have no room here. Those that this node owns belong to the next
         node of their order from now on, as far as there is one. Peers that ask for them are told
         so, and ask that node."""
-        own = ids[self.owns(ids)]
+        own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
         if not len(own) or not weights[self.cluster.rank]:
             return
         heirs = next_nodes(keys, weights, self.cluster.rank)
         own, heirs = own[heirs != NOBODY], heirs[heirs != NOBODY]
-        self._keeps[own], self._has_passed_on[own] = False, True
+        self._has_passed_on[own] = True
+        self.policy.give_up(own)
         self.move(own, heirs)
         if not self.passed_on and len(own):
             log.warning(
-                "this node has no room for files that it is to keep for all nodes: other nodes keep"
+                "This node has no room for files that it is to keep for all nodes; other nodes keep"
                 " them. Free space on its tiers, or lower their quotas"
             )
         self.passed_on += len(own)
@@ -176,59 +158,24 @@ class Nodes:
     def adopt(self, ids: Ids) -> None:
         """Notes (n,) files that this node keeps from now on, because the nodes before it have no
         room."""
-        ids = ids[~self.owns(ids)]
-        self._keeps[ids], self._has_passed_on[ids] = True, False
-        self.move(ids, np.full(len(ids), self.cluster.rank, dtype=np.int32))
-        self.taken_over += len(ids)
+        new = ids[~self.policy.owns(ids)]
+        self.policy.adopt(ids)
+        self._has_passed_on[new] = False
+        self._tell(new)
+        self.taken_over += len(new)
 
     def move(self, ids: Ids, nodes: npt.NDArray[np.int32]) -> None:
         """Notes the (n,) nodes that keep (n,) files by now."""
-        if not len(ids):
-            return
-        self._holders[ids] = NOBODY
-        self._holders[ids, 0] = nodes
+        self.policy.move(ids, nodes)
         self._tell(ids)
 
     def answer(self) -> None:
         """Lets peers have their answers: the catalog says what was decided in this turn."""
         self.replicas.answer()
 
-    def keeps_here(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """(n,) whether this node keeps copies of these files; of other files it has a copy only for
-        a while."""
-        kept: npt.NDArray[np.bool_] = self._keeps[ids]
-        return kept
-
-    def holders_of(self, ids: Ids) -> Holders:
-        """(n, ASKED) the nodes that keep these files, the owner first, NOBODY where there is
-        none."""
-        known: Holders = self._holders[ids]
-        return known
-
     def asked(self, ids: Ids) -> npt.NDArray[np.int32]:
-        """(n, MONARCH_ASKED) int32: whom a fill asks for each file, NOBODY for a file that is read
-        from the source: this node's own files, and those that no node has room for. Of two holders
-        the one with the shorter queue of our orders comes first. The owner fills what it has not;
-        the other may have no copy yet."""
-        asked = self._others(ids)
-        two = np.flatnonzero((asked >= 0).all(axis=1))
-        if len(two):
-            length = self._engine.queues(len(self.cluster.members))
-            owner, other = asked[two].T
-            # Queues of the same length mean nothing: the owner comes first for half of the files.
-            shorter = (length[other] < length[owner]) | (
-                (length[other] == length[owner]) & (ids[two] % np.uint64(2) == 1)
-            )
-            asked[two[shorter]] = asked[two[shorter]][:, ::-1]
-        return asked
-
-    def _others(self, ids: Ids) -> npt.NDArray[np.int32]:
-        """(n, MONARCH_ASKED) the other nodes that keep these files, the owner first; NOBODY for
-        this node's own."""
-        others: npt.NDArray[np.int32] = self._holders[ids].astype(np.int32)
-        others[others[:, 0] == self.cluster.rank] = NOBODY
-        others[others[:, 1] == self.cluster.rank, 1] = NOBODY
-        return others
+        """(n, MONARCH_ASKED) whom a fill asks for each file, see `NodePolicy.route`."""
+        return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
     def _decide_all(self, count: int) -> None:
         """Decides on all files of the catalog. Every node comes to the same owners: by the files'
@@ -241,17 +188,12 @@ class Nodes:
         )
         files = np.flatnonzero((entries["kind"] == Kind.FILE) & ~left_out)
         hashes, sizes = entries["hash"][files], UNIT.rounded(entries["size"][files])
-        quotas = rooms_of(self.cluster)
+        quotas, rank = rooms_of(self.cluster), self.cluster.rank
         owner = np.full(count, NOBODY, dtype=np.int32)
         owner[files] = owners(hashes, sizes, quotas)
-        keeps = owner == self.cluster.rank
-        # Room that is left over takes other owners' files too: they need not be fetched every epoch
-        # then.
-        spare = int(quotas[self.cluster.rank]) - int(sizes[keeps[files]].sum())
-        foreign = np.flatnonzero(~keeps[files] & (owner[files] != NOBODY))
-        foreign = foreign[np.argsort(hashes[foreign], kind="stable")]
-        keeps[files[foreign[take(sizes[foreign], max(0, spare))]]] = True
-        self._set(0, owner, keeps)
+        keeps = owner == rank
+        keeps[files] |= second_copies(hashes, sizes, owner[files], rank, int(quotas[rank]))
+        self._share(owner, keeps)
         log.info(
             "node %d of %d keeps %d of %d files, %d of them its own",
             self.cluster.rank,
@@ -264,28 +206,24 @@ class Nodes:
     def _decide_late(self, count: int) -> None:
         """Decides on files that were met later. Nodes may meet them in different orders, so the
         decision cannot depend on what else the nodes have room for."""
-        first = len(self._holders)
-        hashes = self.shared.catalog.entries["hash"][first:count]
+        hashes = self.shared.catalog.entries["hash"][self.policy.shared : count]
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
-        self._set(first, owner, owner == self.cluster.rank)
+        self._share(owner, owner == self.cluster.rank)
 
-    def _set(self, first: int, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
-        holders = np.full((len(owner), ASKED), NOBODY, dtype=np.int16)
-        holders[:, 0] = owner
-        self._holders = np.concatenate([self._holders[:first], holders])
-        self._keeps = np.concatenate([self._keeps[:first], keeps])
+    def _share(self, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
+        first = self.policy.shared
+        self.policy.share(owner, keeps)
         passed_on = np.zeros(len(owner), dtype=bool)
-        self._has_passed_on = np.concatenate([self._has_passed_on[:first], passed_on])
-        ids = np.arange(first, first + len(owner), dtype=np.uint64)
-        self._tell(ids)
+        self._has_passed_on = np.concatenate([self._has_passed_on, passed_on])
+        self._tell(np.arange(first, self.policy.shared, dtype=np.uint64))
 
     def _tell(self, ids: Ids) -> None:
         """Tells who keeps (n,) entries: to the server of peers, and to the engine for its own
         orders."""
-        owner = self._holders[ids, 0]
-        moved_to = np.where(self._has_passed_on[ids], owner, np.int16(NOBODY))
+        owner = self.policy.owners(ids)
+        moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)
-        self._engine.set_homes(ids, self._others(ids), self._keeps[ids])
+        self._engine.set_homes(ids, self.policy.others(ids), self.policy.kept[ids])
 
     def status(self) -> dict[str, Any]:
         """What `status` says of the nodes. The schema is in docs/status.md."""
@@ -300,8 +238,8 @@ class Nodes:
         counts = self.replicas.counts()
         return {
             "rank": self.cluster.rank,
-            "own_files": int((self._holders[:, 0] == self.cluster.rank).sum()),
-            "kept_files": int(self._keeps.sum()),
+            "own_files": int(self.policy.owns(np.arange(self.policy.shared)).sum()),
+            "kept_files": int(self.policy.kept.sum()),
             "passed_on_files": self.passed_on,
             "taken_over_files": self.taken_over,
             "served_requests": counts["requests"],

@@ -1,4 +1,4 @@
-"""Chooses where a fill comes from: a node that has the file whole, or the source if that is faster.
+"""Knows which node has which file whole, and has the policy choose between node and source.
 
 A file's first copy is for its owner alone to read. So there is a choice (NoPFS 4) only where a node
 is known to have the file: it has given all of it before, or all nodes are beyond the file's first
@@ -16,20 +16,18 @@ import numpy.typing as npt
 from monarch_py.config import Config
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.engine import Engine
-from monarch_py.daemon.nodes.throughput import SOURCES, Throughput
+from monarch_py.daemon.nodes.throughput import Throughput
 from monarch_py.native import lib
 from monarch_py.peers import Peer, PeerStatus
-from monarch_py.policies.nopfs.fetching import is_source_better, queued_seconds
+from monarch_py.policies.node import NOBODY
+from monarch_py.policies.routes import Routing
 
-__all__ = ["NOBODY", "PEER_THREADS", "RouteChooser"]
+__all__ = ["PEER_THREADS", "RouteChooser"]
 
-NOBODY = -1
 # Threads that wait for peers: enough to ask all nodes of a small job at a time. A single peer gets
 # two thirds of them; the others are left for the peer that is asked next (can_ask in
 # csrc/engine/schedule.c).
 PEER_THREADS = 24
-# A place that is not chosen is tried again after this long: it may have become faster [s].
-TRY_AGAIN_S = 2.0
 
 Asked = npt.NDArray[np.int32]
 
@@ -106,74 +104,24 @@ class RouteChooser:
         if not self.chooses:
             return
         has = (asked >= 0) & (asked == self._known(ids)[:, None])
-        candidates = np.flatnonzero(has.any(axis=1)).tolist()
-        if candidates:
-            turn = _Turn(self._engine, self._throughput, len(self._peers) + 1, self._tried)
-            now = self._clock()
-            for i in candidates:
-                first, second = int(asked[i, 0]), int(asked[i, 1])
-                if second >= 0 and turn.is_second_faster(first, second, int(sizes[i]), now):
-                    asked[i], has[i] = asked[i, ::-1].copy(), has[i, ::-1].copy()
-                if turn.is_source_better(int(asked[i, 0]), int(sizes[i]), float(due_s[i]), now):
-                    asked[i] = NOBODY
-                    self.chosen += 1
+        if has.any():
+            self.chosen += self._routing().choose(asked, has, sizes, due_s)
         asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
 
-
-class _Turn:
-    """Choices that are made one after the other, each with the queues that the earlier ones
-    leave."""
-
-    def __init__(
-        self, engine: Engine, throughput: Throughput, nodes: int, tried: dict[int, float]
-    ) -> None:
+    def _routing(self) -> Routing:
+        engine, throughput = self._engine, self._throughput
         throughput.look()
-        self._throughput, self._tried, self._width = throughput, tried, max(1, engine.width)
-        self._block_bytes = engine.block_bytes
-        self._queues = engine.queues(nodes).astype(np.int64)
+        queues = engine.queues(len(self._peers) + 1).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
         # The threads of one place when so many places share them (schedule.c).
-        busy = max(1, int((self._queues > 0).sum()))
-        self._threads = 2 * PEER_THREADS // (1 + 2 * busy)
-        self._at_source = pending - int(self._queues.sum())
-        self._each: dict[tuple[int, int], float | None] = {}
-
-    def is_second_faster(self, first: int, second: int, size: int, now: float) -> bool:
-        """Whether the second of two nodes that may have a file is faster. A first node that was not
-        asked for long is asked again: it may be fast by now."""
-        if self._is_due(first + 1, now):
-            return False
-        one = self._seconds(first + 1, size, int(self._queues[first]), self._threads)
-        two = self._seconds(second + 1, size, int(self._queues[second]), self._threads)
-        return one is not None and two is not None and two < one
-
-    def is_source_better(self, node: int, size: int, due_s: float, now: float) -> bool:
-        """Whether the source is better than a node for a file. Counts the file in the queue where
-        it goes."""
-        holder_s = self._seconds(node + 1, size, int(self._queues[node]), self._threads)
-        source_s = self._seconds(SOURCES, size, self._at_source, self._width)
-        better = holder_s is not None
-        if better and source_s is None:
-            # Nothing is known of the source: once in a while it is worth a try.
-            better = self._is_due(SOURCES, now)
-            source_s = 0.0
-        if better:
-            assert holder_s is not None and source_s is not None
-            better = is_source_better(holder_s, source_s, due_s) and not self._is_due(node + 1, now)
-        self._tried[SOURCES if better else node + 1] = now
-        if better:
-            self._at_source += 1
-        else:
-            self._queues[node] += 1
-        return better
-
-    def _is_due(self, place: int, now: float) -> bool:
-        return now - self._tried.get(place, -np.inf) >= TRY_AGAIN_S
-
-    def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
-        readers = min(queue + 1, threads)
-        if (place, readers) not in self._each:
-            self._each[place, readers] = self._throughput.each(place, readers)
-        each = self._each[place, readers]
-        parts = -(-size // self._block_bytes)
-        return None if each is None else queued_seconds(size, each, queue, threads, parts)
+        busy = max(1, int((queues > 0).sum()))
+        return Routing(
+            throughput.each,
+            queues,
+            at_source=pending - int(queues.sum()),
+            node_threads=2 * PEER_THREADS // (1 + 2 * busy),
+            source_threads=max(1, engine.width),
+            block_bytes=engine.block_bytes,
+            tried=self._tried,
+            now_s=self._clock(),
+        )

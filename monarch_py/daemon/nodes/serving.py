@@ -72,7 +72,7 @@ class ReplicaServer(PeerServer):
             self._catalog = new
 
     def keep(
-        self, ids: Ids, is_kept: npt.NDArray[np.bool_], moved_to: npt.NDArray[np.int16]
+        self, ids: Ids, is_kept: npt.NDArray[np.bool_], moved_to: npt.NDArray[np.int32]
     ) -> None:
         """Sets which of (n,) entries this node keeps: it fills them when a peer asks for them. Of
         entries for which this node has no room, peers are told which node keeps them.
@@ -81,7 +81,7 @@ class ReplicaServer(PeerServer):
         """
         elsewhere = np.where(
             moved_to >= 0,
-            lib.MONARCH_MOVED_TO + moved_to.astype(np.int32),
+            lib.MONARCH_MOVED_TO + moved_to,
             lib.MONARCH_KEPT_ELSEWHERE,
         )
         said = np.where(is_kept, lib.MONARCH_KEPT_HERE, elsewhere)

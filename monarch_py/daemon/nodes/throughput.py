@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from monarch_py.config import Performance
 from monarch_py.native import lib
+from monarch_py.policies.routes import SOURCES
 
-__all__ = ["LEVELS", "SOURCES", "Throughput"]
+__all__ = ["LEVELS", "Throughput"]
 
-# The number of the sources among the places; peer p has number p + 1.
-SOURCES = 0
 # Numbers of readers are grouped by powers of two.
 LEVELS: int = lib.MONARCH_LEVELS
 # Rates that were seen longer ago than MEMORY_S count for little; two looks lie at least LOOK_S
@@ -35,7 +34,7 @@ Counts = npt.NDArray[np.uint64]
 
 
 class Throughput:
-    """The rates of `places` places.
+    """The rates of `places` places, numbered as in `policies.routes`.
 
     look : returns (places, 2, LEVELS) bytes and times [ns] of all readers together since the start
     performance : what is known before anything was measured

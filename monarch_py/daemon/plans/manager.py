@@ -18,19 +18,16 @@ import numpy.typing as npt
 
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.eviction import Evictions
-from monarch_py.daemon.copies.staging import Uses
 from monarch_py.daemon.fill.filler import Filler
-from monarch_py.daemon.nodes.placement import NOBODY
-from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask, PlannedPlacement
+from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
 from monarch_py.daemon.plans.prefetch import NONE, PlanPrefetch
 from monarch_py.daemon.plans.retry import Job, Version, version_of
 from monarch_py.daemon.plans.tracker import Loaded, PlanTracker, load_plan, observe
 from monarch_py.errors import MonarchError
 from monarch_py.native import State, state_of
-from monarch_py.peers.membership import Cluster
 from monarch_py.plan import Plan
 from monarch_py.plan.follow import NOT_SOON, Distances
-from monarch_py.policies.placement import NOWHERE, KeepPolicy
+from monarch_py.policies.node import NOBODY
 
 __all__ = ["PlanManager", "load_plan"]
 
@@ -49,10 +46,8 @@ class PlanManager:
     one each, and share the tiers
     """
 
-    def __init__(
-        self, plans: Sequence[tuple[Path, Loaded]], filler: Filler, cluster: Cluster | None
-    ) -> None:
-        self.filler, self.shared, self.cluster = filler, filler.shared, cluster
+    def __init__(self, plans: Sequence[tuple[Path, Loaded]], filler: Filler) -> None:
+        self.filler, self.shared, self._nodes = filler, filler.shared, filler.nodes
         self._executor = ThreadPoolExecutor(1, "planned")
         self.trackers = [self._tracker(file, *loaded) for file, loaded in plans]
         self._task: Future[PlacementResult] | None = None
@@ -62,12 +57,10 @@ class PlanManager:
         self._jobs: dict[PlanTracker, Job] = {}  # the jobs by which dropped plans were misled
         self._renew_at = float("-inf")
         self._is_new_job = False
-        self._before: tuple[KeepPolicy, Uses] = filler.keeps, filler.staging.uses
-        self._placement = PlannedPlacement(filler.keeps)
-        self._prefetch = PlanPrefetch(filler, self.trackers, self._placement)
+        self._prefetch = PlanPrefetch(filler, self.trackers)
+        filler.seconds_to_use = self._prefetch.seconds_to_use
         self._opened_at = self._seen_at = float("-inf")
         self.evictions = Evictions(filler.scanner.config.evicting, filler.copies)
-        self._nodes = filler.nodes
         if plans and self._nodes is not None:
             self._nodes.awaits_plan = True
 
@@ -82,8 +75,7 @@ class PlanManager:
         return self._placed and time.monotonic() - self._opened_at < AWAKE_S
 
     def _tracker(self, file: Path, version: Version, plan: Plan) -> PlanTracker:
-        node = self.cluster.rank if self.cluster else 0
-        return PlanTracker(file, version, plan, node, self._executor)
+        return PlanTracker(file, version, plan, self.filler.policy.node, self._executor)
 
     # --- in the loop ----------------------------------------------------------------------------
 
@@ -144,8 +136,8 @@ class PlanManager:
         """Tells the routes that the owners of files which were used have copies of them."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
-            owner = self._nodes.holders_of(ids)[:, 0]
-            places.know(ids, np.where(owner == self._nodes.cluster.rank, NOBODY, owner))
+            owner = self.filler.policy.owners(ids)
+            places.know(ids, np.where(owner == self.filler.policy.node, NOBODY, owner))
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -155,11 +147,9 @@ class PlanManager:
 
     def _give_up(self) -> None:
         """Goes back to what was before the plans, after all of them were dropped."""
-        self.filler.keeps, self.filler.staging.uses = self._before
-        self.filler.prefers = None
+        self.filler.policy.forget_plan()
         # Their files are not wanted while another plan is being placed.
-        self._placement = PlannedPlacement(self.filler.keeps)
-        self._prefetch.begin(self._placement, NONE)
+        self._prefetch.begin(NONE)
 
     # --- another job ----------------------------------------------------------------------------
 
@@ -211,7 +201,7 @@ class PlanManager:
         return tracker.misled and job.is_over() and self._seen_at > job.over_at
 
     def _load(self, file: Path) -> Loaded:
-        return load_plan(file, len(self.cluster.members) if self.cluster else 1)
+        return load_plan(file, len(self._nodes.cluster.members) if self._nodes else 1)
 
     def _take_renewed(self, renewing: Future[dict[PlanTracker, PlanTracker]]) -> None:
         self._renewing = None
@@ -243,7 +233,6 @@ class PlanManager:
                     self.filler.scanner.config.sources,
                     self.shared.catalog.words.copy(),
                     self.filler.rooms(),
-                    self.cluster,
                     self._nodes,
                     is_first=not self._placed,
                 )
@@ -277,11 +266,10 @@ class PlanManager:
             return
         if self._nodes is not None:
             self._nodes.step(scanned=True)  # the catalog may have grown since the thread began
-            self._nodes.assign(placed.ids, placed.holders, placed.tier != NOWHERE)
-        self._placement = PlannedPlacement(self._before[0], entries, placed)
-        self._prefetch.begin(self._placement, placed.order)
-        self.filler.keeps, self.filler.prefers = self._placement, self._placement.tiers
-        self.filler.staging.uses = self._prefetch
+            self._nodes.follow(placed.ids, placed.tier, entries, placed.holders)
+        else:
+            self.filler.policy.follow(placed.ids, placed.tier, entries)
+        self._prefetch.begin(placed.order)
 
     # --- what goes for others -------------------------------------------------------------------
 
@@ -301,13 +289,13 @@ class PlanManager:
             known[tracker.entries] |= tracker.is_active
         may = known[ids]
         if self._nodes is not None:
-            may &= self._nodes.holders_of(ids)[:, 0] != self._nodes.cluster.rank
+            may &= ~self.filler.policy.owns(ids)
         return may
 
     @property
     def placement(self) -> npt.NDArray[np.int32]:
         """See `Foresight`."""
-        return self._placement.tier
+        return self.filler.policy.planned
 
     # --- the ranks ------------------------------------------------------------------------------
 

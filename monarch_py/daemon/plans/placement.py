@@ -14,26 +14,22 @@ import numpy.typing as npt
 
 from monarch_py.config import SourceConfig
 from monarch_py.daemon.copies.copies import Ids
-from monarch_py.daemon.copies.staging import NOT_KNOWN
-from monarch_py.daemon.nodes.placement import ASKED, NOBODY, UNIT, Holders, Nodes, rooms_of
+from monarch_py.daemon.nodes.placement import UNIT, Nodes, rooms_of
 from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import State, state_of, tier_of
-from monarch_py.peers.membership import Cluster
 from monarch_py.plan import NEVER, Timeline, all_frequencies, analyse
 from monarch_py.plan.samplers import NONE
-from monarch_py.policies.nopfs.placement import place
-from monarch_py.policies.placement import NOWHERE, FirstFit, KeepPolicy, TierRoom
+from monarch_py.policies.node import ASKED, NOBODY, Holders, planned_tiers
+from monarch_py.policies.nopfs.placement import is_placeable, place
+from monarch_py.policies.placement import NOWHERE, TierRoom
 
-__all__ = ["PlannedPlacement", "PlacementResult", "PlacementTask"]
+__all__ = ["PlacementResult", "PlacementTask"]
 
 log = logging.getLogger("monarch.planned")
 
-# The placement holds how often each node uses each file, twice over: BYTES_OF_USES for each node
-# and file [bytes]. It is not made where that is more than MOST_OF_USES [bytes]. Every node must
-# come to the same answer, so the limit does not depend on the memory that a node has left.
-BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
+NO_IDS: Ids = np.zeros(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,51 +48,6 @@ class PlacementResult:
     order: Ids
 
 
-class PlannedPlacement:
-    """Which files the plans keep on this node, and in which of its tiers.
-
-    It is a `KeepPolicy`, and tells the filler which tier it prefers.
-
-    tier : (entries,) int32, where each file has its place, NOWHERE for none
-    """
-
-    def __init__(
-        self, before: KeepPolicy, entries: int = 0, placed: PlacementResult | None = None
-    ) -> None:
-        """before : the policy for files of no plan;  entries : how many the catalog has"""
-        self._before = before
-        self._known = np.zeros(entries, dtype=bool)
-        self.tier = np.full(entries, NOWHERE, dtype=np.int32)
-        if placed is not None:
-            self._known[placed.ids] = True
-            self.tier[placed.ids] = placed.tier
-
-    def keeps_here(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """See `KeepPolicy`. Files of no plan are kept as before."""
-        known = ids < len(self._known)
-        known[known] = self._known[ids[known]]
-        answer = np.zeros(len(ids), dtype=bool)
-        answer[known] = self.tier[ids[known]] != NOWHERE
-        answer[~known] = self._before.keeps_here(ids[~known])
-        return answer
-
-    def adopt(self, ids: Ids) -> None:
-        """See `KeepPolicy`. No tier is meant for these files."""
-        self._known[ids[ids < len(self._known)]] = False
-        self._before.adopt(ids)
-
-    def tiers(self, ids: Ids) -> npt.NDArray[np.int32]:
-        """(n,) the tiers in which these files have their place, NOWHERE for those of no plan."""
-        answer = np.full(len(ids), NOWHERE, dtype=np.int32)
-        inside = ids < len(self.tier)
-        answer[inside] = self.tier[ids[inside]]
-        return answer
-
-    def lose(self, ids: Ids) -> None:
-        """Notes (n,) files for which there is no room after all."""
-        self.tier[ids[ids < len(self.tier)]] = NOWHERE
-
-
 @dataclass(frozen=True, eq=False)
 class PlacementTask:
     """What a placement is made from, for the thread that makes it.
@@ -112,25 +63,21 @@ class PlacementTask:
     sources: tuple[SourceConfig, ...]
     words: npt.NDArray[np.uint64]
     rooms: list[TierRoom]
-    cluster: Cluster | None
     nodes: Nodes | None
     is_first: bool
 
     def make(self) -> PlacementResult:
         found = [c.find(self.shared, self.catalog, self.sources) for c in self.trackers]
         good = [i for i, each in enumerate(found) if not each.problem]
-        none = np.zeros(0, dtype=np.int32)
         if not good:
-            nobody = np.zeros((0, ASKED), dtype=np.int16)
-            return PlacementResult(
-                found, none.astype(np.uint64), nobody, none, none.astype(np.uint64)
-            )
+            nobody = np.zeros((0, ASKED), dtype=np.int32)
+            return PlacementResult(found, NO_IDS, nobody, np.zeros(0, dtype=np.int32), NO_IDS)
         ids = np.unique(np.concatenate([found[i].entries for i in good]))
         sizes = self.catalog.entries["size"][ids]
         where = [np.searchsorted(ids, found[i].entries) for i in good]
         uses = [_Uses.of(self.trackers[i]) for i in good]
         frequency = np.zeros(len(ids), dtype=np.uint64)
-        first = np.full(len(ids), NOT_KNOWN, dtype=np.int64)
+        first = np.full(len(ids), NEVER, dtype=np.int64)
         for at, use in zip(where, uses, strict=True):
             np.add.at(frequency, at, use.frequency)
             np.minimum.at(first, at, use.first)
@@ -144,8 +91,7 @@ class PlacementTask:
         here = state_of(self.words[ids]) == State.PRESENT
         tier = np.where(here, tier_of(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
         todo = np.flatnonzero(mine & ~here)
-        todo = todo[np.lexsort((first[todo], -frequency[todo].astype(np.int64)))]
-        tier[todo] = FirstFit().place(sizes[todo], self.rooms)
+        tier[todo] = planned_tiers(frequency[todo], first[todo], sizes[todo], self.rooms)
         tier[tier >= len(self.rooms)] = NOWHERE
         kept = todo[tier[todo] != NOWHERE]
         kept = kept[np.argsort(first[kept], kind="stable")]
@@ -156,36 +102,30 @@ class PlacementTask:
     ) -> tuple[Holders, npt.NDArray[np.bool_]]:
         """The holders of each file, the owner first, and which files this node holds. Every node
         computes the same, from the plans, the catalog and the nodes' quotas."""
-        holders = np.full((len(ids), ASKED), NOBODY, dtype=np.int16)
-        if self.cluster is None or len(self.cluster.members) == 1:
-            return holders, np.ones(len(ids), dtype=bool)
-        members, rank = self.cluster.members, self.cluster.rank
-        if self.nodes is not None and not self.is_first:
-            return self.nodes.holders_of(ids), self.nodes.keeps_here(ids)
-        if self.nodes is not None and len(members) * len(ids) * BYTES_OF_USES > MOST_OF_USES:
+        if self.nodes is None or len(self.nodes.cluster.members) == 1:
+            nobody = np.full((len(ids), ASKED), NOBODY, dtype=np.int32)
+            return nobody, np.ones(len(ids), dtype=bool)
+        cluster, before = self.nodes.cluster, self.nodes.policy
+        members = len(cluster.members)
+        if not self.is_first:
+            return before.holders(ids), before.keeps(ids)
+        if not is_placeable(members, len(ids)):
             log.warning(
-                "%d nodes and %d files are too many for a placement by their uses: they stay where"
-                " their hashes put them, and are fetched as the plan says",
-                len(members),
+                "%d nodes and %d files are too many to be placed by how often the nodes use them:"
+                " the files stay where their hashes put them, and are fetched as the plan says",
+                members,
                 len(ids),
             )
-            return self.nodes.holders_of(ids), self.nodes.keeps_here(ids)
-        used = np.zeros((len(members), len(ids)), dtype=np.uint32)
+            return before.holders(ids), before.keeps(ids)
+        used = np.zeros((members, len(ids)), dtype=np.uint32)
         for i, at in zip(good, where, strict=True):
             of_plan = all_frequencies(self.trackers[i].timeline)
-            for node in range(len(members)):
+            for node in range(members):
                 np.add.at(used[node], at, of_plan[node])
-        placed = place(list(used), UNIT.rounded(sizes), rooms_of(self.cluster))
-        holders[:, 0] = placed.owner
-        # A file with several further holders names one of them; different files name different
-        # ones, so that all of them are asked.
-        for node in range(len(members)):
-            extra = placed.extra[node]
-            free = (holders[extra, 1] == NOBODY) | (extra % len(members) == node)
-            holders[extra[free], 1] = node
+        placed = place(list(used), UNIT.rounded(sizes), rooms_of(cluster))
         mine = np.zeros(len(ids), dtype=bool)
-        mine[placed.held(rank)] = True
-        return holders, mine
+        mine[placed.held(cluster.rank)] = True
+        return placed.holders(), mine
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,14 +149,14 @@ class _Uses:
 
 
 def _first_by_anybody(timeline: Timeline) -> npt.NDArray[np.int64]:
-    """(units,) int64, the position of the first use by any node, NOT_KNOWN for none."""
-    first = np.full(timeline.units, NOT_KNOWN, dtype=np.int64)
+    """(units,) int64, the position of the first use by any node, NEVER for none."""
+    first = np.full(timeline.units, NEVER, dtype=np.int64)
     turns = timeline.ranks_per_node
     for section in timeline.sections():
         steps = section.start + np.arange(len(section.rows), dtype=np.int64) * turns
         for rank, units in enumerate(section.rows.T):
             used = units != NONE
             np.minimum.at(first, units[used], steps[used] + rank % turns)
-        if (first != NOT_KNOWN).all():
+        if (first != NEVER).all():
             break  # no later section has an earlier use
     return first

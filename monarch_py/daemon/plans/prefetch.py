@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.daemon.copies.copies import Ids
-from monarch_py.daemon.copies.staging import NOT_KNOWN
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.pace import Pace
-from monarch_py.daemon.plans.placement import PlannedPlacement
 from monarch_py.daemon.plans.tracker import PlanTracker
 from monarch_py.native import State, copy_of, state_of
+from monarch_py.plan import NEVER
 
 __all__ = ["WINDOW_LEAVES", "PlanPrefetch"]
 
@@ -37,29 +36,26 @@ NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 
 class PlanPrefetch:
-    """Runs in turns of the daemon's loop and never waits. It tells when files are used: see
-    `Uses`."""
+    """Runs in turns of the daemon's loop and never waits. It tells the policy which files are used
+    next."""
 
-    def __init__(
-        self, filler: Filler, trackers: Sequence[PlanTracker], placement: PlannedPlacement
-    ) -> None:
+    def __init__(self, filler: Filler, trackers: Sequence[PlanTracker]) -> None:
         self.filler, self.shared, self._trackers = filler, filler.shared, trackers
+        self._policy = filler.policy
         self._looked_at = float("-inf")
         self._pace = Pace()
-        self.begin(placement, NONE)
+        self.begin(NONE)
 
-    def begin(self, placement: PlannedPlacement, order: Ids) -> None:
+    def begin(self, order: Ids) -> None:
         """Begins with another placement.
 
-        placement : where files have their place from now on;  order : files that have their place
-        here and no copy yet, by their first use
+        order : files that have their place here and no copy yet, by their first use
         """
-        self._placement = placement
+        self._policy.foresee(NONE)
         self._kept_order = order  # files that have not had their turn
         self._queue: Ids = NONE
         self._paged: Ids = NONE  # files of slow tiers that are used next
         self._horizon = 0  # how far the window goes, in files from now
-        self._ahead: tuple[Ids, npt.NDArray[np.int64]] = NONE, np.zeros(0, dtype=np.int64)
         self._begun: Ids = NONE
 
     def opened(self, ids: Ids) -> None:
@@ -68,24 +64,13 @@ class PlanPrefetch:
         self._pace.note(len(ids), time.monotonic())
         self.filler.readahead.opened(ids)
         self._paged = self._paged[~np.isin(self._paged, ids)]
-        ordered, places = self._ahead
-        left = ~np.isin(ordered, ids)
-        self._ahead = ordered[left], places[left]
-
-    def next_use(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """See `Uses`; in files from now."""
-        ordered, places = self._ahead
-        answer = np.full(len(ids), NOT_KNOWN, dtype=np.int64)
-        if len(ordered):
-            at = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1)
-            found = ordered[at] == ids
-            answer[found] = places[at[found]]
-        return answer
+        self._policy.used(ids)
 
     def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
-        """See `Uses`. Programs are taken to go on as fast as they do now."""
-        uses = self.next_use(ids)
-        files = np.where(uses == NOT_KNOWN, np.inf, uses.astype(np.float64))
+        """In how many seconds (n,) files are used next, if programs go on as fast as they do now;
+        infinite for a file of which that is not known."""
+        uses = self._policy.next_use(ids)
+        files = np.where(uses == NEVER, np.inf, uses.astype(np.float64))
         return self._pace.seconds(files, time.monotonic())
 
     def _look_ahead(self) -> None:
@@ -99,13 +84,10 @@ class PlanPrefetch:
         if len(parts) > 1:
             distance = np.concatenate([np.arange(len(part)) for part in parts])
             ids = ids[np.argsort(distance, kind="stable")]
-        ordered, first = np.unique(ids, return_index=True)
-        places = np.empty(len(first), dtype=np.int64)
-        places[np.argsort(first, kind="stable")] = np.arange(len(first))
-        self._ahead = ordered, places
-        ids = ids[np.sort(first)]
+        ids = ids[np.sort(np.unique(ids, return_index=True)[1])]
+        self._policy.foresee(ids)
         catalog, staging = self.shared.catalog, self.filler.staging
-        staged = ~self._placement.keeps_here(ids)
+        staged = ~self._policy.keeps(ids)
         takes = np.zeros(len(ids), dtype=np.int64)
         if staging.tier is not None:
             takes = staging.tier.rounded_all(catalog.entries["size"][ids])
@@ -162,9 +144,9 @@ class PlanPrefetch:
             return
         self.filler.order_planned(ids, self._horizon)
         left = ids[state_of(self.shared.catalog.words[ids]) == State.ABSENT]
-        kept = self._placement.keeps_here(left)
+        kept = self._policy.keeps(left)
         # A tier may be fuller than was thought: such a file is staged when its time comes.
-        self._placement.lose(left[kept])
+        self._policy.lose(left[kept])
         if not kept.all():
             # The staging area has no room yet for the others, nor for what is used later.
-            self._queue = self._queue[self._placement.keeps_here(self._queue)]
+            self._queue = self._queue[self._policy.keeps(self._queue)]

@@ -49,7 +49,7 @@ def load_plan(file: Path, nodes: int) -> Loaded:
     ConfigError, naming the file, if it cannot be followed.
     """
     version = version_of(file)
-    plan = replace(Plan.load(file), grain="files", holders=None)
+    plan = replace(Plan.load(file), grain="files")
     if any(not len(index.pool) for index in plan.datasets):
         raise ConfigError(
             f"{file}: was made for a number of files, whose names are not known; make it from an "

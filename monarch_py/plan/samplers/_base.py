@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from itertools import islice
+from dataclasses import fields
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +20,6 @@ __all__ = [
     "Order",
     "Sampler",
     "check_length",
-    "in_blocks_backwards",
 ]
 
 # Numbers of samples. They take 4 bytes each, because a plan for 14 million samples needs many.
@@ -33,14 +32,12 @@ NONE = -1
 MAX_SAMPLES = (1 << 31) - 2
 
 
-def check_length(key: str, value: int, least: int = 1) -> None:
-    """ConfigError unless `value`, given for `key`, is a number of samples of at least `least`."""
+def check_length(key: str, value: int) -> None:
+    """ConfigError unless `value`, given for `key`, is a number of samples, 1 or more."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ConfigError(f"{key}: {value!r} is not a whole number; write how many samples it is")
-    if not least <= value <= MAX_SAMPLES:
-        raise ConfigError(
-            f"{key}: {value} is out of range; write a number from {least} to {MAX_SAMPLES}"
-        )
+    if not 1 <= value <= MAX_SAMPLES:
+        raise ConfigError(f"{key}: {value} is out of range; write a number from 1 to {MAX_SAMPLES}")
 
 
 class Buffers:
@@ -84,6 +81,20 @@ class Sampler(ABC):
     ranks_field: ClassVar[str | None] = None
     own_split: ClassVar[str | None] = None
 
+    def __post_init__(self) -> None:
+        """ConfigError, naming the field, for a value that cannot be."""
+        check_length("length", self.length)
+
+    def __eq__(self, other: object) -> bool:
+        """Equality of samplers some of whose fields are arrays. The others get theirs from
+        `dataclass`."""
+        return type(self) is type(other) and all(
+            np.array_equal(getattr(self, each.name), getattr(other, each.name))
+            for each in fields(self)  # type: ignore[arg-type]
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
     @property
     def count(self) -> int:
         """The number of samples in the order of an epoch."""
@@ -104,11 +115,6 @@ class Sampler(ABC):
         self.check_epoch(number)
         return next(self.epochs(number))
 
-    def backwards(self, start: int, stop: int) -> Iterator[Order]:
-        """Yields the orders of the epochs `stop` - 1 down to `start`."""
-        for number in range(stop - 1, start - 1, -1):
-            yield self.epoch(number)
-
     def check_epoch(self, number: int) -> None:
         """ConfigError for an epoch whose order cannot be known."""
         if number < 0:
@@ -121,10 +127,3 @@ class Sampler(ABC):
 
     def __len__(self) -> int:
         return self.count
-
-
-def in_blocks_backwards(sampler: Sampler, start: int, stop: int, block: int) -> Iterator[Order]:
-    """`backwards` for a sampler that cannot skip: it holds `block` orders at a time in memory."""
-    for low in range((stop - 1) // block * block, start - block, -block):
-        first, last = max(low, start), min(low + block, stop)
-        yield from reversed(list(islice(sampler.epochs(first), last - first)))

@@ -53,7 +53,7 @@ class DALIReader(Sampler):
     own_split: ClassVar[str | None] = "chunks"
 
     def __post_init__(self) -> None:
-        check_length("length", self.length)
+        super().__post_init__()
         check_length("shards", self.shards)
         check_length("initial_fill", self.initial_fill)
         if self.reader not in READERS:

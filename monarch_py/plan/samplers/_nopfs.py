@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isqrt
 
 import numpy as np
 
@@ -13,10 +12,7 @@ from monarch_py.plan.samplers._base import (
     Buffers,
     Order,
     Sampler,
-    check_length,
-    in_blocks_backwards,
 )
-from monarch_py.plan.samplers._numpy import BLOCK_EPOCHS
 
 __all__ = ["NoPFSSampler"]
 
@@ -35,9 +31,6 @@ class NoPFSSampler(Sampler):
     length: int
     seed: int
 
-    def __post_init__(self) -> None:
-        check_length("length", self.length)
-
     def epochs(self, start: int = 0) -> Iterator[Order]:
         # The engine is seeded with an unsigned number. 0 becomes 1, since 0 would stay 0 forever.
         state = ffi.new("uint32_t *", (self.seed & 0xFFFFFFFFFFFFFFFF) % _MODULUS or 1)
@@ -51,7 +44,3 @@ class NoPFSSampler(Sampler):
                 yield order
                 del order  # or the buffer would never be free again
             number += 1
-
-    def backwards(self, start: int, stop: int) -> Iterator[Order]:
-        block = max(BLOCK_EPOCHS, isqrt(stop - start))
-        return in_blocks_backwards(self, start, stop, block)

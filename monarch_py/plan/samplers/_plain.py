@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
-from monarch_py.plan.samplers._base import Order, Sampler, check_length
-from monarch_py.plan.samplers._pytorch import as_order, same_fields
+from monarch_py.plan.samplers._base import Order, Sampler
+from monarch_py.plan.samplers._pytorch import as_order
 
 __all__ = ["Listed", "Recorded", "SequentialSampler", "read_indices"]
 
@@ -22,9 +22,6 @@ class SequentialSampler(Sampler):
     """0, 1, 2, ... in every epoch."""
 
     length: int
-
-    def __post_init__(self) -> None:
-        check_length("length", self.length)
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
         while True:
@@ -43,7 +40,7 @@ class Listed(Sampler):
     indices: npt.NDArray[Any]
 
     def __post_init__(self) -> None:
-        check_length("length", self.length)
+        super().__post_init__()
         indices = np.asarray(self.indices)
         if indices.ndim not in (1, 2):
             raise ConfigError(
@@ -52,11 +49,6 @@ class Listed(Sampler):
         flat = as_order("indices", indices.reshape(-1), self.length)
         object.__setattr__(self, "indices", flat.reshape(indices.shape))
         object.__setattr__(self, "reach", len(indices) if indices.ndim == 2 else None)
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     @property
     def count(self) -> int:
@@ -82,10 +74,6 @@ class Recorded(Listed):
         if np.ndim(self.indices) != 1:
             raise ConfigError("indices: one epoch is recorded; write its samples as one row")
         super().__post_init__()
-
-    def repeated_by(self, observed: npt.NDArray[Any]) -> bool:
-        """Whether the observed order, (count,) integers, is this one."""
-        return bool(np.array_equal(self.indices, observed))
 
 
 def read_indices(path: Path) -> npt.NDArray[np.int64]:

@@ -7,7 +7,7 @@ Fisher-Yates shuffle with one draw per item, and from 2**32 / 20 items on, anoth
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,13 +63,6 @@ def _check_loader_draws(value: str) -> None:
         )
 
 
-def same_fields(one: Any, other: Any) -> bool:
-    """Equality of two dataclasses, some of whose fields are arrays."""
-    return type(one) is type(other) and all(
-        np.array_equal(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)
-    )
-
-
 @dataclass(frozen=True)
 class DistributedSampler(Sampler):
     """torch.utils.data.DistributedSampler. Its order is the one before dealing: rank r takes the
@@ -90,7 +83,7 @@ class DistributedSampler(Sampler):
     own_split: ClassVar[str | None] = "strided"
 
     def __post_init__(self) -> None:
-        check_length("length", self.length)
+        super().__post_init__()
         check_length("replicas", self.replicas)
         if self.count == 0:
             raise ConfigError(
@@ -137,7 +130,7 @@ class RandomSampler(Sampler):
     loader_draws: str = "none"
 
     def __post_init__(self) -> None:
-        check_length("length", self.length)
+        super().__post_init__()
         if self.num_samples is not None:
             check_length("num_samples", self.num_samples)
         _check_loader_draws(self.loader_draws)
@@ -197,7 +190,7 @@ class GlobalRandomSampler(Sampler):
     reach: ClassVar[int | None] = 1
 
     def __post_init__(self) -> None:
-        check_length("length", self.length)
+        super().__post_init__()
         if self.num_samples is not None:
             check_length("num_samples", self.num_samples)
         _words_of(self.state)
@@ -254,14 +247,9 @@ class SubsetRandomSampler(Sampler):
     _indices: Order = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_length("length", self.length)
+        super().__post_init__()
         _check_loader_draws(self.loader_draws)
         object.__setattr__(self, "_indices", as_order("indices", self.indices, self.length))
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     @property
     def count(self) -> int:
@@ -296,7 +284,7 @@ class WeightedRandomSampler(Sampler):
     loader_draws: str = "none"
 
     def __post_init__(self) -> None:
-        check_length("length", self.length)
+        super().__post_init__()
         check_length("num_samples", self.num_samples)
         _check_loader_draws(self.loader_draws)
         weights = np.asarray(self.weights, dtype=np.float64)
@@ -311,11 +299,6 @@ class WeightedRandomSampler(Sampler):
                 " samples with a weight; write fewer or set 'replacement: true'"
             )
         object.__setattr__(self, "weights", weights)
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     @property
     def count(self) -> int:

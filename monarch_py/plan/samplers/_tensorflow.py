@@ -37,7 +37,7 @@ class TensorFlowShuffle(Sampler):
     reshuffle: bool = True
 
     def __post_init__(self) -> None:
-        check_length("length", self.length)
+        super().__post_init__()
         check_length("buffer_size", self.buffer_size)
 
     def epochs(self, start: int = 0) -> Iterator[Order]:

@@ -9,13 +9,10 @@ import numpy as np
 
 from monarch_py.policies.view import Cluster, Floats, Ints
 
-__all__ = ["NONE", "Places", "Source", "fetch_seconds", "is_source_better", "queued_seconds"]
+__all__ = ["NONE", "Places", "Source", "fetch_seconds"]
 
 # Stands for "no such copy" in place of a node or a storage class.
 NONE = -1
-# Waits shorter than NOTICED_S [s] do not matter. The file system, which all nodes share, is read
-# instead of a node's copy only if that takes at most PART of the copy's time.
-NOTICED_S, PART = 0.1, 0.5
 
 
 class Source(IntEnum):
@@ -71,22 +68,3 @@ def fetch_seconds(
     seconds[own == 0, Source.LOCAL] = np.inf
     seconds[away == 0, Source.REMOTE] = np.inf
     return np.asarray(seconds)
-
-
-def queued_seconds(size: int, each: float, queue: int, threads: int, parts: int = 1) -> float:
-    """The time until a file arrives from a place with a queue: its own time, and once more for each
-    file that a thread must move before it.
-
-    size : [bytes];  each : rate of one thread there, r(p) / p [bytes/s];  queue : files before this
-    one;  threads : number of threads there;  parts : of the file, which threads move in parallel
-    """
-    return size / (each * max(1, min(threads, parts))) * (1 + queue / threads)
-
-
-def is_source_better(holder_s: float, source_s: float, due_s: float) -> bool:
-    """Whether to read a file from the file system although another node has it.
-
-    Not if that node delivers in time, because everybody shares the file system.
-    holder_s, source_s : times by `queued_seconds`;  due_s : time until the file is needed
-    """
-    return holder_s > max(due_s, NOTICED_S, source_s / PART)

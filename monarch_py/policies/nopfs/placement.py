@@ -16,15 +16,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.policies.filling import fill
+from monarch_py.policies.node import ASKED, NOBODY, Holders
 from monarch_py.policies.nopfs.prices import Prices, Program, Rows, bound, find_prices
 from monarch_py.policies.placement import take
-from monarch_py.policies.view import PFS, STAGING, Copies, Floats, Ints
+from monarch_py.policies.view import PFS, Floats, Ints
 
-__all__ = ["Placement", "copies_of", "homeless", "into_classes", "literal", "place"]
+__all__ = ["Placement", "is_placeable", "literal", "place"]
 
 # A placement that reaches this part of its bound needs no sharper one.
 NEAR = 0.99
+# The placement holds how often each node uses each file, twice over: BYTES_OF_USES for each node
+# and file [bytes]. It is not made where that is more than MOST_OF_USES [bytes]. Every node must
+# come to the same answer, so the limit does not depend on the memory that a node has left.
+BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,25 @@ class Placement:
     value: float
     bound: float
 
+    def holders(self) -> Holders:
+        """(files, ASKED) the nodes that hold each file, the owner first. A file with several
+        further holders names one of them; different files name different ones, so that all of them
+        are asked."""
+        holders = np.full((len(self.owner), ASKED), NOBODY, dtype=np.int32)
+        holders[:, 0] = self.owner
+        for node, extra in enumerate(self.extra):
+            is_free = (holders[extra, 1] == NOBODY) | (extra % len(self.extra) == node)
+            holders[extra[is_free], 1] = node
+        return holders
+
     def held(self, node: int) -> npt.NDArray[np.int64]:
         """All files that a node holds."""
         return np.concatenate([np.flatnonzero(self.owner == node), self.extra[node]])
+
+
+def is_placeable(nodes: int, files: int) -> bool:
+    """Whether a placement by uses is made for so many nodes and files."""
+    return nodes * files * BYTES_OF_USES <= MOST_OF_USES
 
 
 def place(
@@ -228,45 +248,4 @@ def literal(frequencies: Rows, sizes: Ints, quotas: Ints) -> tuple[npt.NDArray[n
     return tuple(
         _most_used(frequencies[node], sizes, nobody, int(quotas[node]))
         for node in range(len(quotas))
-    )
-
-
-def into_classes(
-    held: Ints,
-    frequency: npt.NDArray[Any],
-    first_use: Ints,
-    sizes: Ints,
-    capacity: Ints,
-) -> list[npt.NDArray[np.int64]]:
-    """A node's files by storage class: the most used files in the fastest class, and each class in
-    the order of filling, that of first use (Rule 1 of NoPFS 2).
-
-    held : files of the node;  frequency, first_use, sizes : (files,) of all files, the first two as
-    of this node;  capacity : (classes,) [bytes], the staging buffer first.
-    Returns for each class its files; none for the staging buffer. A file that fits into no class,
-    because the room is in pieces, is left out.
-    """
-    by_use = held[np.lexsort((first_use[held], -frequency[held].astype(np.float64)))]
-    level = fill(sizes[by_use], capacity)
-    answer = [np.zeros(0, dtype=np.int64)]
-    for cls in range(STAGING + 1, len(capacity)):
-        files = by_use[level == cls]
-        answer.append(files[np.argsort(first_use[files], kind="stable")])
-    return answer
-
-
-def homeless(held: Ints, classes: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """The files of a node that none of its classes took."""
-    return np.setdiff1d(held, np.concatenate(classes))
-
-
-def copies_of(parts: list[list[npt.NDArray[np.int64]]]) -> Copies:
-    """parts : for each node the files of each class, as `into_classes` gives them."""
-    return Copies.of(
-        [
-            (node, level, files)
-            for node, classes in enumerate(parts)
-            for level, files in enumerate(classes)
-            if level != STAGING
-        ]
     )

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from monarch_py.errors import PolicyError
 from monarch_py.plan.access import NEVER
-from monarch_py.policies.filling import owners_of
+from monarch_py.policies.filling import classes_of, owners_of, rooms_of
+from monarch_py.policies.node import NodePolicy, planned_tiers
 from monarch_py.policies.nopfs.fetching import Places, Source, fetch_seconds
-from monarch_py.policies.nopfs.placement import copies_of, homeless, into_classes, literal, place
+from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
-Files = npt.NDArray[np.int64]
 # If the standard deviation of the frequencies divided by their mean is below this, the best
 # placement saves so little that any other one does as well.
 LEAST_SPREAD = 0.1
@@ -119,8 +119,8 @@ def need_differences(job: Job, name: str) -> None:
     mean = float(used.mean())
     if job.cluster.nodes > 1 and mean >= job.epochs and float(used.std()) < LEAST_SPREAD * mean:
         raise PolicyError(
-            f"{name}: every node uses every file about {mean:.0f} times, so that frequency says "
-            "nothing of who should hold it; make the plan with grain: samples or grain: ranges"
+            f"{name}: every node uses every file about {mean:.0f} times, so the frequencies do not "
+            "tell which node should hold a file; make the plan with grain: samples or grain: ranges"
         )
 
 
@@ -152,20 +152,28 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
 def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
     """Every node's files in its classes. A file that fits into no class of its node, because the
     room is in pieces, goes to another node that has room."""
-    anyone = job.first_use.min(axis=0)
-    parts: list[list[Files]] = []
-    lost: list[Files] = []
+    parts, lost = [], []
     for node, files in enumerate(held):
-        first = _needed(job, job.first_use[node], np.arange(job.files))
-        capacity = job.cluster.capacity[node]
-        classes = into_classes(files, job.frequencies[node], first, job.sizes, capacity)
-        parts.append(classes)
-        lost.append(homeless(files, classes))
-    _rehouse(job, parts, np.concatenate(lost), anyone)
-    return copies_of(parts)
+        parts.append(classes_of(policy_of(job, node, files), job.cluster, job.sizes))
+        lost.append(np.setdiff1d(files, np.concatenate(parts[-1])))
+    _rehouse(job, parts, np.concatenate(lost), job.first_use.min(axis=0))
+    return Copies.of(
+        [(n, level, files) for n, each in enumerate(parts) for level, files in enumerate(each)]
+    )
 
 
-def _rehouse(job: Job, parts: list[list[Files]], lost: Files, first: Ints) -> None:
+def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
+    """The policy of a node that holds these files: the most used files in the fastest class, and
+    each class in the order of filling, that of first use (Rule 1 of NoPFS 2)."""
+    first = _needed(job, job.first_use[node], np.arange(job.files))[held]
+    used, rooms = job.frequencies[node, held], rooms_of(job.cluster.capacity[node], len(held))
+    policy = NodePolicy(node, shares=True)
+    policy.follow(held, planned_tiers(used, first, job.sizes[held], rooms), job.files)
+    policy.foresee(held[np.lexsort((-used.astype(np.float64), first))])
+    return policy
+
+
+def _rehouse(job: Job, parts: list[list[Ints]], lost: Ints, first: Ints) -> None:
     """Puts files without a copy into any class that has room, or in which dropping a file that
     others hold too makes enough room; changes parts.  first : (files,), first use by any node"""
     count = np.zeros(job.files, dtype=np.int64)

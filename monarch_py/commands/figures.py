@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, lgamma, log, log1p
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.plan.access import analyse, spread
-from monarch_py.plan.binomial import distribution
-from monarch_py.plan.holders import NOBODY, Holders
+from monarch_py.plan.access import all_frequencies, analyse, spread
 from monarch_py.plan.plan import Plan
 from monarch_py.plan.timeline import Section, Timeline
+from monarch_py.policies.nopfs.placement import is_placeable, place
+from monarch_py.policies.rendezvous import file_keys, owners
+from monarch_py.policies.view import PFS
 
-__all__ = ["EpochBytes", "Figures", "figures_of", "held_by", "read_bytes"]
+__all__ = ["EpochBytes", "Figures", "distribution", "figures_of", "owners_of", "read_bytes"]
 
 Sizes = npt.NDArray[np.int64]
 
@@ -42,7 +44,7 @@ class Figures:
     expected : the same by the binomial distribution, (epochs + 1,) float64 (NoPFS, 3.1), if each
         unit is a file of one sample; else None
     spread : of the frequencies, see access.spread
-    owned_units, owned_bytes : (nodes,) int64, what each node holds
+    owned_units, owned_bytes : (nodes,) int64, what each node owns
     epochs : the bytes that each epoch reads, by where they come from
     """
 
@@ -70,41 +72,35 @@ class Figures:
         }
 
 
-def held_by(holders: Holders, sizes: Sizes, nodes: int, quota: int | None) -> npt.NDArray[np.int32]:
-    """The node that holds each unit, (units,) int32, if each node takes the units of which it is
-    the holder, the most used ones first, until one does not fit into `quota` [bytes]; NOBODY for
-    the rest.
+def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> npt.NDArray[np.int32]:
+    """(units,) the node that owns each unit, PFS for none, by the placement that daemons make: by
+    uses, or by hash where the nodes and units are too many for that.
 
-    This is an estimate, not a placement: another node may have room for what does not fit.
+    sizes : (units,) [bytes];  quota : what each node can hold [bytes]; None = everything
     """
-    holder: npt.NDArray[np.int32] = holders.holder.copy()
-    if quota is None:
-        return holder
-    order = np.lexsort((-holders.counts[:, 0].astype(np.int64), holder))
-    sums = np.cumsum(sizes[order])
-    first = np.searchsorted(holder[order], np.arange(nodes))
-    before = np.concatenate([[0], sums])[first]
-    used = sums - before[holder[order].clip(min=0)]
-    holder[order[used > quota]] = NOBODY
-    return holder
+    room = int(sizes.sum()) if quota is None else quota
+    quotas = np.full(timeline.nodes, room, dtype=np.int64)
+    if not is_placeable(timeline.nodes, timeline.units):
+        return owners(file_keys(timeline.units), sizes, quotas)
+    return place(list(all_frequencies(timeline)), sizes, quotas).owner
 
 
-def read_bytes(timeline: Timeline, held: npt.NDArray[np.int32], sizes: Sizes) -> list[EpochBytes]:
-    """What each epoch reads. The source is read once for a unit that a node holds, in the first
-    epoch that uses it, and each time for a unit that nobody holds."""
+def read_bytes(timeline: Timeline, owner: npt.NDArray[np.int32], sizes: Sizes) -> list[EpochBytes]:
+    """What each epoch reads. The source is read once for a unit that has an owner, in the first
+    epoch that uses it, and each time for a unit without one."""
     found = [EpochBytes() for _ in range(timeline.epochs)]
     seen = np.zeros(timeline.units, dtype=bool)
     for section in timeline.sections():
-        found[section.epoch] += _read_in(section, held, sizes, seen)
+        found[section.epoch] += _read_in(section, owner, sizes, seen)
     return found
 
 
 def _read_in(
-    section: Section, held: npt.NDArray[np.int32], sizes: Sizes, seen: npt.NDArray[np.bool_]
+    section: Section, owner: npt.NDArray[np.int32], sizes: Sizes, seen: npt.NDArray[np.bool_]
 ) -> EpochBytes:
     rows = section.rows
     node = np.arange(rows.shape[1], dtype=np.int32) // section.ranks_per_node
-    owner = np.where(rows >= 0, held[rows], np.int32(NOBODY))
+    owner_of = np.where(rows >= 0, owner[rows], np.int32(PFS))
     weight = np.where(rows >= 0, sizes[rows], 0)
     first = np.zeros(rows.size, dtype=bool)
     flat = rows.reshape(-1)
@@ -113,30 +109,47 @@ def _read_in(
     _, at = np.unique(flat[fresh], return_index=True)
     first[fresh[at]] = True
     seen[flat[fresh]] = True
-    from_source = first.reshape(rows.shape) | (owner == NOBODY)
-    is_local = ~from_source & (owner == node)
+    from_source = first.reshape(rows.shape) | (owner_of == PFS)
+    is_local = ~from_source & (owner_of == node)
     source, local = int(weight[from_source].sum()), int(weight[is_local].sum())
     return EpochBytes(local, int(weight.sum()) - source - local, source)
 
 
+def distribution(epochs: int, nodes: int) -> npt.NDArray[np.float64]:
+    """P(X = k) for k = 0 ... epochs, (epochs + 1,), of how often a node accesses a sample (NoPFS,
+    3.1). In each epoch every sample goes to one of N nodes at random, so X is binomial with E
+    trials of probability 1 / N.
+    """
+    if nodes == 1:
+        return np.array([0.0] * epochs + [1.0])
+    each, other = log(1 / nodes), log1p(-1 / nodes)
+    logs = (
+        lgamma(epochs + 1)
+        - lgamma(k + 1)
+        - lgamma(epochs - k + 1)
+        + k * each
+        + (epochs - k) * other
+        for k in range(epochs + 1)
+    )
+    return np.array([exp(value) for value in logs])
+
+
 def figures_of(plan: Plan, node: int = 0, quota: int | None = None) -> Figures:
-    """The figures of a plan, with the holders computed if the plan has none.
+    """The figures of a plan.
 
     quota : what each node can hold [bytes]; None = everything
     """
-    plan = plan.with_holders()
-    assert plan.holders is not None
     timeline, sizes = plan.timeline(), plan.unit_bytes()
     frequency = analyse(timeline, node).frequency
-    held = held_by(plan.holders, sizes, plan.nodes, quota)
-    taken = held >= 0
+    owner = owners_of(timeline, sizes, quota)
+    owned = owner >= 0
     single = len(timeline.parts) == 1 and timeline.parts[0].lookup is None
     return Figures(
         node=node,
         frequency=np.bincount(frequency),
         expected=timeline.units * distribution(plan.epochs, plan.nodes) if single else None,
         spread=spread(frequency),
-        owned_units=np.bincount(held[taken], minlength=plan.nodes),
-        owned_bytes=np.bincount(held[taken], sizes[taken], plan.nodes).astype(np.int64),
-        epochs=read_bytes(timeline, held, sizes),
+        owned_units=np.bincount(owner[owned], minlength=plan.nodes),
+        owned_bytes=np.bincount(owner[owned], sizes[owned], plan.nodes).astype(np.int64),
+        epochs=read_bytes(timeline, owner, sizes),
     )

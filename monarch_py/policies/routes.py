@@ -1,0 +1,115 @@
+"""Holder or source: from where a node reads a file that another node is known to have (NoPFS 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.policies.view import PFS, Ints
+
+__all__ = ["SOURCES", "TRY_AGAIN_S", "Routing"]
+
+# Routing have numbers: SOURCES for the sources together, n + 1 for node n.
+SOURCES = 0
+# A place that is not chosen is tried again after this long: it may have become faster [s].
+TRY_AGAIN_S = 2.0
+# Waits shorter than NOTICED_S [s] do not matter. The source, which all nodes share, is read instead
+# of a node's copy only if that takes at most PART of the copy's time.
+NOTICED_S, PART = 0.1, 0.5
+
+
+@dataclass
+class Routing:
+    """The places that have files, as one node sees them at one moment. Each choice counts in the
+    queues that the later ones find.
+
+    rate : of one reader at a place, by how many readers there are [bytes/s]; None for unknown
+    queues : (nodes,) files that wait for each node;  at_source : files that wait for the sources
+    node_threads : how many threads ask a node at a time;  source_threads : how many read the
+        sources
+    block_bytes : what a thread moves at a time of a file
+    tried : when each place was last chosen [s]; choices are added;  now_s : the time
+    """
+
+    rate: Callable[[int, int], float | None]
+    queues: npt.NDArray[np.int64]
+    at_source: int
+    node_threads: int
+    source_threads: int
+    block_bytes: int
+    tried: dict[int, float]
+    now_s: float
+    _rates: dict[tuple[int, int], float | None] = field(default_factory=dict)
+
+    def choose(
+        self,
+        asked: npt.NDArray[np.int32],
+        has: npt.NDArray[np.bool_],
+        sizes: Ints,
+        due_s: npt.NDArray[np.float64],
+    ) -> int:
+        """Chooses between the nodes and the source for each file that a node is known to have. Of
+        two nodes it puts the faster one first. Returns for how many files the source was chosen.
+
+        asked : (n, ASKED) as of `NodePolicy.route`; changed, PFS where the source is chosen
+        has : (n, ASKED) which of these nodes are known to have the file; changed like `asked`
+        sizes : (n,) [bytes];  due_s : (n,) in how long the files are needed [s]
+        """
+        chosen = 0
+        for at in np.flatnonzero(has.any(axis=1)).tolist():
+            size, (first, second) = int(sizes[at]), asked[at].tolist()
+            if second >= 0 and self._is_second_faster(first, second, size):
+                asked[at], has[at] = asked[at, ::-1].copy(), has[at, ::-1].copy()
+            if self._is_source_better(int(asked[at, 0]), size, float(due_s[at])):
+                asked[at] = PFS
+                chosen += 1
+        return chosen
+
+    def _is_second_faster(self, first: int, second: int, size: int) -> bool:
+        """Whether the second of two nodes is faster. A first node that was not asked for long is
+        asked again: it may be fast by now."""
+        if self._is_due(first + 1):
+            return False
+        one, two = self._node_seconds(first, size), self._node_seconds(second, size)
+        return one is not None and two is not None and two < one
+
+    def _is_source_better(self, node: int, size: int, due_s: float) -> bool:
+        """Whether to read a file from the source although a node has it: not if the node delivers
+        in time, because everybody shares the source. Counts the file in the queue where it goes."""
+        node_s = self._node_seconds(node, size)
+        source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
+        if source_s is None and self._is_due(SOURCES):
+            source_s = 0.0  # nothing is known of the source: once in a while it is worth a try
+        better = (
+            node_s is not None
+            and source_s is not None
+            and node_s > max(due_s, NOTICED_S, source_s / PART)
+            and not self._is_due(node + 1)
+        )
+        self.tried[SOURCES if better else node + 1] = self.now_s
+        if better:
+            self.at_source += 1
+        else:
+            self.queues[node] += 1
+        return better
+
+    def _is_due(self, place: int) -> bool:
+        return self.now_s - self.tried.get(place, -np.inf) >= TRY_AGAIN_S
+
+    def _node_seconds(self, node: int, size: int) -> float | None:
+        return self._seconds(node + 1, size, int(self.queues[node]), self.node_threads)
+
+    def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
+        """The time until a file arrives from a place: its own time, and once more for each file
+        that a thread must move before it. Threads move the blocks of a file in parallel."""
+        key = place, min(queue + 1, threads)
+        if key not in self._rates:
+            self._rates[key] = self.rate(*key)
+        rate = self._rates[key]
+        if rate is None:
+            return None
+        blocks = -(-size // self.block_bytes)
+        return size / (rate * max(1, min(threads, blocks))) * (1 + queue / threads)
