@@ -38,9 +38,9 @@ struct monarch_digest {
 };
 
 /* Computes the MAC of frame `number` of one direction: of its n bytes, and of the digest of the
- * content before it if the frame vouches for any; else NULL. */
-void monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
-                  const struct monarch_digest *digest, unsigned char *seal);
+ * content before it if the frame vouches for any; else NULL. 0 if the library has failed. */
+int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
+                 const struct monarch_digest *digest, unsigned char *seal);
 /* Whether the seal is right; checked in a time that does not depend on where two seals differ. */
 int monarch_is_sealed(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                       const struct monarch_digest *digest, const unsigned char *seal);

@@ -56,6 +56,11 @@ static inline void *sys_map(int fd, unsigned long n, int prot) {
     long p = sys6(SYS_mmap, 0, (long)n, prot, MAP_SHARED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
+/* Memory of the process's own, all zeros. */
+static inline void *sys_new_pages(unsigned long n) {
+    long p = sys6(SYS_mmap, 0, (long)n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p < 0 && p > -4096 ? 0 : (void *)p;
+}
 /* Maps over [at, at + n), all of which this process has mapped itself: the file, or for fd -1 zeros
  * that take no memory. */
 static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
@@ -94,6 +99,16 @@ static inline void sys_unmap(const void *p, unsigned long n) {
     sys6(SYS_munmap, (long)p, (long)n, 0, 0, 0, 0);
 }
 #endif
+/* A page (4096 bytes, or what the kernel makes of them) that the kernel clears in the child of a
+ * fork, by whatever call that is made, but not in a child of vfork. NULL before Linux 4.14. */
+static inline void *sys_new_wiped_page(void) {
+    const int wipe_on_fork = 18; /* MADV_WIPEONFORK: older headers have no name for it */
+    void *p = sys_new_pages(4096);
+    if (!p || sys6(SYS_madvise, (long)p, 4096, wipe_on_fork, 0, 0, 0) == 0)
+        return p;
+    sys_unmap(p, 4096);
+    return 0;
+}
 static inline long sys_write(int fd, const void *buf, unsigned long n) {
     return sys6(SYS_write, fd, (long)buf, (long)n, 0, 0, 0);
 }

@@ -25,12 +25,6 @@ int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC
 
 /* --- attaching ------------------------------------------------------------------------------ */
 
-static struct session *new_session(void) {
-    long p =
-        sys6(SYS_mmap, 0, NODE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return is_address(p) ? (struct session *)p : NULL;
-}
-
 /* Maps the current session into `s`, which no other thread knows yet. */
 static int map_into(struct session *s, const struct monarch_segment *control) {
     int reused = 0;
@@ -65,7 +59,7 @@ static struct session *attach(struct session *old) {
     }
     int is_usable = monarch_control_is_usable(control.map, control.size);
     if (is_usable)
-        s = old ? new_session() : &first;
+        s = old ? sys_new_pages(NODE_BYTES) : &first;
     if (s && map_into(s, &control))
         return s;
     __atomic_store_n(&lacks_room, (uint32_t)is_usable, __ATOMIC_RELAXED);

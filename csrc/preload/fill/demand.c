@@ -108,33 +108,17 @@ static void note_timeout(const struct monarch_wanted *w) {
     owe(&debt, DEBT_NS, LIMIT, now);
 }
 
-static const struct monarch_fill *map_of(const struct monarch_fills *fills, uint64_t word,
-                                         unsigned *slot) {
-    for (unsigned i = 0; i < MONARCH_FILL_SLOTS; i++)
-        if (__atomic_load_n(&fills->word[i], __ATOMIC_ACQUIRE) == word) {
-            *slot = i;
-            return &fills->fill[i];
-        }
-    return NULL;
-}
-
-static int is_done(const struct monarch_fill *f, uint64_t unit) {
-    return unit < MONARCH_FILL_UNITS &&
-           (__atomic_load_n(&f->done[unit / 64], __ATOMIC_ACQUIRE) >> (unit % 64) & 1);
-}
-
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
-    unsigned slot;
     const struct monarch_fills *fills = fills_of(w->session);
-    const struct monarch_fill *f = fills ? map_of(fills, word, &slot) : NULL;
-    if (!fills)
-        return -1;
-    if (!f)
-        return 0;
+    int slot = fills ? monarch_fill_slot(fills, word) : -1;
+    if (slot < 0)
+        return fills ? 0 : -1;
+    const struct monarch_fill *f = &fills->fill[slot];
     uint64_t unit_bytes = __atomic_load_n(&f->unit_bytes, __ATOMIC_ACQUIRE);
     uint64_t failed = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE), end = w->at;
     if (unit_bytes && !failed)
-        for (uint64_t unit = w->at / unit_bytes; end < w->at + w->n && is_done(f, unit); unit++)
+        for (uint64_t unit = w->at / unit_bytes;
+             end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
     /* The bits belong to this copy only if the slot has not been given to another one. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
@@ -144,12 +128,15 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
     return (int64_t)((end < w->at + w->n ? end : w->at + w->n) - w->at);
 }
 
-/* Puts a demand into a slot; returns the slot, NULL when there is none. */
-static uint64_t *place(struct session *s, uint64_t demand, uint32_t tag) {
+/* Demands a unit; returns the slot of the demand, NULL when there is none. */
+static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *demand) {
+    uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
+    uint32_t first = (tag + monarch_track_process()) * 7;
+    *demand = monarch_demand(w->id, unit, tag, monarch_rank);
     for (uint32_t i = 0; i < TRIES; i++) {
-        uint64_t *at = &s->clients->demand[(tag * 7 + i) % MONARCH_DEMANDS], free = 0;
+        uint64_t *at = &w->session->clients->demand[(first + i) % MONARCH_DEMANDS], free = 0;
         if (__atomic_load_n(at, __ATOMIC_RELAXED) == 0 &&
-            __atomic_compare_exchange_n(at, &free, demand, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+            __atomic_compare_exchange_n(at, &free, *demand, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
             return at;
     }
     return NULL;
@@ -220,9 +207,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
         last = first; /* one unit starts the fill */
     for (uint64_t unit = first; unit <= last && unit < first + AHEAD; unit++) {
-        uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
-        uint64_t d = monarch_demand(w->id, unit, tag, monarch_rank);
-        uint64_t *here = place(s, d, tag + monarch_track_process());
+        uint64_t d, *here = place(w, unit, &d);
         if (unit == first) {
             at = here;
             demand = d;
@@ -257,10 +242,9 @@ static uint64_t left_for_word(const struct monarch_wanted *w) {
 
 /* The bytes of the file that the copy lacks, as far as is known without waiting. */
 static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
-    unsigned slot;
-    const struct monarch_fill *f = MONARCH_WORD_STATE(word) == MONARCH_FILLING
-                                       ? map_of(fills_of(w->session), word, &slot)
-                                       : NULL;
+    const struct monarch_fills *fills = fills_of(w->session);
+    int slot = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_fill_slot(fills, word) : -1;
+    const struct monarch_fill *f = slot >= 0 ? &fills->fill[slot] : NULL;
     uint64_t unit_bytes = f ? __atomic_load_n(&f->unit_bytes, __ATOMIC_ACQUIRE) : 0, done = 0;
     if (!unit_bytes)
         return w->entry->size;
@@ -298,15 +282,13 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
 }
 
 int monarch_is_under_way(struct session *s, uint64_t word) {
-    unsigned slot;
     const struct monarch_fills *fills = monarch_fills_of(s);
-    return fills && map_of(fills, word, &slot) != NULL;
+    return fills && monarch_fill_slot(fills, word) >= 0;
 }
 
 void monarch_demand_first(const struct monarch_wanted *w) {
     uint64_t unit_bytes = monarch_unit_of(w->entry->size, w->session->control->block_bytes);
-    uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
-    uint64_t demand = monarch_demand(w->id, w->at / unit_bytes, tag, monarch_rank);
-    if (!is_silent(w->session) && place(w->session, demand, tag + monarch_track_process()))
+    uint64_t demand;
+    if (!is_silent(w->session) && place(w, w->at / unit_bytes, &demand))
         ring_engine(w->session);
 }

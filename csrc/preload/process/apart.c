@@ -54,11 +54,9 @@ static int start(struct apart *a) {
 
 /* The thread's memory is freed only once it has ended: a thread that hangs goes on using it. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n) {
-    long at =
-        sys6(SYS_mmap, 0, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!is_address(at) || n > MONARCH_APART_BYTES)
+    struct apart *a = n <= MONARCH_APART_BYTES ? sys_new_pages(STACK_BYTES) : NULL;
+    if (!a)
         return 0;
-    struct apart *a = (struct apart *)at;
     a->work = work;
     memcpy(a->data, data, n);
     uint32_t runs = (uint32_t)start(a);
