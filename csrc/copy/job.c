@@ -377,6 +377,8 @@ void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer) {
         drop(e, job);
 }
 
+uint64_t monarch_xxh3_of(const char *data, uint64_t len) { return monarch_xxh3(data, len); }
+
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes) {
     struct monarch_engine e = {.block_bytes = block_bytes};
     struct job job;

@@ -9,6 +9,17 @@
 #include <sys/syscall.h>
 #include <time.h>
 
+#include "shared/clock.h"
+
+/* Older headers do not have these (Linux 5.9, glibc 2.34). */
+#ifndef CLOSE_RANGE_CLOEXEC
+#define CLOSE_RANGE_UNSHARE 2
+#define CLOSE_RANGE_CLOEXEC 4
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+
 #if defined(__x86_64__)
 static inline long sys6(long n, long a, long b, long c, long d, long e, long f) {
     long ret;
@@ -138,11 +149,6 @@ static inline uint64_t sys_signals(int how, uint64_t set) {
     return old;
 }
 static inline int sys_getpid(void) { return (int)sys6(SYS_getpid, 0, 0, 0, 0, 0, 0); }
-static inline uint64_t sys_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 /* Sleeps for `ns`, which is less than a second. */
 static inline void sys_nap(long ns) {
     struct timespec t = {0, ns};

@@ -7,8 +7,6 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-uint64_t monarch_xxh3_of(const char *data, uint64_t len) { return monarch_xxh3(data, len); }
-
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece) {
     struct xxh3_stream s;
     monarch_xxh3_begin(&s);

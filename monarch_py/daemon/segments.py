@@ -209,7 +209,9 @@ class Shared:
         if not self.control.follow_opens:
             return np.zeros(0, dtype=np.uint64)
         where = pointer(self._opened, "uint64_t *")
-        count = lib.monarch_take_opened(self.clients, len(self.catalog), where, OPENED)
+        count = lib.monarch_take_bits(
+            ffi.addressof(self.clients.opened), len(self.catalog), where, OPENED
+        )
         opened: npt.NDArray[np.uint64] = self._opened[:count].copy()
         return opened
 
@@ -217,7 +219,9 @@ class Shared:
         """(n,) entries that programs have read to their end since the last call, and that had no
         copy when they were opened."""
         where = pointer(self._read, "uint64_t *")
-        count = lib.monarch_take_read(self.clients, len(self.catalog), where, OPENED)
+        count = lib.monarch_take_bits(
+            ffi.addressof(self.clients.read), len(self.catalog), where, OPENED
+        )
         read: npt.NDArray[np.uint64] = self._read[:count].copy()
         return read
 

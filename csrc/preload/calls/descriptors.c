@@ -55,14 +55,6 @@ PUBLIC int fclose(FILE *stream) {
     return REAL(fclose)(stream);
 }
 
-#ifndef CLOSE_RANGE_CLOEXEC
-#define CLOSE_RANGE_UNSHARE 2
-#define CLOSE_RANGE_CLOEXEC 4
-#endif
-#ifndef SYS_close_range
-#define SYS_close_range 436
-#endif
-
 /* glibc before 2.34 has neither close_range nor closefrom. */
 static int real_close_range(unsigned first, unsigned last, int flags) {
     if (REAL(close_range))

@@ -77,7 +77,7 @@ __attribute__((noinline)) static void open_learnt(struct session *s, int dir, co
                                                   int flags, int fd) {
     struct monarch_opening o;
     int old_errno = errno;
-    uint64_t since_ns = sys_now_ns();
+    uint64_t since_ns = monarch_now_ns();
     monarch_look_up(s, dir, path, flags, &o);
     if (o.entry && is_promoted(s, &o, flags, fd))
         monarch_opened_copy(s, &o);
@@ -111,7 +111,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         if (!o.served && (fd = open_awaited(s, dir, path, flags, &o)) >= 0)
             return fd;
     }
-    uint64_t began_ns = o.id != MONARCH_OUTSIDE ? sys_now_ns() : 0;
+    uint64_t began_ns = o.id != MONARCH_OUTSIDE ? monarch_now_ns() : 0;
     int fd = plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
     if (fd >= 0 && began_ns) {
         monarch_note_source_open(began_ns);

@@ -173,7 +173,7 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
  * first file's. If the number was promoted meanwhile, the copy is complete and gives the bytes. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
-    uint64_t began_ns = sys_now_ns();
+    uint64_t began_ns = monarch_now_ns();
     ssize_t r = REAL(pread)(fd, buf, n, at);
     monarch_note_source_read(began_ns);
     if (monarch_is_callers(fd, w))
@@ -247,7 +247,7 @@ __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t
     struct monarch_wanted w;
     if (served(fd, monarch_tracked(fd), 0, n, &w))
         return read_at(fd, &w, buf, n, at, 0);
-    uint64_t since_ns = sys_now_ns();
+    uint64_t since_ns = monarch_now_ns();
     return given(fd, REAL(pread)(fd, buf, n, at), at, since_ns);
 }
 
@@ -309,7 +309,7 @@ __attribute__((noinline)) static ssize_t read_tracked(int fd, void *buf, size_t 
     struct monarch_wanted w;
     if (served(fd, tracked, TRACK_OFFSET, n, &w))
         return read_next(fd, tracked, &w, buf, n);
-    uint64_t since_ns = sys_now_ns();
+    uint64_t since_ns = monarch_now_ns();
     return given(fd, REAL(read)(fd, buf, n), -1, since_ns);
 }
 

@@ -183,8 +183,8 @@ int monarch_await_closings(uint32_t *closings) {
     *closings = __atomic_load_n(&so_far, __ATOMIC_SEQ_CST);
     while ((uint32_t)(seen = __atomic_load_n(&under_way, __ATOMIC_SEQ_CST)) &&
            count_of(seen, (uint32_t)sys_getpid())) {
-        since_ns = since_ns ? since_ns : sys_now_ns();
-        if (sys_now_ns() - since_ns > PATIENCE_NS)
+        since_ns = since_ns ? since_ns : monarch_now_ns();
+        if (monarch_now_ns() - since_ns > PATIENCE_NS)
             return 0;
         sys_relax(n++);
     }

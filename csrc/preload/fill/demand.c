@@ -88,7 +88,7 @@ static int is_silent(const struct session *s) {
 }
 
 static int may_wait(const struct monarch_wanted *w) {
-    uint64_t now = sys_now_ns();
+    uint64_t now = monarch_now_ns();
     return !monarch_is_fast(w->session, w->entry) && !is_silent(w->session) &&
            owed(&file_debts[w->id % 1024], FILE_LIMIT, now) <= FILE_LIMIT - DEBT_NS &&
            owed(&debt, LIMIT, now) <= LIMIT - DEBT_NS &&
@@ -98,7 +98,7 @@ static int may_wait(const struct monarch_wanted *w) {
 /* If a whole file does not come within a limit, its parts may still come: that is wasted time and
  * no debt. An open that waits instead of the source keeps its own account (await.c). */
 static void note_timeout(const struct monarch_wanted *w) {
-    uint64_t now = sys_now_ns();
+    uint64_t now = monarch_now_ns();
     if (w->is_instead)
         return;
     owe(&waste_debt, (now - w->since_ns) * WASTE_SHARE, WASTE_LIMIT, now);
@@ -163,7 +163,8 @@ static int is_settled(const struct monarch_wanted *w) {
 /* Waits until the daemon answers the demand, which it does by storing 0 in its slot and waking the
  * reader. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
-    uint64_t start = sys_now_ns(), now = start, alive_ns = start, signs = signs_of_life(w->session);
+    uint64_t start = monarch_now_ns(), now = start, alive_ns = start,
+             signs = signs_of_life(w->session);
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
     /* Answers that bring no bytes are bounded too. */
@@ -174,7 +175,7 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
         sys_futex_wait((const uint32_t *)at, (uint32_t)demand,
                        left_ns < SLICE_NS ? (long)left_ns : SLICE_NS);
         uint64_t seen = signs_of_life(w->session);
-        now = sys_now_ns();
+        now = monarch_now_ns();
         if (seen != signs)
             alive_ns = now;
         else
@@ -185,7 +186,7 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     }
     __atomic_compare_exchange_n(at, &demand, 0, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     struct monarch_stats *n = monarch_my_stats(w->session);
-    now = sys_now_ns();
+    now = monarch_now_ns();
     __atomic_fetch_add(&n->waits, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&n->wait_ns, now - start, __ATOMIC_RELAXED);
     if (timed_out && now - alive_ns > SILENCE_NS)
@@ -223,7 +224,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
  * not changed meanwhile. */
 static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     struct timespec pause = {0, 200000};
-    for (uint64_t start = sys_now_ns(); sys_now_ns() - start < limit_ns;) {
+    for (uint64_t start = monarch_now_ns(); monarch_now_ns() - start < limit_ns;) {
         unsigned state = MONARCH_WORD_STATE(monarch_word_of(w));
         if (state != MONARCH_FILLING)
             return state == MONARCH_PRESENT;
@@ -235,7 +236,7 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
 /* How long to wait for publication: the rest of the limit, and at most WORD_NS unless the caller's
  * own limit is below WHOLE_NS. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
-    uint64_t waited = sys_now_ns() - w->since_ns;
+    uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;
     return left < WORD_NS || w->limit_ns < WHOLE_NS ? left : WORD_NS;
 }
@@ -258,7 +259,7 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
     struct monarch_wanted w = *wanted;
     w.at = 0;
     w.n = w.entry->size;
-    w.since_ns = sys_now_ns();
+    w.since_ns = monarch_now_ns();
     w.limit_ns = wanted->limit_ns ? wanted->limit_ns : WHOLE_NS;
     if (!monarch_fills_of(w.session) || missing(&w, monarch_word_of(&w)) > WHOLE_BYTES)
         return 0;

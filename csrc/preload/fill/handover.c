@@ -46,7 +46,7 @@ static void await_end(int fd) {
         return;
     uint64_t id = monarch_track_entry(w), *at = monarch_claim_at(s->clients, id);
     for (unsigned n = 0;; sys_relax(n++)) {
-        uint64_t claim = __atomic_load_n(at, __ATOMIC_SEQ_CST), now = sys_now_ns();
+        uint64_t claim = __atomic_load_n(at, __ATOMIC_SEQ_CST), now = monarch_now_ns();
         start = start ? start : now;
         if (!monarch_claim_names(claim, id) || !monarch_is_on_its_way(claim, now) ||
             now - start > AWAIT_NS)

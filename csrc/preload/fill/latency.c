@@ -37,7 +37,8 @@ static void note_share(uint32_t *share, int is_sooner) {
 }
 
 static void note(struct taken *t, uint64_t near_ns, uint64_t since_ns) {
-    uint64_t took = sys_now_ns() - since_ns, old = __atomic_load_n(&t->mean_ns, __ATOMIC_RELAXED);
+    uint64_t took = monarch_now_ns() - since_ns,
+             old = __atomic_load_n(&t->mean_ns, __ATOMIC_RELAXED);
     took = took < MOST_NS ? took : MOST_NS;
     uint64_t now = old ? old - old / WEIGHT + took / WEIGHT : took;
     __atomic_store_n(&t->mean_ns, now ? now : 1, __ATOMIC_RELAXED);

@@ -10,7 +10,7 @@ int monarch_source_is_at_hand(void);
 int monarch_source_is_near(void);
 
 /* Called when an open, or a read, of a source's file has ended that began at since_ns
- * (sys_now_ns). */
+ * (monarch_now_ns). */
 void monarch_note_source_open(uint64_t since_ns);
 void monarch_note_source_read(uint64_t since_ns);
 

@@ -90,7 +90,7 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
 static void count_wait(struct session *s, uint64_t since_ns) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(&n->source_opens, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&n->source_open_ns, sys_now_ns() - since_ns, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&n->source_open_ns, monarch_now_ns() - since_ns, __ATOMIC_RELAXED);
 }
 
 /* Whether the file is small and the source returns it as soon as a copy would be: following its

@@ -127,9 +127,9 @@ void monarch_mappings_end(void) {
     monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
     __atomic_fetch_add(&o->bell, 1, __ATOMIC_SEQ_CST);
     sys_futex_wake(&o->bell);
-    uint64_t start = sys_now_ns();
+    uint64_t start = monarch_now_ns();
     while ((GET(o->helper) ||
             (GET(o->tid) && sys6(SYS_tgkill, sys_getpid(), GET(o->tid), 0, 0, 0, 0) == 0)) &&
-           sys_now_ns() - start < END_NS)
+           monarch_now_ns() - start < END_NS)
         sys_nap(NAP_NS);
 }

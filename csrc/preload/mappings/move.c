@@ -147,7 +147,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 /* Whether the daemon has shown any sign of life of late. A killed daemon leaves its session as it
  * was. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
-    uint64_t now = sys_now_ns(), seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);
+    uint64_t now = monarch_now_ns(),
+             seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);
     if (seen != *beat || !*since_ns) {
         *beat = seen;
         *since_ns = now;

@@ -8,13 +8,6 @@
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 
-#ifndef SYS_close_range
-#define SYS_close_range 436
-#endif
-#ifndef CLOSE_RANGE_UNSHARE
-#define CLOSE_RANGE_UNSHARE (1U << 1)
-#endif
-
 #define LIMIT_NS 1000000000ULL
 #define STACK_BYTES 16384
 
@@ -61,7 +54,7 @@ int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n) {
     memcpy(a->data, data, n);
     uint32_t runs = (uint32_t)start(a);
     int done = (int)runs;
-    for (uint64_t begin = sys_now_ns(); runs && sys_now_ns() - begin < LIMIT_NS;) {
+    for (uint64_t begin = monarch_now_ns(); runs && monarch_now_ns() - begin < LIMIT_NS;) {
         sys_futex_wait(&a->runs, 1, 50000000);
         runs = __atomic_load_n(&a->runs, __ATOMIC_ACQUIRE);
     }

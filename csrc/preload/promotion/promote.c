@@ -40,7 +40,7 @@ static int wait_for_closings(uint64_t dev, uint64_t ino) {
     uint64_t mark = closing_of(dev, ino), until_ns = 0;
     for (int i = 0; i < CLOSINGS; i++)
         for (unsigned n = 0; __atomic_load_n(&closings[i], __ATOMIC_SEQ_CST) == mark;) {
-            uint64_t now = sys_now_ns();
+            uint64_t now = monarch_now_ns();
             until_ns = until_ns ? until_ns : now + CLOSING_LIMIT_NS;
             if (now > until_ns)
                 return 0;
