@@ -18,7 +18,6 @@ PRELOAD = [
     "preload/session/segments.c",
     "preload/session/roots.c",
     "preload/session/rights.c",
-    "preload/attach/retire.c",
     "preload/session/session.c",
     "preload/session/tell.c",
     "preload/attach/attach.c",

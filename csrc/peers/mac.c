@@ -120,18 +120,6 @@ int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size
     return monarch_mac_end(m, seal);
 }
 
-int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
-                      unsigned char *digest) {
-    struct monarch_mac *m = monarch_mac_new(content_key);
-    if (!m)
-        return -1;
-    monarch_mac_begin(m, 0);
-    monarch_mac_add(m, bytes, n);
-    int has_one = monarch_mac_end(m, digest);
-    monarch_mac_free(m);
-    return has_one ? 0 : -1;
-}
-
 int monarch_is_sealed(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                       const struct monarch_digest *digest, const unsigned char *seal) {
     unsigned char expected[MONARCH_MAC_BYTES];

@@ -12,11 +12,6 @@ enum { MONARCH_KEY_BYTES = 16, MONARCH_MAC_BYTES = 16 };
 /* Whether libcrypto is there, 1.1.0 or later. Everything below needs it. */
 int monarch_mac_is_there(void);
 
-/* The digest (below) of bytes under a session's content key; 0, or -1 without memory or libcrypto.
- */
-int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
-                      unsigned char *digest);
-
 /* One key. Used by one thread at a time. */
 struct monarch_mac;
 

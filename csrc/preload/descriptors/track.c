@@ -104,8 +104,7 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
                                                                __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
     __atomic_store_n(&monarch_track_table[fd],
-                     (uint64_t)monarch_session_number(s) << 4 | number << 9 | (entry + 1) << 32 |
-                         flags,
+                     (uint64_t)s->number << 4 | number << 9 | (entry + 1) << 32 | flags,
                      __ATOMIC_SEQ_CST);
 }
 

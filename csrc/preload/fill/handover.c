@@ -260,11 +260,6 @@ static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id
     return done;
 }
 
-static void hand_over_unmet(struct session *s, int fd, uint64_t tracked, int is_read) {
-    if (monarch_is_serving(s) && !is_sent_unmet(s, fd, tracked, is_read))
-        monarch_tell_unknown(s, fd, 0);
-}
-
 void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked);
@@ -274,7 +269,8 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        hand_over_unmet(s, fd, tracked, is_read);
+        if (monarch_is_serving(s) && !is_sent_unmet(s, fd, tracked, is_read))
+            monarch_tell_unknown(s, fd, 0);
         return;
     }
     monarch_progress_begin_again(id);

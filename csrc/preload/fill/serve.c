@@ -9,7 +9,6 @@
 #include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
-#include "preload/process/attributes.h"
 #include "preload/process/log.h"
 #include "preload/session/session.h"
 #include "shared/sys.h"
