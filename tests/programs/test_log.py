@@ -48,13 +48,13 @@ def test_each_process_says_what_it_does(
     )
     lines = (logs / f"monarch-{parent}.log").read_text().splitlines()
     said = [line.split(" ", 2)[2] for line in lines]
-    assert said[0].startswith("daemon ")
+    assert said[0].startswith("attached to the daemon of ")
     assert said[1].startswith(f"open a/f1: {session.tiers[0]}/")
     assert said[2:] == [
         "open a/f2: source: no copy yet",
-        f"changed, inode {(tree / 'c').stat().st_ino}",  # it might have been made there
-        f"changed, inode {(tree / 'c/f3').stat().st_ino}",
-        "open c/f3: source: changed",
+        f"recorded a change of inode {(tree / 'c').stat().st_ino}",  # it might have been made there
+        f"recorded a change of inode {(tree / 'c/f3').stat().st_ino}",
+        "open c/f3: source: the file has changed",
     ]
     assert "open a/f1: " in (logs / f"monarch-{child}.log").read_text()
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in logs.iterdir())

@@ -38,7 +38,7 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
         s->ino = control->ino;
         s->reused = (uint32_t)reused;
         s->distrusts = (uint32_t)monarch_has_foreign_tier(s->control);
-        monarch_log("daemon", monarch_session_dir(), "attached");
+        monarch_log("attached to the daemon of", monarch_session_dir(), NULL);
         return 1;
     }
     if (m)
@@ -261,19 +261,20 @@ __attribute__((constructor)) static void load(void) {
     monarch_log_init();
     monarch_rank_init();
     if (!monarch_find_session_dir(config)) {
-        monarch_warn("MONARCH_CONFIG names no file that can be found:", config,
-                     "give its absolute path");
+        monarch_warn("MONARCH_CONFIG names a file that cannot be found:", config,
+                     "Set it to the absolute path of a configuration file.");
     } else {
         struct session *s = attach(NULL);
         if (s)
             look_at_switches(s, 0);
         else if (monarch_lacks_room())
-            monarch_warn("no room to map what the daemon shares, for", config,
-                         "raise the limit of addresses (ulimit -v)");
+            monarch_warn(
+                "this process has no address space left to map the segments of the daemon for",
+                config, "Raise its limit (ulimit -v).");
         else if (!monarch_was_stopped()) /* a shell whose daemon was stopped gets no warning */
             monarch_warn("no daemon serves", config,
-                         "monarch start starts one; eval \"$(monarch env --unset)\" takes the "
-                         "library back");
+                         "Start one with `monarch start`, or unload the library with "
+                         "eval \"$(monarch env --unset)\".");
         __atomic_store_n(&monarch_current, s ? s : &monarch_waiting, __ATOMIC_RELEASE);
     }
     monarch_pass_warning_on();

@@ -29,7 +29,7 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
     if (monarch_logging) {
         char inode[24];
         put_number(inode, st->st_ino, 10, 1);
-        monarch_log("changed, inode", inode, NULL);
+        monarch_log("recorded a change of inode", inode, NULL);
     }
     monarch_mark_changed(s->clients, st->st_dev, st->st_ino);
     return 1;

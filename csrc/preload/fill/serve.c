@@ -16,11 +16,16 @@
 /* Why an open gets the source's file, for the log. */
 static const char *why_source(const struct session *s, const struct monarch_entry *e) {
     static const char *const reasons[16] = {
-        "left to the source", "source: no tier has room",    "source: excluded",
-        "source: changed",    "source: could not be copied", "source: attributes",
+        "source: no reason is recorded",
+        "source: no tier has room",
+        "source: excluded by the configuration",
+        "source: the file has changed",
+        "source: its copy failed",
+        "source: attributes that entries cannot hold",
     };
-    static const char *const states[] = {"source: no copy yet", "source: wanted",
-                                         "source: being copied", "source: its copy is gone"};
+    static const char *const states[] = {"source: no copy yet", "source: its copy is requested",
+                                         "source: its copy is being made",
+                                         "source: its copy is gone"};
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (monarch_entry_is_changed(s, e))
         return reasons[MONARCH_CHANGED];

@@ -132,7 +132,7 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
         sys_close(copy);
     monarch_momentary_end();
     if (done)
-        monarch_log("promoted to", path, NULL);
+        monarch_log("replaced a descriptor by the copy", path, NULL);
     if (done)
         __atomic_fetch_add(&monarch_my_stats(w->session)->promotions, 1, __ATOMIC_RELAXED);
     return done;

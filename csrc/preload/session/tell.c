@@ -90,6 +90,6 @@ int monarch_tell_change(const struct stat *st, int is_tree) {
     if (t.has_no_number)
         monarch_run_apart(tell, &t, sizeof t);
     if (t.is_done)
-        monarch_log("changed", "a file, told without the session's segments", NULL);
+        monarch_log("recorded a change without the session's segments", NULL, NULL);
     return t.is_done;
 }

@@ -53,7 +53,7 @@ __attribute__((noinline)) static int parent_has_warned(void) {
 
 void monarch_warn(const char *what, const char *name, const char *hint) {
     char line[1200] = "monarch: ";
-    const char *parts[] = {what, " ", name, "; reads go to the source (", hint, ")\n"};
+    const char *parts[] = {what, " ", name, "; all reads go to the source. ", hint, "\n"};
     size_t n = strlen(line);
     monarch_log(what, name, hint);
     if (__atomic_exchange_n(&warned, 1, __ATOMIC_RELAXED) || secure_getenv(SAID) ||
