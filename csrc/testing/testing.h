@@ -1,10 +1,8 @@
 /* What only tests and benchmarks call, through Python. */
 #pragma once
 
-#ifndef MONARCH_CDEF
 #include "native.h"
 #include "peers/peers.h"
-#endif
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
 /* is_fast[i]: whether a source is a fast one after file i, of n files that took ns[i] there. */

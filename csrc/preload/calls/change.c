@@ -174,4 +174,4 @@ PUBLIC ssize_t listxattr(const char *path, char *list, size_t n) {
     return REAL(listxattr)(monarch_names_copy(path, real) ? real : path, list, n);
 }
 
-TWINS_OF_CHANGE(TWIN)
+TWIN(truncate64, truncate)

@@ -304,4 +304,13 @@ PUBLIC pid_t fork(void) {
     return child;
 }
 
-TWINS_OF_DESCRIPTORS(TWIN)
+TWIN(__close, close)
+TWIN(__dup2, dup2)
+TWIN(__fcntl, fcntl)
+TWIN(__lseek, lseek)
+TWIN(__fork, fork)
+TWIN(_IO_fclose, fclose)
+TWIN(_IO_fdopen, fdopen)
+TWIN(fcntl64, fcntl)
+TWIN(sendfile64, sendfile)
+TWIN(lseek64, lseek)

@@ -270,4 +270,7 @@ PUBLIC int scandirat(int dir, const char *path, struct dirent ***names, choose_f
              : REAL(scandirat)(dir, path, names, choose, compare);
 }
 
-TWINS_OF_DIRECTORIES(TWIN)
+TWIN(readdir64, readdir)
+TWIN(readdir64_r, readdir_r)
+TWIN(scandir64, scandir)
+TWIN(scandirat64, scandirat)

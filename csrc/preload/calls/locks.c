@@ -105,4 +105,4 @@ int monarch_lock(int fd, int command, void *arg) {
     return lock(fd, changes, &(struct lock_call){0, command, 0, arg});
 }
 
-TWINS_OF_LOCKS(TWIN)
+TWIN(lockf64, lockf)

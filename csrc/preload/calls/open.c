@@ -247,4 +247,14 @@ PUBLIC int mkostemps(char *name, int suffix, int flags) {
     return made(REAL(mkostemps)(name, suffix, flags), name);
 }
 
-TWINS_OF_OPEN(TWIN)
+TWIN(__open, open)
+TWIN(__open64, open)
+TWIN(open64, open)
+TWIN(openat64, openat)
+TWIN(__open64_2, __open_2)
+TWIN(__openat64_2, __openat_2)
+TWIN(creat64, creat)
+TWIN(mkstemp64, mkstemp)
+TWIN(mkostemp64, mkostemp)
+TWIN(mkstemps64, mkstemps)
+TWIN(mkostemps64, mkostemps)

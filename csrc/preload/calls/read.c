@@ -506,4 +506,10 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     return r;
 }
 
-TWINS_OF_READ(TWIN)
+TWIN(__read, read)
+TWIN(__pread64, pread)
+TWIN(pread64, pread)
+TWIN(preadv64, preadv)
+TWIN(preadv64v2, preadv2)
+TWIN(__pread64_chk, __pread_chk)
+TWIN(mmap64, mmap)

@@ -163,4 +163,6 @@ PUBLIC FILE *freopen(const char *path, const char *mode, FILE *stream) {
     return reopen_for_reading(path, mode, stream);
 }
 
-TWINS_OF_STDIO(TWIN)
+TWIN(_IO_fopen, fopen)
+TWIN(fopen64, fopen)
+TWIN(freopen64, freopen)
