@@ -33,7 +33,6 @@ PRELOAD = [
     "preload/lookup/metadata.c",
     "preload/descriptors/track.c",
     "preload/fill/demand.c",
-    "preload/fill/latency.c",
     "preload/fill/request.c",
     "preload/fill/await.c",
     "preload/promotion/promote.c",

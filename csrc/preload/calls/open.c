@@ -7,7 +7,6 @@
 #include "preload/changes/record.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/await.h"
-#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/serve.h"
 #include "preload/process/calls.h"

@@ -12,7 +12,6 @@
 #include "preload/fill/await.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
-#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
 #include "preload/fill/serve.h"
@@ -79,7 +78,7 @@ static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uin
                           uint64_t at) {
     char path[MONARCH_COPY_PATH];
     uint64_t done = 0;
-    monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), path);
+    monarch_copy_path(s, word, path);
     monarch_momentary_begin();
     int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     for (long r;
@@ -430,8 +429,7 @@ static int find_whole(struct monarch_wanted *w, char *path) {
     uint64_t word = monarch_word_of(w);
     if (monarch_is_replaced(w))
         return 0;
-    monarch_copy_path(&w->session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
-                      path);
+    monarch_copy_path(w->session, word, path);
     return 1;
 }
 

@@ -9,7 +9,6 @@
 #include "preload/descriptors/posix_locks.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/demand.h"
-#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
 #include "preload/lookup/where.h"

@@ -6,7 +6,6 @@
 #include "preload/descriptors/track.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
-#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
 #include "preload/process/log.h"
@@ -190,9 +189,8 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
         a->likely = monarch_guess(a->catalog, a->hash, &word);
-        unsigned tier = MONARCH_WORD_TIER(word);
-        if (word && tier < s->control->tiers) {
-            monarch_copy_path(&s->control->tier[tier], MONARCH_WORD_COPY(word), o->copy);
+        if (word && MONARCH_WORD_TIER(word) < s->control->tiers) {
+            monarch_copy_path(s, word, o->copy);
             o->word = word;
         }
     }
@@ -235,8 +233,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
          * number is never reused: if the copy is dropped before the open, the open fails and the
          * source answers. */
         if (!o->word || (word ^ o->word) >> 8)
-            monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
-                              o->copy);
+            monarch_copy_path(s, word, o->copy);
         o->word = word;
         o->served = 1;
     } else if (is_read_direct(s, e, (uint64_t)id, word)) {

@@ -53,7 +53,7 @@ static int open_copy(const struct slot *s, uint64_t word) {
     const struct monarch_entry *e = &monarch_entries(monarch_catalog_of(s->session))[s->id];
     char path[MONARCH_COPY_PATH];
     struct stat st;
-    monarch_copy_path(tier, MONARCH_WORD_COPY(word), path);
+    monarch_copy_path(s->session, word, path);
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
     /* Closing any descriptor of a file drops the process's locks on it, also those taken through

@@ -115,14 +115,10 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)
         return 0;
     int flags = sys_fcntl(fd, F_GETFL, 0), done = 0;
-    monarch_copy_path(&w->session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
-                      path);
+    monarch_copy_path(w->session, word, path);
     monarch_momentary_begin();
-    int copy =
-        flags < 0 ? -1
-                  : sys_openat(AT_FDCWD, path,
-                               monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW)) |
-                                   O_CLOEXEC);
+    int kept = monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW));
+    int copy = flags < 0 ? -1 : sys_openat(AT_FDCWD, path, kept | O_CLOEXEC);
     /* close, dup2 and the like either came before, and then pinning fails, or they wait. */
     if (copy >= 0 && monarch_track_pin(fd, tracked, &pin)) {
         done = replace(fd, copy, w);
