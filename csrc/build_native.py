@@ -73,6 +73,7 @@ HEADERS = [
     "simulator/simulator.h",
     "testing/testing.h",
 ]
+INCLUDES = "".join(f'#include "{header}"\n' for header in HEADERS)
 DEFINES = (
     "MONARCH_MAX_",
     "MONARCH_FILTER",
@@ -103,13 +104,10 @@ MORE_DEFINES = (
 
 def declarations() -> str:
     cc = shlex.split(os.environ.get("CC", "gcc"))
-    preprocess = [*cc, "-E", "-P", "-DMONARCH_CDEF", f"-I{HERE}"]
-    text = "".join(
-        subprocess.run(
-            [*preprocess, str(HERE / header)], check=True, capture_output=True, text=True
-        ).stdout
-        for header in HEADERS
-    )
+    preprocess = [*cc, "-E", "-P", "-DMONARCH_CDEF", f"-I{HERE}", "-x", "c", "-"]
+    text = subprocess.run(
+        preprocess, input=INCLUDES, check=True, capture_output=True, text=True
+    ).stdout
     constants = []
     for line in (HERE / "shared" / "catalog.h").read_text().splitlines():
         words = line.split()
@@ -124,7 +122,7 @@ ffi = FFI()
 ffi.cdef(declarations())
 ffi.set_source(
     "monarch_py._native",
-    "".join(f'#include "{header}"\n' for header in HEADERS),
+    INCLUDES,
     sources=[f"csrc/{name}" for name in SOURCES],
     include_dirs=["csrc"],
     define_macros=[("_GNU_SOURCE", None)],

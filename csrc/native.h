@@ -54,13 +54,9 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
                       uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
                       int64_t *ids);
 
-/* Takes the numbers of entries that clients have wanted since the last call; at most `max`. */
-uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids, uint64_t max);
-/* The same for entries that clients have opened for reading; in no order. */
-uint64_t monarch_take_opened(struct monarch_clients *m, uint64_t count, uint64_t *ids,
-                             uint64_t max);
-/* The same for entries that programs have read to their end without finding a copy. */
-uint64_t monarch_take_read(struct monarch_clients *m, uint64_t count, uint64_t *ids, uint64_t max);
+/* Takes the numbers of entries whose bits clients have set since the last call, in no order; at
+ * most `max`, of the first `count` entries. */
+uint64_t monarch_take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max);
 /* Marks the changes that processes without room for the segments have told of, in the session's
  * file of changes (`fd`) from *at on. */
 void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
@@ -341,6 +337,8 @@ uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_
 /* XXH3-64 of the block sums of one file, for callers that have only its path; 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);
 
+/* XXH3-64 of the bytes. */
+uint64_t monarch_xxh3_of(const char *data, uint64_t len);
 /* Sets up malloc for a process that lives for weeks: the memory of large arrays goes back to the
  * system when they are freed. */
 void monarch_limit_malloc(void);

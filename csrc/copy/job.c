@@ -272,11 +272,15 @@ static int sum_of(struct monarch_engine *e, struct job *job, int fd, char *buffe
     return r;
 }
 
-static void check(struct monarch_engine *e, struct job *job, char *buffer) {
+static int open_copy(const struct job *job) {
     char name[MONARCH_COPY_NAME + 4];
-    struct stat st;
     monarch_copy_name(job, name);
-    int fd = openat(job->copies, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    return openat(job->copies, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+}
+
+static void check(struct monarch_engine *e, struct job *job, char *buffer) {
+    struct stat st;
+    int fd = open_copy(job);
     if (fd < 0 || fstat(fd, &st) != 0) {
         monarch_fail(job, errno == ENOENT ? MONARCH_DAMAGED : MONARCH_TIER_ERROR, errno);
     } else if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != job->entry.size) {
@@ -336,10 +340,8 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
  * The part is read, not only asked for: the kernel shortens what it is asked for as it likes, and
  * then no more is on its way than there are threads. */
 static void page_in(struct job *job, char *buffer) {
-    char name[MONARCH_COPY_NAME + 4];
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
-    monarch_copy_name(job, name);
-    int fd = openat(job->copies, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    int fd = open_copy(job);
     if (fd < 0) {
         monarch_fail(job, MONARCH_TIER_ERROR, errno);
         return;
@@ -374,6 +376,8 @@ void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer) {
     else
         drop(e, job);
 }
+
+uint64_t monarch_xxh3_of(const char *data, uint64_t len) { return monarch_xxh3(data, len); }
 
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes) {
     struct monarch_engine e = {.block_bytes = block_bytes};

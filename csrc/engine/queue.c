@@ -1,7 +1,5 @@
 #include "engine/queue.h"
 
-#include <stddef.h>
-
 #include "copy/job.h"
 
 void monarch_push(struct queue *q, struct job *job) {

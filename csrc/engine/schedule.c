@@ -38,11 +38,22 @@ static void forget(struct pool *p, const struct job *job) {
         }
 }
 
-struct job *monarch_queued_fill(const struct pool *p, uint64_t id) {
-    struct job *job = p->bucket[id % MONARCH_BUCKETS];
-    while (job && (job->result.id != id || job->result.kind != MONARCH_FILL))
+/* The next order for the entry, from `job` on. */
+static struct job *next_for(struct job *job, uint64_t id) {
+    while (job && job->result.id != id)
         job = job->same;
     return job;
+}
+
+struct job *monarch_queued_fill(const struct pool *p, uint64_t id) {
+    struct job *job = next_for(p->bucket[id % MONARCH_BUCKETS], id);
+    while (job && job->result.kind != MONARCH_FILL)
+        job = next_for(job->same, id);
+    return job;
+}
+
+int monarch_has_order(const struct pool *p, uint64_t id) {
+    return next_for(p->bucket[id % MONARCH_BUCKETS], id) != NULL;
 }
 
 void monarch_unqueue(struct pool *p, struct job *job) {
@@ -165,9 +176,7 @@ static int has_slot(const struct pool *p, enum monarch_way way) {
 
 /* An order for the entry that can begin; NULL for none. */
 static struct job *queued(const struct pool *p, enum monarch_way way, uint64_t id) {
-    struct job *job = has_slot(p, way) ? p->bucket[id % MONARCH_BUCKETS] : NULL;
-    while (job && job->result.id != id)
-        job = job->same;
+    struct job *job = has_slot(p, way) ? next_for(p->bucket[id % MONARCH_BUCKETS], id) : NULL;
     return job && monarch_way_of(job) == way ? job : NULL;
 }
 
@@ -205,13 +214,6 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
     return 0;
-}
-
-int monarch_has_order(const struct pool *p, uint64_t id) {
-    const struct job *job = p->bucket[id % MONARCH_BUCKETS];
-    while (job && job->result.id != id)
-        job = job->same;
-    return job != NULL;
 }
 
 /* Whether a thread has still to look at a demand without an order. */
@@ -308,12 +310,16 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     return 0;
 }
 
+/* Whether the fill has a block to begin, and no reader has waited for it. */
+static int has_block(const struct pool *p, enum monarch_way way, const struct fill *f) {
+    return f->next_block < f->blocks && !f->asked_ns && !monarch_fill_is_over(f) &&
+           monarch_way_of(f->job) == way && can_ask_unasked(p, f->job);
+}
+
 /* Finds a block of a fill that no reader has waited for: such fills are finished one by one. */
 static int find_block(struct pool *p, enum monarch_way way, int in_use, struct work *w) {
     struct fill *f = p->fills;
-    while (f && (f->next_block >= f->blocks || f->asked_ns || monarch_fill_is_over(f) ||
-                 monarch_way_of(f->job) != way || (int)f->job->result.in_use != in_use ||
-                 !can_ask_unasked(p, f->job)))
+    while (f && ((int)f->job->result.in_use != in_use || !has_block(p, way, f)))
         f = f->next;
     if (!f)
         return 0;
@@ -479,22 +485,11 @@ static int has_demand(const struct pool *p, enum monarch_way way) {
     return 0;
 }
 
-/* Whether a file that a reader has waited for has units ahead of it. For other files:
- * has_blocks. */
-static int has_ahead(const struct pool *p, enum monarch_way way) {
-    for (const struct fill *f = p->fills; f; f = f->next)
-        if (monarch_way_of(f->job) == way && !monarch_fill_is_over(f) && f->asked_ns &&
-            f->next_unit != DONE && can_ask(p, -1, f->job))
-            return 1;
-    return 0;
-}
-
 static int has_blocks(const struct pool *p, enum monarch_way way) {
-    for (const struct fill *f = p->fills; f; f = f->next)
-        if (monarch_way_of(f->job) == way && !monarch_fill_is_over(f) && !f->asked_ns &&
-            f->next_block < f->blocks && can_ask_unasked(p, f->job))
-            return 1;
-    return 0;
+    const struct fill *f = p->fills;
+    while (f && !has_block(p, way, f))
+        f = f->next;
+    return f != NULL;
 }
 
 static int has_late(struct pool *p, enum monarch_way way) {
@@ -506,7 +501,8 @@ uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way) {
         return MONARCH_DOES_ALL;
     uint32_t who = way == MONARCH_FROM_SOURCE && p->to_page_in.first ? MONARCH_READS_AHEAD : 0;
     int is_within = is_within_width(p, way);
-    if (((is_within || way == MONARCH_FROM_PEER) && has_ahead(p, way)) ||
+    struct fill *first = NULL;
+    if (((is_within || way == MONARCH_FROM_PEER) && next_fill(p, way, &first)) ||
         (is_within && (can_begin(p, way, &p->in_use[way]) || can_begin(p, way, &p->normal[way]) ||
                        has_blocks(p, way) || has_late(p, way))))
         who |= MONARCH_DOES_ALL;

@@ -61,7 +61,7 @@ struct answer {
  * receiving cheap. */
 static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
-    uint64_t now = monarch_peer_now_ns();
+    uint64_t now = monarch_now_ns();
     int least = (int)n;
     if (l->least != n)
         setsockopt(l->fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
@@ -182,7 +182,7 @@ static enum monarch_peer_status take_data(link_t *l, struct answer *a, uint64_t 
         return MONARCH_PEER_CUT;
     for (uint64_t there = 0; n && status == MONARCH_PEER_OK;) {
         size_t part = n < MONARCH_PEER_CHUNK ? n : MONARCH_PEER_CHUNK;
-        uint64_t now = monarch_peer_now_ns(), deadline = bound_from(l, now);
+        uint64_t now = monarch_now_ns(), deadline = bound_from(l, now);
         if (now > a->deadline_ns)
             return MONARCH_PEER_TIMEOUT;
         size_t ahead = l->until - l->from < part ? l->until - l->from : part;
@@ -226,7 +226,7 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
  * is taken, unless the answer is an END alone. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
-    uint64_t deadline = bound_from(l, monarch_peer_now_ns());
+    uint64_t deadline = bound_from(l, monarch_now_ns());
     if (g->length > MONARCH_PEER_SMALL || l->from < l->until)
         return MONARCH_PEER_OK;
     for (size_t at = MONARCH_PEER_CHUNK - all;;) {
@@ -246,7 +246,7 @@ static enum monarch_peer_status take_small(link_t *l, const get *g) {
 /* Takes the next frame and checks its seal. The seal of a SUM is checked later, with its bytes'
  * digest (judge). */
 static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame *f, uint64_t tag) {
-    uint64_t deadline = bound_from(l, monarch_peer_now_ns());
+    uint64_t deadline = bound_from(l, monarch_now_ns());
     enum monarch_peer_status status = take(l, f, sizeof *f, deadline);
     if (status != MONARCH_PEER_OK)
         return status;
@@ -273,8 +273,8 @@ static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
     struct monarch_peer_frame f;
     struct monarch_digest digest;
     uint64_t ms = (uint64_t)l->first_byte_ms + l->between_ms;
-    a.deadline_ns = monarch_peer_now_ns() + ms * 1000000 +
-                    (uint64_t)((double)g->length / LEAST_BYTES_PER_S * 1e9);
+    a.deadline_ns =
+        monarch_now_ns() + ms * 1000000 + (uint64_t)((double)g->length / LEAST_BYTES_PER_S * 1e9);
     begin_piece(l, &a);
     l->bound_ms = l->first_byte_ms;
     g->status = take_small(l, g);

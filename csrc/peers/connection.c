@@ -6,7 +6,6 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "peers/connection.h"
@@ -21,14 +20,8 @@ typedef struct monarch_peer_connection connection;
 typedef const struct monarch_peer_stage stage_t;
 typedef enum monarch_peer_io_state io_state;
 
-uint64_t monarch_peer_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
 static void give(connection *c, uint32_t ms) {
-    c->deadline_ns = monarch_peer_now_ns() + ms * 1000000ULL;
+    c->deadline_ns = monarch_now_ns() + ms * 1000000ULL;
 }
 
 static void queue_with(connection *c, uint32_t kind, uint64_t value,
@@ -83,7 +76,7 @@ static enum monarch_peer_status why_late(stage_t *stage) {
 
 /* Sends the answer so far before anybody waits for its next part. */
 static io_state wait_for_bytes(connection *c, stage_t *stage) {
-    uint64_t now = monarch_peer_now_ns();
+    uint64_t now = monarch_now_ns();
     if (c->due_ns && now >= c->due_ns)
         return finish(c, stage, why_late(stage));
     io_state sent = flush(c, stage, 0);

@@ -3,6 +3,7 @@
 
 #include "peers/files.h"
 #include "peers/peers.h"
+#include "shared/clock.h"
 
 /* Frames that can wait to be sent: DATA, SUM, END or SUM, DATA. */
 #define MONARCH_PEER_FRAMES 4
@@ -63,7 +64,6 @@ struct monarch_peer_stage {
 /* How long a thread waits for one peer that takes nothing [ms]. */
 #define MONARCH_PEER_STAY_MS 50
 
-uint64_t monarch_peer_now_ns(void);
 /* Works on a connection until something has to be waited for, or others should be served. If
  * it returns TO_SEND under `may_block`, it has waited for the socket in vain. */
 enum monarch_peer_io_state monarch_peer_step(struct monarch_peer_connection *c,

@@ -111,8 +111,8 @@ int monarch_mac_end(struct monarch_mac *m, unsigned char *mac) {
     return m->works;
 }
 
-static int seal_frame(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
-                      const struct monarch_digest *digest, unsigned char *seal) {
+int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
+                 const struct monarch_digest *digest, unsigned char *seal) {
     monarch_mac_begin(m, number);
     monarch_mac_add(m, frame, n);
     if (digest)
@@ -120,26 +120,9 @@ static int seal_frame(struct monarch_mac *m, uint64_t number, const void *frame,
     return monarch_mac_end(m, seal);
 }
 
-int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
-                      unsigned char *digest) {
-    struct monarch_mac *m = monarch_mac_new(content_key);
-    if (!m)
-        return -1;
-    monarch_mac_begin(m, 0);
-    monarch_mac_add(m, bytes, n);
-    int has_one = monarch_mac_end(m, digest);
-    monarch_mac_free(m);
-    return has_one ? 0 : -1;
-}
-
-void monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
-                  const struct monarch_digest *digest, unsigned char *seal) {
-    seal_frame(m, number, frame, n, digest, seal);
-}
-
 int monarch_is_sealed(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                       const struct monarch_digest *digest, const unsigned char *seal) {
     unsigned char expected[MONARCH_MAC_BYTES];
-    return seal_frame(m, number, frame, n, digest, expected) &&
+    return monarch_seal(m, number, frame, n, digest, expected) &&
            evp.compare(expected, seal, sizeof expected) == 0;
 }

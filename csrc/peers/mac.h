@@ -12,11 +12,6 @@ enum { MONARCH_KEY_BYTES = 16, MONARCH_MAC_BYTES = 16 };
 /* Whether libcrypto is there, 1.1.0 or later. Everything below needs it. */
 int monarch_mac_is_there(void);
 
-/* The digest (below) of bytes under a session's content key; 0, or -1 without memory or libcrypto.
- */
-int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
-                      unsigned char *digest);
-
 /* One key. Used by one thread at a time. */
 struct monarch_mac;
 
@@ -38,9 +33,9 @@ struct monarch_digest {
 };
 
 /* Computes the MAC of frame `number` of one direction: of its n bytes, and of the digest of the
- * content before it if the frame vouches for any; else NULL. */
-void monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
-                  const struct monarch_digest *digest, unsigned char *seal);
+ * content before it if the frame vouches for any; else NULL. 0 if the library has failed. */
+int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
+                 const struct monarch_digest *digest, unsigned char *seal);
 /* Whether the seal is right; checked in a time that does not depend on where two seals differ. */
 int monarch_is_sealed(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                       const struct monarch_digest *digest, const unsigned char *seal);

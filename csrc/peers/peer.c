@@ -64,7 +64,7 @@ peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
     p->connect = connect;
     p->report = report;
     p->arg = arg;
-    p->made_ns = monarch_peer_now_ns();
+    p->made_ns = monarch_now_ns();
     pthread_mutex_init(&p->lock, NULL);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -77,7 +77,7 @@ peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
 
 int monarch_peer_is_starting(const peer *p) {
     return !__atomic_load_n(&p->has_worked, __ATOMIC_RELAXED) &&
-           monarch_peer_now_ns() - p->made_ns < START_NS;
+           monarch_now_ns() - p->made_ns < START_NS;
 }
 
 /* Closes the links that nobody uses. */
@@ -281,7 +281,7 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
 /* Takes a slot; threads get slots in the order in which they asked. Returns 0 if none was free in
  * time. */
 static int acquire_slot(peer *p) {
-    uint64_t began = monarch_peer_now_ns(), now = began;
+    uint64_t began = monarch_now_ns(), now = began;
     pthread_mutex_lock(&p->lock);
     int has_slot = p->slots < LARGE_AT_ONCE;
     p->slots += (unsigned)has_slot;
@@ -295,7 +295,7 @@ static int acquire_slot(peer *p) {
         has_slot = p->passed > 0;
         p->passed -= (unsigned)has_slot;
         p->waiting -= (unsigned)has_slot;
-        now = monarch_peer_now_ns();
+        now = monarch_now_ns();
     }
     p->waiting -= !has_slot;
     pthread_mutex_unlock(&p->lock);
@@ -305,7 +305,7 @@ static int acquire_slot(peer *p) {
 static void release_slot(peer *p, int has_come) {
     pthread_mutex_lock(&p->lock);
     if (has_come)
-        p->came_ns = monarch_peer_now_ns();
+        p->came_ns = monarch_now_ns();
     if (p->waiting > p->passed) {
         p->passed++;
         pthread_cond_signal(&p->slot_free);
@@ -318,7 +318,7 @@ static void release_slot(peer *p, int has_come) {
 static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_link, char *buffer,
                monarch_peer_arrived arrived, void *arg) {
     uint32_t status = MONARCH_PEER_CUT;
-    uint64_t began = monarch_peer_now_ns();
+    uint64_t began = monarch_now_ns();
     struct use me = {.can_be_followed = shares_link};
     if (!shares_link || !follow(p, &me, gets))
         me = (struct use){.can_be_followed = shares_link, .link = take_idle(p)};

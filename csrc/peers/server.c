@@ -169,7 +169,7 @@ static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waite
 }
 
 static void sweep(server *s, struct monarch_peer_stage *stage) {
-    uint64_t now = monarch_peer_now_ns();
+    uint64_t now = monarch_now_ns();
     uint64_t due = __atomic_load_n(&s->next_sweep_ns, __ATOMIC_RELAXED);
     uint64_t after = now + TICK_MS * 1000000ULL / 2;
     if (now < due || !__atomic_compare_exchange_n(&s->next_sweep_ns, &due, after, 0,
@@ -190,7 +190,7 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
 /* Ends a connection's wait: it goes on as soon as it can send, in whichever thread is free. */
 static void wake(server *s, connection *c) {
     end_to_wait(s, c);
-    c->deadline_ns = monarch_peer_now_ns() + s->bounds.stall_ms * 1000000ULL;
+    c->deadline_ns = monarch_now_ns() + s->bounds.stall_ms * 1000000ULL;
     arm(s, c, MONARCH_PEER_TO_SEND);
 }
 
@@ -295,7 +295,7 @@ static int enter_locked(server *s, connection *c, const connection *fresh) {
     uint32_t i = (uint32_t)(c - s->at), generation = c->generation;
     *c = *fresh;
     c->generation = generation;
-    c->deadline_ns = monarch_peer_now_ns() + s->bounds.idle_ms * 1000000ULL;
+    c->deadline_ns = monarch_now_ns() + s->bounds.idle_ms * 1000000ULL;
     s->used = i < s->used ? s->used : i + 1;
     set_options(c->fd, &s->bounds, s->has_send_room);
     struct epoll_event e = {.events = EPOLLONESHOT | EPOLLIN, .data.u64 = name_of(s, c)};

@@ -9,11 +9,6 @@
 /* A multiple of two; enough to hide the memory's latency, small enough for the first cache. */
 #define AHEAD 512
 
-static void count_up(int32_t *items, uint64_t n) {
-    for (uint64_t i = 0; i < n; i++)
-        items[i] = (int32_t)i;
-}
-
 static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         int32_t kept = items[first + i];
@@ -27,7 +22,8 @@ static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint6
 /* Fisher-Yates from the front. n is below 2**32 / 20, so that 32 bits hold everything. */
 static void randperm(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
     uint32_t with[AHEAD];
-    count_up(out, n);
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = (int32_t)i;
     for (uint64_t i = 0; i + 1 < n; i += AHEAD) {
         uint64_t some = n - 1 - i < AHEAD ? n - 1 - i : AHEAD;
         monarch_mersenne_fill(g, with, some);

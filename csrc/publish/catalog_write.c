@@ -289,7 +289,7 @@ static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count,
     return n;
 }
 
-static uint64_t take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max) {
+uint64_t monarch_take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max) {
     uint64_t n = 0, files = count < MONARCH_MAX_FILES ? count : MONARCH_MAX_FILES;
     for (uint64_t i = 0; i < (files + 4095) / 4096; i++) {
         uint64_t above = __atomic_load_n(&b->summary[i], __ATOMIC_RELAXED);
@@ -297,20 +297,6 @@ static uint64_t take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids,
             n += take_word(b, i * 64 + (uint64_t)__builtin_ctzll(above), count, ids + n);
     }
     return n;
-}
-
-uint64_t monarch_take_wants(struct monarch_clients *m, uint64_t count, uint64_t *ids,
-                            uint64_t max) {
-    return take_bits(&m->wanted, count, ids, max);
-}
-
-uint64_t monarch_take_opened(struct monarch_clients *m, uint64_t count, uint64_t *ids,
-                             uint64_t max) {
-    return take_bits(&m->opened, count, ids, max);
-}
-
-uint64_t monarch_take_read(struct monarch_clients *m, uint64_t count, uint64_t *ids, uint64_t max) {
-    return take_bits(&m->read, count, ids, max);
 }
 
 void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,

@@ -66,7 +66,7 @@ static void *compare_some(void *arg) {
 uint64_t monarch_compare(const struct monarch_catalog *c, const int32_t *roots, uint64_t n,
                          const uint64_t *ids, int threads, uint64_t ops_per_s, uint64_t limit_ns,
                          uint8_t *found, struct monarch_entry *fresh) {
-    struct comparison x = {c, roots, ids, fresh, found, n, 0, sys_now_ns() + limit_ns, {0, 0}};
+    struct comparison x = {c, roots, ids, fresh, found, n, 0, monarch_now_ns() + limit_ns, {0, 0}};
     pthread_t thread[MAX_THREADS];
     int started = 0, most = threads < MAX_THREADS ? threads : MAX_THREADS;
     monarch_pace_init(&x.pace, ops_per_s);

@@ -128,17 +128,23 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f) {
     memcpy(f->fsid, &s.f_fsid, sizeof f->fsid);
 }
 
+/* NULL if the directory cannot be read. */
+static DIR *open_names(int root, const char *path) {
+    int fd = openat(root, *path ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!names && fd >= 0)
+        close(fd);
+    return names;
+}
+
 uint64_t monarch_read_up(int root) {
     uint64_t ino = 0;
-    int fd = openat(root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
+    DIR *names = open_names(root, "");
     for (struct dirent *found; names && !ino && (found = readdir(names));)
         if (strcmp(found->d_name, "..") == 0)
             ino = found->d_ino;
     if (names)
         closedir(names);
-    else if (fd >= 0)
-        close(fd);
     return ino;
 }
 
@@ -169,14 +175,10 @@ static int lists(DIR *names, const struct monarch_catalog *c, const struct monar
 
 int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t directory) {
     const struct monarch_entry *d = &monarch_entries(c)[directory];
-    const char *path = monarch_pool(c, d->path);
-    int fd = openat(root, *path ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
+    DIR *names = open_names(root, monarch_pool(c, d->path));
     int holds = names && is_same(root, c, d) && lists(names, c, d);
     if (names)
         closedir(names);
-    else if (fd >= 0)
-        close(fd);
     return holds;
 }
 

@@ -64,7 +64,7 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch) {
     if (!*batch || !(*batch)->count)
         return;
-    uint64_t now = sys_now_ns();
+    uint64_t now = monarch_now_ns();
     pthread_mutex_lock(&s->lock);
     while (s->batches >= BATCHES_AHEAD && !s->stopping)
         pthread_cond_wait(&s->room, &s->lock);
@@ -83,7 +83,7 @@ void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batc
 }
 
 void monarch_hand_over_in_time(struct monarch_scan *s, struct monarch_batch **batch) {
-    if (*batch && (*batch)->count && sys_now_ns() - (*batch)->begun_ns > BATCH_NS)
+    if (*batch && (*batch)->count && monarch_now_ns() - (*batch)->begun_ns > BATCH_NS)
         monarch_hand_over_batch(s, batch);
 }
 
@@ -91,7 +91,7 @@ static void add_to_batch(struct monarch_batch *b, struct monarch_entry *e, const
                          const char *target) {
     size_t len = strlen(path);
     if (!b->count)
-        b->begun_ns = sys_now_ns();
+        b->begun_ns = monarch_now_ns();
     e->path = b->pool_used;
     e->path_len = (uint16_t)len;
     memcpy(b->pool + b->pool_used, path, len + 1);

@@ -55,7 +55,7 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
     pace(s);
     looks++;
     int is_read =
-        s->clients && monarch_is_being_read(s->clients, monarch_unmet(ino), ino, sys_now_ns());
+        s->clients && monarch_is_being_read(s->clients, monarch_unmet(ino), ino, monarch_now_ns());
     int r = monarch_statx_entry(s->root, s->source, path, is_read ? AT_STATX_DONT_SYNC : 0, &e,
                                 target, sizeof target);
     if (r != 0) {

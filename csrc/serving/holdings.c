@@ -23,12 +23,11 @@ typedef struct monarch_holdings holdings;
 static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
                   struct monarch_digest *digest) {
     const struct open_copy *held = file;
-    const struct monarch_digest *known = held->sums ? monarch_sums_digest(held->sums, block) : NULL;
     (void)arg;
-    if (!known)
+    if (!held->sums || !held->sums->digests)
         return 0;
-    *sum = monarch_sums_of(held->sums, block);
-    *digest = *known;
+    *sum = held->sums->sums[block];
+    *digest = held->sums->digests[block];
     return 1;
 }
 
@@ -43,17 +42,13 @@ static int is_current(holdings *h, const struct open_copy *held) {
 
 static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uint64_t sum) {
     if (held->sums)
-        return sum == monarch_sums_of(held->sums, block);
+        return sum == held->sums->sums[block];
     /* For a copy of one block, the catalog's sum tells as much. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
     /* Without sums, a copy counts as good while its entry has it. The sums of a dropped copy, which
      * may have rotted, are gone. */
     return is_current(h, held);
-}
-
-static struct checked *last_check(holdings *h, const struct open_copy *held, uint64_t block) {
-    return &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
 }
 
 /* Tells the daemon of a rotten copy: this node's own programs read it, too. */
@@ -83,7 +78,7 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     if (sum && !agreed)
         note_rotten(h, held);
     pthread_mutex_lock(&h->checking);
-    struct checked *last = last_check(h, held, block);
+    struct checked *last = &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
     if (sum) /* a block that was good before may be so no more */
         *last = (struct checked){agreed ? held->word : 0, block, now};
     is_good = last->word == held->word && last->block == block &&

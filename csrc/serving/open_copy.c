@@ -27,13 +27,6 @@ static void want(holdings *h, uint64_t id) {
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 
-static int slot_of(const holdings *h, uint64_t word) {
-    for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
-        if (__atomic_load_n(&h->fills->word[i], __ATOMIC_ACQUIRE) == word)
-            return i;
-    return -1;
-}
-
 /* Makes a demand as a reader of this node does, so that the unit comes before what nobody waits
  * for. The engine or the daemon's loop takes the demand away. */
 static void demand(holdings *h, uint64_t id, uint64_t unit) {
@@ -191,7 +184,7 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         /* A file does not begin to be kept here: its fill may wait for the very node that asks. */
         if (home != MONARCH_KEPT_HERE)
             return not_kept(h, wanted);
-        int slot = slot_of(h, word);
+        int slot = monarch_fill_slot(h->fills, word);
         if (slot >= 0)
             return open_copy(h, wanted, id, word, slot, out);
         demand_first(h, id, wanted);
@@ -246,8 +239,7 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     uint64_t stop = (held->blocks - 1) * held->block_bytes;
     /* A file of more units than the map has bits is not read before it is whole. */
     for (uint64_t u = unit_bytes ? at / unit_bytes : 0; unit_bytes && done < held->size; u++) {
-        if (u >= MONARCH_FILL_UNITS ||
-            !(__atomic_load_n(&f->done[u / 64], __ATOMIC_ACQUIRE) >> (u % 64) & 1))
+        if (!monarch_unit_is_done(f, u))
             break;
         done = (u + 1) * unit_bytes;
     }

@@ -1,10 +1,8 @@
 /* What this node's daemon holds and serves to its peers. */
 #pragma once
 
-#ifndef MONARCH_CDEF
 #include "native.h"
 #include "peers/peers.h"
-#endif
 
 /* What a node holds: whole copies, copies that are being filled from the source, and files that it
  * keeps and has no copy of yet. When a peer asks for one of these last files, the node wants it
@@ -61,14 +59,12 @@ struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
 /* Wakes those who wait for this file: some of it has come, or none will any more. h: NULL if nobody
  * can ask. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
-#ifndef MONARCH_CDEF
 /* The key that a fill makes digests of blocks with. NULL if `h` is NULL: nobody asks. */
 const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
 /* Records the sums of the blocks of a copy that is whole now. sums: NULL if the copy is gone.
  * digests: NULL if they are not known. h: NULL if nobody asks. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
                            const struct monarch_digest *digests, uint64_t blocks);
-#endif
 /* Tells those who wait for files that are now settled without a copy. */
 void monarch_holdings_answer(struct monarch_holdings *h);
 /* Takes copies that are not what their fills have written: (MONARCH_ROTTEN,) entries, and the words

@@ -7,13 +7,6 @@
 /* Hash chains. Copies are numbered upwards, so that all chains are equally long. */
 #define CHAINS 16384
 
-struct monarch_sums_held {
-    struct monarch_sums_held *next;
-    uint64_t copy, blocks, holders; /* holders: the chain is one of them */
-    struct monarch_digest *digests; /* behind the sums; NULL: not known */
-    uint64_t sums[];
-};
-
 typedef struct monarch_sums_held kept;
 
 struct monarch_sums {
@@ -71,12 +64,6 @@ kept *monarch_sums_hold(struct monarch_sums *s, uint64_t copy, uint64_t blocks) 
         k->holders++;
     pthread_mutex_unlock(&s->lock);
     return k;
-}
-
-uint64_t monarch_sums_of(const kept *k, uint64_t block) { return k->sums[block]; }
-
-const struct monarch_digest *monarch_sums_digest(const kept *k, uint64_t block) {
-    return k->digests ? &k->digests[block] : NULL;
 }
 
 void monarch_sums_release(struct monarch_sums *s, kept *k) {

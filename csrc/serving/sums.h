@@ -8,7 +8,13 @@
 #include "peers/mac.h"
 
 struct monarch_sums;
-struct monarch_sums_held;
+/* The sums of one copy, while somebody holds them. */
+struct monarch_sums_held {
+    struct monarch_sums_held *next;
+    uint64_t copy, blocks, holders; /* holders: the chain is one of them */
+    struct monarch_digest *digests; /* behind the sums; NULL: not known */
+    uint64_t sums[];
+};
 
 struct monarch_sums *monarch_sums_new(void); /* NULL without memory */
 /* digests: NULL if they are not known. The sums of a copy of one block are not kept: a million of
@@ -20,8 +26,5 @@ void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);
 /* The sums of a copy of `blocks` blocks; NULL if they are not known. They stay until they are
  * released, even after a drop. */
 struct monarch_sums_held *monarch_sums_hold(struct monarch_sums *s, uint64_t copy, uint64_t blocks);
-uint64_t monarch_sums_of(const struct monarch_sums_held *k, uint64_t block);
-/* NULL: not known. */
-const struct monarch_digest *monarch_sums_digest(const struct monarch_sums_held *k, uint64_t block);
 void monarch_sums_release(struct monarch_sums *s, struct monarch_sums_held *k); /* NULL: nothing */
 void monarch_sums_free(struct monarch_sums *s);

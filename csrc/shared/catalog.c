@@ -175,10 +175,6 @@ int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uin
 
 static uint64_t mask_of(uint64_t bit) { return 1ULL << (bit % 64); }
 
-static int is_set(const uint64_t *bits, uint64_t bit) {
-    return (__atomic_load_n(&bits[bit / 64], __ATOMIC_SEQ_CST) & mask_of(bit)) != 0;
-}
-
 /* The coarse bit is set last and read first: a reader that finds it unset came before the mark. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     uint64_t bit = monarch_filter_bit(dev, ino), second = monarch_filter_second(dev, ino);
@@ -200,6 +196,7 @@ int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t in
     if (!__atomic_load_n(&m->changes, __ATOMIC_SEQ_CST))
         return 0;
     uint64_t bit = monarch_filter_bit(dev, ino);
-    return is_set(m->changed_coarse, bit / MONARCH_FILTER_COARSE) && is_set(m->changed, bit) &&
-           is_set(m->changed, monarch_filter_second(dev, ino));
+    return monarch_bit_is_set(m->changed_coarse, bit / MONARCH_FILTER_COARSE) &&
+           monarch_bit_is_set(m->changed, bit) &&
+           monarch_bit_is_set(m->changed, monarch_filter_second(dev, ino));
 }

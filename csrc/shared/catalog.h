@@ -415,6 +415,18 @@ static inline uint64_t monarch_demand_entry(uint64_t demand) {
 static inline unsigned monarch_demand_rank(uint64_t demand) { return (unsigned)(demand >> 57); }
 static inline uint64_t monarch_demand_unit(uint64_t demand) { return demand >> 12 & 0xFFFFF; }
 
+/* The slot of the fill that `word` names; -1 for none. */
+static inline int monarch_fill_slot(const struct monarch_fills *fills, uint64_t word) {
+    int i = 0;
+    while (i < MONARCH_FILL_SLOTS && __atomic_load_n(&fills->word[i], __ATOMIC_ACQUIRE) != word)
+        i++;
+    return i < MONARCH_FILL_SLOTS ? i : -1;
+}
+static inline int monarch_unit_is_done(const struct monarch_fill *f, uint64_t unit) {
+    return unit < MONARCH_FILL_UNITS &&
+           (__atomic_load_n(&f->done[unit / 64], __ATOMIC_ACQUIRE) >> (unit % 64) & 1);
+}
+
 /* Makes a claim: number of the entry + 1 << 32 | descriptor was handed over << 31 | daemon is to
  * close that descriptor now << 30 | time in ticks of about 1 ms. A claim ends by itself after a
  * second, whatever became of the program. A claim whose descriptor was handed over ends once the

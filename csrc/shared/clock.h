@@ -1,4 +1,4 @@
-/* The one clock of the daemon's C code. */
+/* The one clock of the library and of the daemon's C code. */
 #pragma once
 
 #include <stdint.h>

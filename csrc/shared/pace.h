@@ -20,7 +20,8 @@ static inline void monarch_pace_init(struct monarch_pace *p, uint64_t ops_per_s)
 /* Sleeps until the caller's turn; returns 0 without sleeping if that is later than `until_ns`
  * [CLOCK_MONOTONIC]. */
 static inline int monarch_keep_pace(struct monarch_pace *p, uint64_t until_ns) {
-    uint64_t now = sys_now_ns(), next = __atomic_load_n(&p->next_ns, __ATOMIC_RELAXED), mine = now;
+    uint64_t now = monarch_now_ns(), next = __atomic_load_n(&p->next_ns, __ATOMIC_RELAXED),
+             mine = now;
     if (p->interval_ns)
         do
             mine = next > now ? next : now;

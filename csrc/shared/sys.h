@@ -9,6 +9,17 @@
 #include <sys/syscall.h>
 #include <time.h>
 
+#include "shared/clock.h"
+
+/* Older headers do not have these (Linux 5.9, glibc 2.34). */
+#ifndef CLOSE_RANGE_CLOEXEC
+#define CLOSE_RANGE_UNSHARE 2
+#define CLOSE_RANGE_CLOEXEC 4
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+
 #if defined(__x86_64__)
 static inline long sys6(long n, long a, long b, long c, long d, long e, long f) {
     long ret;
@@ -56,6 +67,11 @@ static inline void *sys_map(int fd, unsigned long n, int prot) {
     long p = sys6(SYS_mmap, 0, (long)n, prot, MAP_SHARED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
+/* Memory of the process's own, all zeros. */
+static inline void *sys_new_pages(unsigned long n) {
+    long p = sys6(SYS_mmap, 0, (long)n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p < 0 && p > -4096 ? 0 : (void *)p;
+}
 /* Maps over [at, at + n), all of which this process has mapped itself: the file, or for fd -1 zeros
  * that take no memory. */
 static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
@@ -94,6 +110,16 @@ static inline void sys_unmap(const void *p, unsigned long n) {
     sys6(SYS_munmap, (long)p, (long)n, 0, 0, 0, 0);
 }
 #endif
+/* A page (4096 bytes, or what the kernel makes of them) that the kernel clears in the child of a
+ * fork, by whatever call that is made, but not in a child of vfork. NULL before Linux 4.14. */
+static inline void *sys_new_wiped_page(void) {
+    const int wipe_on_fork = 18; /* MADV_WIPEONFORK: older headers have no name for it */
+    void *p = sys_new_pages(4096);
+    if (!p || sys6(SYS_madvise, (long)p, 4096, wipe_on_fork, 0, 0, 0) == 0)
+        return p;
+    sys_unmap(p, 4096);
+    return 0;
+}
 static inline long sys_write(int fd, const void *buf, unsigned long n) {
     return sys6(SYS_write, fd, (long)buf, (long)n, 0, 0, 0);
 }
@@ -123,11 +149,6 @@ static inline uint64_t sys_signals(int how, uint64_t set) {
     return old;
 }
 static inline int sys_getpid(void) { return (int)sys6(SYS_getpid, 0, 0, 0, 0, 0, 0); }
-static inline uint64_t sys_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 /* Sleeps for `ns`, which is less than a second. */
 static inline void sys_nap(long ns) {
     struct timespec t = {0, ns};

@@ -1,10 +1,8 @@
 /* What only tests and benchmarks call, through Python. */
 #pragma once
 
-#ifndef MONARCH_CDEF
 #include "native.h"
 #include "peers/peers.h"
-#endif
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
 /* is_fast[i]: whether a source is a fast one after file i, of n files that took ns[i] there. */
@@ -22,7 +20,10 @@ void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const 
  * The order in which they are met goes to (n,) met. Returns how many. */
 uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                           uint64_t n, uint32_t *met);
-uint64_t monarch_xxh3_of(const char *data, uint64_t len);
+/* The digest (below) of bytes under a session's content key; 0, or -1 without memory or libcrypto.
+ */
+int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
+                      unsigned char *digest);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 
 /* --- a server without a catalog: peer_table.c ---------------------------------------------------

@@ -208,15 +208,16 @@ class Shared:
         nor in which order is known."""
         if not self.control.follow_opens:
             return np.zeros(0, dtype=np.uint64)
-        return self._take(lib.monarch_take_opened)
+        return self._take(self.clients.opened)
 
     def take_read(self) -> npt.NDArray[np.uint64]:
         """(n,) entries that programs have read to their end since the last call, and that had no
         copy when they were opened."""
-        return self._take(lib.monarch_take_read)
+        return self._take(self.clients.read)
 
-    def _take(self, take: Any) -> npt.NDArray[np.uint64]:
-        count = take(self.clients, len(self.catalog), pointer(self._taken, "uint64_t *"), TAKEN)
+    def _take(self, bits: Any) -> npt.NDArray[np.uint64]:
+        where = pointer(self._taken, "uint64_t *")
+        count = lib.monarch_take_bits(ffi.addressof(bits), len(self.catalog), where, TAKEN)
         return np.array(self._taken[:count])
 
     def totals(self) -> dict[str, int]:

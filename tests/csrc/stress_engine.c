@@ -308,7 +308,7 @@ static void fill_all(void) {
     uint64_t *numbers = calloc(count, sizeof *numbers);
     uint32_t *tiers = calloc(count, sizeof *tiers);
     uint8_t *flags = calloc(count, 1);
-    monarch_take_wants(clients, count, ids, count + 64 < 512 ? count : 512);
+    monarch_take_bits(&clients->wanted, count, ids, count + 64 < 512 ? count : 512);
     for (uint64_t id = 0; id < count; id++)
         if (entry(id)->kind == MONARCH_FILE && entry(id)->source == 0 &&
             !is_in(id, MONARCH_PRESENT)) {
@@ -457,7 +457,7 @@ static int send_file(uint64_t id, uint64_t of) {
         part.iov_len = offsetof(struct monarch_handover, path) + e->path_len + 1u;
     }
     __atomic_store_n(monarch_claim_at(clients, what.id),
-                     monarch_claim_of(what.id, MONARCH_CLAIM_HANDED, sys_now_ns()),
+                     monarch_claim_of(what.id, MONARCH_CLAIM_HANDED, monarch_now_ns()),
                      __ATOMIC_SEQ_CST);
     *header = (struct cmsghdr){
         .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)};

@@ -91,7 +91,9 @@ def wanted(engine: Engine) -> list[int]:
     """Files that policy is asked for."""
     ids = np.zeros(1024, dtype=np.uint64)
     where = pointer(ids, "uint64_t *")
-    n = lib.monarch_take_wants(engine.clients, len(engine.catalog), where, 1024)
+    n = lib.monarch_take_bits(
+        ffi.addressof(engine.clients.wanted), len(engine.catalog), where, 1024
+    )
     return [int(entry) for entry in ids[:n]]
 
 
@@ -178,7 +180,9 @@ def test_one_of_a_file_without_an_entry_becomes_known(engine: Engine, by: socket
     assert engine.catalog.find(0, "new") == known
     assert not engine.is_claimed(number_of(engine, "new"))
     read = np.zeros(1024, dtype=np.uint64)
-    n = lib.monarch_take_read(engine.clients, known + 1, pointer(read, "uint64_t *"), 1024)
+    n = lib.monarch_take_bits(
+        ffi.addressof(engine.clients.read), known + 1, pointer(read, "uint64_t *"), 1024
+    )
     assert read[:n].tolist() == [known], "its program has read it"
 
 

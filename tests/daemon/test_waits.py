@@ -56,7 +56,9 @@ def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
     lib.monarch_want_file(clients, 0)
     assert answers(clients, catalog) == (1, True)
     ids = np.zeros(64, dtype=np.uint64)
-    taken = lib.monarch_take_wants(clients, 1, ffi.from_buffer("uint64_t[]", ids), 64)
+    taken = lib.monarch_take_bits(
+        ffi.addressof(clients.wanted), 1, ffi.from_buffer("uint64_t[]", ids), 64
+    )
     assert taken == 1
     assert answers(clients, catalog) == (0, False)
     catalog.want(ids[:taken])
@@ -201,7 +203,9 @@ def test_mappings_wait_in_vain_for_so_long_in_all(
 def take(clients: Any, most: int, files: int = MAX_FILES) -> list[int]:
     ids = np.zeros(most, dtype=np.uint64)
     where = ffi.from_buffer("uint64_t[]", ids)
-    taken: list[int] = ids[: lib.monarch_take_wants(clients, files, where, most)].tolist()
+    taken: list[int] = ids[
+        : lib.monarch_take_bits(ffi.addressof(clients.wanted), files, where, most)
+    ].tolist()
     return taken
 
 

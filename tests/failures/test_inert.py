@@ -64,7 +64,7 @@ def test_a_configuration_that_is_missing_is_said_once(
     session = session_factory(files.root)
     missing = str(tmp_path / "missing.yaml")
     check_job(
-        session, files, [f"MONARCH_CONFIG names no file that can be found: {missing}"],
+        session, files, [f"MONARCH_CONFIG names a file that cannot be found: {missing}"],
         MONARCH_CONFIG=missing,
     )  # fmt: skip
 

@@ -25,8 +25,7 @@ BUGS = {
         "entry",
         (
             "preload/fill/serve.c",
-            "!monarch_is_off(s) &&\n        !monarch_is_changed(s->clients, "
-            "s->control->source[e->source].dev, e->ino) &&",
+            "!monarch_is_off(s) &&\n        !monarch_entry_is_changed(s, e) &&",
             "!monarch_is_off(s) &&",
         ),
     ),

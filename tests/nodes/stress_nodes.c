@@ -247,7 +247,7 @@ static void order(struct node *n, uint64_t id) {
 }
 
 static void take_wants(struct node *n) {
-    uint64_t ids[64], wanted = monarch_take_wants(n->clients, n->catalog->count, ids, 64);
+    uint64_t ids[64], wanted = monarch_take_bits(&n->clients->wanted, n->catalog->count, ids, 64);
     for (uint64_t i = 0; i < wanted; i++)
         if (is_in(n, ids[i], MONARCH_ABSENT) && MONARCH_WORD_COPY(entry(n, ids[i])->word) == 0)
             order(n, ids[i]);

@@ -48,13 +48,13 @@ def test_each_process_says_what_it_does(
     )
     lines = (logs / f"monarch-{parent}.log").read_text().splitlines()
     said = [line.split(" ", 2)[2] for line in lines]
-    assert said[0].startswith("daemon ")
+    assert said[0].startswith("attached to the daemon of ")
     assert said[1].startswith(f"open a/f1: {session.tiers[0]}/")
     assert said[2:] == [
         "open a/f2: source: no copy yet",
-        f"changed, inode {(tree / 'c').stat().st_ino}",  # it might have been made there
-        f"changed, inode {(tree / 'c/f3').stat().st_ino}",
-        "open c/f3: source: changed",
+        f"recorded a change of inode {(tree / 'c').stat().st_ino}",  # it might have been made there
+        f"recorded a change of inode {(tree / 'c/f3').stat().st_ino}",
+        "open c/f3: source: the file has changed",
     ]
     assert "open a/f1: " in (logs / f"monarch-{child}.log").read_text()
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in logs.iterdir())
@@ -72,7 +72,7 @@ def test_a_level_that_is_not_known_is_said(session_factory: Factory, tree: Path)
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''])"
     done = session.run([sys.executable, "-c", program], env={"MONARCH_LOG": "foo"})
     assert done.returncode == 0
-    assert done.stderr == "monarch: MONARCH_LOG=foo is not known (the only level is debug)\n"
+    assert done.stderr == "monarch: MONARCH_LOG=foo is not known. The only level is debug.\n"
 
 
 def test_a_log_that_is_somebody_elses_is_left(

@@ -2,11 +2,13 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysmacros.h>
 
-#include "preload/attach/retire.h"
 #include "preload/descriptors/track.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
+#include "preload/process/proc.h"
+#include "preload/session/copies.h"
 #include "preload/session/rights.h"
 #include "preload/session/roots.h"
 #include "preload/session/segments.h"
@@ -25,12 +27,6 @@ int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC
 
 /* --- attaching ------------------------------------------------------------------------------ */
 
-static struct session *new_session(void) {
-    long p =
-        sys6(SYS_mmap, 0, NODE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return is_address(p) ? (struct session *)p : NULL;
-}
-
 /* Maps the current session into `s`, which no other thread knows yet. */
 static int map_into(struct session *s, const struct monarch_segment *control) {
     int reused = 0;
@@ -42,7 +38,7 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
         s->ino = control->ino;
         s->reused = (uint32_t)reused;
         s->distrusts = (uint32_t)monarch_has_foreign_tier(s->control);
-        monarch_log("daemon", monarch_session_dir(), "attached");
+        monarch_log("attached to the daemon of", monarch_session_dir(), NULL);
         return 1;
     }
     if (m)
@@ -65,7 +61,7 @@ static struct session *attach(struct session *old) {
     }
     int is_usable = monarch_control_is_usable(control.map, control.size);
     if (is_usable)
-        s = old ? new_session() : &first;
+        s = old ? sys_new_pages(NODE_BYTES) : &first;
     if (s && map_into(s, &control))
         return s;
     __atomic_store_n(&lacks_room, (uint32_t)is_usable, __ATOMIC_RELAXED);
@@ -80,6 +76,69 @@ static void detach(struct session *s) {
     sys_unmap(s->control, sizeof *s->control);
     sys_unmap(s, NODE_BYTES);
 }
+
+/* --- sessions whose daemon is gone ------------------------------------------------------------ */
+
+static uint32_t searches;
+
+struct search {
+    struct session *newest;
+    uint32_t number;
+};
+
+/* Gets a descriptor's attributes without asking the file system's server, which may hang. */
+static int attributes_of(int fd, struct stat *st) {
+    struct statx x;
+    const unsigned mask = STATX_BASIC_STATS;
+    if (sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, mask, (long)&x, 0) != 0)
+        return sys_fstat(fd, st) == 0; /* before Linux 4.11 */
+    st->st_dev = makedev(x.stx_dev_major, x.stx_dev_minor);
+    st->st_ino = x.stx_ino;
+    st->st_mode = x.stx_mode;
+    st->st_nlink = x.stx_nlink;
+    st->st_size = (off_t)x.stx_size;
+    st->st_mtim.tv_sec = x.stx_mtime.tv_sec;
+    st->st_mtim.tv_nsec = x.stx_mtime.tv_nsec;
+    return 1;
+}
+
+/* If the descriptor is an open copy, notes that the copy's session is needed. */
+static void note_need(int fd, void *data) {
+    const struct search *search = data;
+    const struct monarch_catalog *c;
+    struct session *s = search->newest;
+    struct stat st;
+    if (!attributes_of(fd, &st) || !S_ISREG(st.st_mode) || !monarch_behind_copy(&s, &c, &st))
+        return;
+    uint32_t seen = __atomic_load_n(&s->needed, __ATOMIC_RELAXED);
+    while (seen < search->number &&
+           !__atomic_compare_exchange_n(&s->needed, &seen, search->number, 0, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED))
+        ;
+}
+
+/* Called after `newest` has replaced a session: releases the mappings of all sessions before that
+ * one, except those of which the process has copies or listings open. Two threads may do this at
+ * once: an unlinked session stays unlinked, and is at worst met again. */
+static void retire(struct session *newest) {
+    struct session *last = newest->before, *s;
+    struct search search = {newest, __atomic_add_fetch(&searches, 1, __ATOMIC_ACQ_REL)};
+    if (!__atomic_load_n(&last->before, __ATOMIC_ACQUIRE) || !monarch_track_is_mine() ||
+        !monarch_have_one_table() || !monarch_for_descriptors(note_need, &search))
+        return;
+    for (struct session **at = &last->before; (s = __atomic_load_n(at, __ATOMIC_ACQUIRE));) {
+        if (!__atomic_load_n(&s->released, __ATOMIC_ACQUIRE) &&
+            __atomic_load_n(&s->needed, __ATOMIC_ACQUIRE) < search.number &&
+            !__atomic_load_n(&s->listings, __ATOMIC_ACQUIRE))
+            monarch_release_session(s);
+        if (__atomic_load_n(&s->released, __ATOMIC_ACQUIRE))
+            __atomic_store_n(at, s->before, __ATOMIC_RELEASE);
+        else
+            at = &s->before;
+    }
+}
+
+/* --- switches and rights ---------------------------------------------------------------------- */
 
 static uint32_t looks; /* atomic: number of looks at switches and rights */
 
@@ -118,7 +177,7 @@ static struct session *attach_again(struct session *old) {
     monarch_untrack_session(fresh->number);
     if (__atomic_compare_exchange_n(&monarch_current, &old, fresh, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE)) {
-        monarch_retire(fresh);
+        retire(fresh);
         return fresh;
     }
     detach(fresh);
@@ -201,22 +260,23 @@ __attribute__((constructor)) static void load(void) {
     int old_errno = errno;
     const char *level = secure_getenv("MONARCH_LOG");
     if (monarch_log_init(level) != 0)
-        monarch_warn_setting("MONARCH_LOG", level, "the only level is debug");
+        monarch_warn_setting("MONARCH_LOG", level, "The only level is debug.");
     monarch_rank_init();
     if (!monarch_find_session_dir(config)) {
-        monarch_warn("MONARCH_CONFIG names no file that can be found:", config,
-                     "give its absolute path");
+        monarch_warn("MONARCH_CONFIG names a file that cannot be found:", config,
+                     "Set it to the absolute path of a configuration file.");
     } else {
         struct session *s = attach(NULL);
         if (s)
             look_at_switches(s, 0);
         else if (monarch_lacks_room())
-            monarch_warn("no room to map what the daemon shares, for", config,
-                         "raise the limit of addresses (ulimit -v)");
+            monarch_warn(
+                "this process has no address space left to map the segments of the daemon for",
+                config, "Raise its limit (ulimit -v).");
         else if (!monarch_was_stopped()) /* a shell whose daemon was stopped gets no warning */
             monarch_warn("no daemon serves", config,
-                         "monarch start starts one; eval \"$(monarch env --unset)\" takes the "
-                         "library back");
+                         "Start one with `monarch start`, or unload the library with "
+                         "eval \"$(monarch env --unset)\".");
         __atomic_store_n(&monarch_current, s ? s : &monarch_waiting, __ATOMIC_RELEASE);
     }
     monarch_pass_warning_on();

@@ -3,12 +3,11 @@
  * Each does exactly what was asked, at the source. Before it, the file is recorded as changed, so
  * that nobody gets the old copy once the call returns, even if the caller is killed right after it.
  * A call that then fails has cost the file its copy for this session, and nothing else. */
-#include <errno.h>
 #include <string.h>
 
 #include "preload/changes/record.h"
-#include "preload/fill/serve.h"
 #include "preload/process/calls.h"
+#include "shared/path.h"
 #include "shared/sys.h"
 
 /* --- content and attributes by path ---------------------------------------------------------- */
@@ -175,4 +174,4 @@ PUBLIC ssize_t listxattr(const char *path, char *list, size_t n) {
     return REAL(listxattr)(monarch_names_copy(path, real) ? real : path, list, n);
 }
 
-TWINS_OF_CHANGE(TWIN)
+TWIN(truncate64, truncate)

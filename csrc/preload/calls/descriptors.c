@@ -55,14 +55,6 @@ PUBLIC int fclose(FILE *stream) {
     return REAL(fclose)(stream);
 }
 
-#ifndef CLOSE_RANGE_CLOEXEC
-#define CLOSE_RANGE_UNSHARE 2
-#define CLOSE_RANGE_CLOEXEC 4
-#endif
-#ifndef SYS_close_range
-#define SYS_close_range 436
-#endif
-
 /* glibc before 2.34 has neither close_range nor closefrom. */
 static int real_close_range(unsigned first, unsigned last, int flags) {
     if (REAL(close_range))
@@ -312,4 +304,13 @@ PUBLIC pid_t fork(void) {
     return child;
 }
 
-TWINS_OF_DESCRIPTORS(TWIN)
+TWIN(__close, close)
+TWIN(__dup2, dup2)
+TWIN(__fcntl, fcntl)
+TWIN(__lseek, lseek)
+TWIN(__fork, fork)
+TWIN(_IO_fclose, fclose)
+TWIN(_IO_fdopen, fdopen)
+TWIN(fcntl64, fcntl)
+TWIN(sendfile64, sendfile)
+TWIN(lseek64, lseek)

@@ -78,10 +78,6 @@ PUBLIC DIR *opendir(const char *path) {
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-static unsigned char type_of(const struct monarch_entry *e) {
-    return (unsigned char)IFTODT(e->mode);
-}
-
 static uint64_t inode_above(const struct directory *d) {
     const struct monarch_entry *e = d->of.entry;
     if (!e->path_len)
@@ -110,7 +106,7 @@ static int get(const struct directory *d, uint64_t at, struct dirent *out) {
             return 0;
         e = &monarch_entries(d->of.catalog)[id];
         out->d_ino = e->ino;
-        out->d_type = type_of(e);
+        out->d_type = (unsigned char)IFTODT(e->mode);
         name = monarch_pool(d->of.catalog, e->path) + skip;
         n = e->path_len > skip ? e->path_len - skip : 0;
         if (!n || n >= sizeof out->d_name)
@@ -274,4 +270,7 @@ PUBLIC int scandirat(int dir, const char *path, struct dirent ***names, choose_f
              : REAL(scandirat)(dir, path, names, choose, compare);
 }
 
-TWINS_OF_DIRECTORIES(TWIN)
+TWIN(readdir64, readdir)
+TWIN(readdir64_r, readdir_r)
+TWIN(scandir64, scandir)
+TWIN(scandirat64, scandirat)

@@ -139,4 +139,8 @@ PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *hand
     return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
 }
 
-TWINS_OF_FILESYSTEM(TWIN)
+TWIN(__statfs, statfs)
+TWIN(statfs64, statfs)
+TWIN(fstatfs64, fstatfs)
+TWIN(statvfs64, statvfs)
+TWIN(fstatvfs64, fstatvfs)

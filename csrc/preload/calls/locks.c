@@ -57,23 +57,41 @@ static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }
 
-PUBLIC int lockf(int fd, int command, off_t length) {
+/* A call of lockf, or of fcntl with a lock command. */
+struct lock_call {
+    int is_lockf, command;
+    off_t length;
+    void *arg;
+};
+
+static int call(int on, const struct lock_call *c) {
+    return c->is_lockf ? REAL(lockf)(on, c->command, c->length)
+                       : REAL(fcntl)(on, c->command, c->arg);
+}
+
+/* changes: the call may change the process's POSIX locks. */
+static int lock(int fd, int changes, const struct lock_call *c) {
     int on, r, old_errno = errno, rounds = 0;
     uint32_t closings;
     if (!find_descriptor(fd, &on))
         return -1;
-    if (on != fd)
+    if (on != fd && changes)
         monarch_backing_has_posix_locks();
     do {
-        if (!monarch_await_closings(&closings))
+        int can_try = (!changes && c->command != F_GETLK) || monarch_await_closings(&closings);
+        if (changes && !can_try)
             return no_lock();
-        r = REAL(lockf)(on, command, length);
-    } while (is_doubtful(r, closings) && ++rounds < MONARCH_LOCK_ROUNDS);
+        r = call(on, c);
+    } while (changes && is_doubtful(r, closings) && ++rounds < MONARCH_LOCK_ROUNDS);
     if (r == 0 && rounds == MONARCH_LOCK_ROUNDS)
         return no_lock();
     if (r == 0)
         errno = old_errno;
     return granted(r, fd, on);
+}
+
+PUBLIC int lockf(int fd, int command, off_t length) {
+    return lock(fd, 1, &(struct lock_call){1, command, length, NULL});
 }
 
 int monarch_is_lock(int command) {
@@ -83,23 +101,8 @@ int monarch_is_lock(int command) {
 }
 
 int monarch_lock(int fd, int command, void *arg) {
-    int on, r, changes = command == F_SETLK || command == F_SETLKW, old_errno = errno, rounds = 0;
-    uint32_t closings;
-    if (!find_descriptor(fd, &on))
-        return -1;
-    if (on != fd && changes)
-        monarch_backing_has_posix_locks();
-    do {
-        int can_try = (!changes && command != F_GETLK) || monarch_await_closings(&closings);
-        if (changes && !can_try)
-            return no_lock();
-        r = REAL(fcntl)(on, command, arg);
-    } while (changes && is_doubtful(r, closings) && ++rounds < MONARCH_LOCK_ROUNDS);
-    if (r == 0 && rounds == MONARCH_LOCK_ROUNDS)
-        return no_lock();
-    if (r == 0)
-        errno = old_errno;
-    return granted(r, fd, on);
+    int changes = command == F_SETLK || command == F_SETLKW;
+    return lock(fd, changes, &(struct lock_call){0, command, 0, arg});
 }
 
-TWINS_OF_LOCKS(TWIN)
+TWIN(lockf64, lockf)

@@ -9,8 +9,9 @@
 #include <sys/un.h>
 
 #include "preload/changes/record.h"
-#include "preload/fill/serve.h"
 #include "preload/process/calls.h"
+#include "preload/session/session.h"
+#include "shared/path.h"
 #include "shared/sys.h"
 
 static void before_rename(int fromdir, const char *from, int todir, const char *to) {

@@ -7,7 +7,6 @@
 #include "preload/changes/record.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/await.h"
-#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/serve.h"
 #include "preload/process/calls.h"
@@ -77,7 +76,7 @@ __attribute__((noinline)) static void open_learnt(struct session *s, int dir, co
                                                   int flags, int fd) {
     struct monarch_opening o;
     int old_errno = errno;
-    uint64_t since_ns = sys_now_ns();
+    uint64_t since_ns = monarch_now_ns();
     monarch_look_up(s, dir, path, flags, &o);
     if (o.entry && is_promoted(s, &o, flags, fd))
         monarch_opened_copy(s, &o);
@@ -111,7 +110,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         if (!o.served && (fd = open_awaited(s, dir, path, flags, &o)) >= 0)
             return fd;
     }
-    uint64_t began_ns = o.id != MONARCH_OUTSIDE ? sys_now_ns() : 0;
+    uint64_t began_ns = o.id != MONARCH_OUTSIDE ? monarch_now_ns() : 0;
     int fd = plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
     if (fd >= 0 && began_ns) {
         monarch_note_source_open(began_ns);
@@ -247,4 +246,14 @@ PUBLIC int mkostemps(char *name, int suffix, int flags) {
     return made(REAL(mkostemps)(name, suffix, flags), name);
 }
 
-TWINS_OF_OPEN(TWIN)
+TWIN(__open, open)
+TWIN(__open64, open)
+TWIN(open64, open)
+TWIN(openat64, openat)
+TWIN(__open64_2, __open_2)
+TWIN(__openat64_2, __openat_2)
+TWIN(creat64, creat)
+TWIN(mkstemp64, mkstemp)
+TWIN(mkostemp64, mkostemp)
+TWIN(mkstemps64, mkstemps)
+TWIN(mkostemps64, mkostemps)

@@ -113,4 +113,4 @@ PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     return REAL(clone)(run, stack, flags, data, parent, tls, child);
 }
 
-TWINS_OF_PLACE(TWIN)
+TWIN(__clone, clone)

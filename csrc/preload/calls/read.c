@@ -12,7 +12,6 @@
 #include "preload/fill/await.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
-#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
 #include "preload/fill/serve.h"
@@ -79,7 +78,7 @@ static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uin
                           uint64_t at) {
     char path[MONARCH_COPY_PATH];
     uint64_t done = 0;
-    monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), path);
+    monarch_copy_path(s, word, path);
     monarch_momentary_begin();
     int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     for (long r;
@@ -125,7 +124,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
                 break;
         } else if (!monarch_demand_and_wait(w)) {
             monarch_log("read", monarch_pool(monarch_catalog_of(w->session), w->entry->path),
-                        "source: waited in vain");
+                        "source: its copy did not come in time");
             __atomic_fetch_add(&stats->fallbacks, 1, __ATOMIC_RELAXED);
             break;
         }
@@ -173,7 +172,7 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
  * first file's. If the number was promoted meanwhile, the copy is complete and gives the bytes. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
-    uint64_t began_ns = sys_now_ns();
+    uint64_t began_ns = monarch_now_ns();
     ssize_t r = REAL(pread)(fd, buf, n, at);
     monarch_note_source_read(began_ns);
     if (monarch_is_callers(fd, w))
@@ -247,7 +246,7 @@ __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t
     struct monarch_wanted w;
     if (served(fd, monarch_tracked(fd), 0, n, &w))
         return read_at(fd, &w, buf, n, at, 0);
-    uint64_t since_ns = sys_now_ns();
+    uint64_t since_ns = monarch_now_ns();
     return given(fd, REAL(pread)(fd, buf, n, at), at, since_ns);
 }
 
@@ -309,7 +308,7 @@ __attribute__((noinline)) static ssize_t read_tracked(int fd, void *buf, size_t 
     struct monarch_wanted w;
     if (served(fd, tracked, TRACK_OFFSET, n, &w))
         return read_next(fd, tracked, &w, buf, n);
-    uint64_t since_ns = sys_now_ns();
+    uint64_t since_ns = monarch_now_ns();
     return given(fd, REAL(read)(fd, buf, n), -1, since_ns);
 }
 
@@ -430,8 +429,7 @@ static int find_whole(struct monarch_wanted *w, char *path) {
     uint64_t word = monarch_word_of(w);
     if (monarch_is_replaced(w))
         return 0;
-    monarch_copy_path(&w->session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
-                      path);
+    monarch_copy_path(w->session, word, path);
     return 1;
 }
 
@@ -506,4 +504,10 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     return r;
 }
 
-TWINS_OF_READ(TWIN)
+TWIN(__read, read)
+TWIN(__pread64, pread)
+TWIN(pread64, pread)
+TWIN(preadv64, preadv)
+TWIN(preadv64v2, preadv2)
+TWIN(__pread64_chk, __pread_chk)
+TWIN(mmap64, mmap)

@@ -285,4 +285,11 @@ PUBLIC int statx(int dir, const char *path, int flags, unsigned mask, struct sta
     return r;
 }
 
-TWINS_OF_STAT(TWIN)
+TWIN(stat64, stat)
+TWIN(lstat64, lstat)
+TWIN(fstat64, fstat)
+TWIN(fstatat64, fstatat)
+TWIN(__xstat64, __xstat)
+TWIN(__lxstat64, __lxstat)
+TWIN(__fxstat64, __fxstat)
+TWIN(__fxstatat64, __fxstatat)

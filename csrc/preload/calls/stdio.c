@@ -74,7 +74,7 @@ static FILE *open_for_reading(const char *path, const char *mode) {
             return f;
         }
     }
-    uint64_t since_ns = sys_now_ns();
+    uint64_t since_ns = monarch_now_ns();
     FILE *f = REAL(fopen)(path, mode);
     return opened_source(s, &o, path, since_ns, f);
 }
@@ -131,7 +131,7 @@ static FILE *reopen_for_reading(const char *path, const char *mode, FILE *stream
         opened_copy(s, &o, f);
         return f;
     }
-    uint64_t since_ns = sys_now_ns();
+    uint64_t since_ns = monarch_now_ns();
     f = REAL(freopen)(path, mode, stream);
     return opened_source(s, &o, path, since_ns, f);
 }
@@ -163,4 +163,6 @@ PUBLIC FILE *freopen(const char *path, const char *mode, FILE *stream) {
     return reopen_for_reading(path, mode, stream);
 }
 
-TWINS_OF_STDIO(TWIN)
+TWIN(_IO_fopen, fopen)
+TWIN(fopen64, fopen)
+TWIN(freopen64, freopen)

@@ -29,7 +29,7 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
     if (monarch_logging) {
         char inode[24];
         put_number(inode, st->st_ino, 10, 1);
-        monarch_log("changed, inode", inode, NULL);
+        monarch_log("recorded a change of inode", inode, NULL);
     }
     monarch_mark_changed(s->clients, st->st_dev, st->st_ino);
     return 1;
@@ -208,8 +208,5 @@ const char *monarch_path_to_change(int dir, const char *path, int follow, char *
 }
 
 const char *monarch_fd_to_change(int fd, char *real) {
-    struct stat st;
-    if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0)
-        return NULL;
-    return record(&st, real) ? real : NULL;
+    return monarch_opened_for_change(fd, 0, AT_FDCWD, "", real);
 }

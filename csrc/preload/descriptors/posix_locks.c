@@ -177,16 +177,14 @@ static void begin_closing(void) {
     __atomic_fetch_add(&so_far, 1, __ATOMIC_SEQ_CST);
 }
 
-static void end_closing(void) { count(0); }
-
 int monarch_await_closings(uint32_t *closings) {
     uint64_t since_ns = 0, seen;
     unsigned n = 0;
     *closings = __atomic_load_n(&so_far, __ATOMIC_SEQ_CST);
     while ((uint32_t)(seen = __atomic_load_n(&under_way, __ATOMIC_SEQ_CST)) &&
            count_of(seen, (uint32_t)sys_getpid())) {
-        since_ns = since_ns ? since_ns : sys_now_ns();
-        if (sys_now_ns() - since_ns > PATIENCE_NS)
+        since_ns = since_ns ? since_ns : monarch_now_ns();
+        if (monarch_now_ns() - since_ns > PATIENCE_NS)
             return 0;
         sys_relax(n++);
     }
@@ -200,12 +198,10 @@ int monarch_has_closed_since(uint32_t closings) {
 static void close_and_keep_locks(int fd, int kept) {
     struct stat st;
     struct saved_locks *h = NULL;
-    long page = -1, room = -1; /* errors */
+    long page = -1; /* an error */
     if (sys_fstat(fd, &st) == 0 && monarch_has_locks(st.st_dev, st.st_ino))
-        room = sys6(SYS_mmap, 0, sizeof *h, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                    0);
-    if (is_address(room)) {
-        h = (struct saved_locks *)room;
+        h = sys_new_pages(sizeof *h);
+    if (h) {
         h->file = st;
         h->but = fd;
         monarch_for_descriptors(read_locks_of, h);
@@ -227,6 +223,6 @@ void monarch_close_unseen(int fd, int kept) {
     uint64_t signals = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     begin_closing();
     close_and_keep_locks(fd, kept);
-    end_closing();
+    count(0);
     sys_signals(SIG_SETMASK, signals);
 }

@@ -8,10 +8,6 @@
 #include "preload/process/proc.h"
 #include "shared/sys.h"
 
-#ifndef MADV_WIPEONFORK
-#define MADV_WIPEONFORK 18
-#endif
-
 uint64_t monarch_track_table[MONARCH_TRACKED] SELDOM;
 static unsigned highest; /* no descriptor above it was ever tracked */
 
@@ -25,19 +21,13 @@ static uint32_t owner; /* atomic: pid of the process that the table is about */
 static uint32_t *forked_mark;
 
 void monarch_track_mark(void) {
-    uint32_t *page = 0;
-    if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE))
+    uint32_t *none = NULL, *page;
+    if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE) || !(page = sys_new_wiped_page()))
         return;
-    long p = sys6(SYS_mmap, 0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p < 0 && p > -4096)
-        return;
-    if (sys6(SYS_madvise, p, 4096, MADV_WIPEONFORK, 0, 0, 0) == 0) {
-        *(uint32_t *)p = 1;
-        if (__atomic_compare_exchange_n(&forked_mark, &page, (uint32_t *)p, 0, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_RELAXED))
-            return;
-    }
-    sys_unmap((void *)p, 4096);
+    *page = 1;
+    if (!__atomic_compare_exchange_n(&forked_mark, &none, page, 0, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_RELAXED))
+        sys_unmap(page, 4096);
 }
 
 static int is_unseen_child(void) {
@@ -114,8 +104,7 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
                                                                __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
     __atomic_store_n(&monarch_track_table[fd],
-                     (uint64_t)monarch_session_number(s) << 4 | number << 9 | (entry + 1) << 32 |
-                         flags,
+                     (uint64_t)s->number << 4 | number << 9 | (entry + 1) << 32 | flags,
                      __ATOMIC_SEQ_CST);
 }
 

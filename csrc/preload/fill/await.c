@@ -1,7 +1,7 @@
 #include "preload/fill/await.h"
 
 #include "preload/fill/demand.h"
-#include "preload/fill/latency.h"
+#include "preload/fill/progress.h"
 #include "preload/fill/request.h"
 #include "preload/process/attributes.h"
 #include "preload/session/copies.h"
@@ -50,7 +50,7 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     uint64_t word = monarch_word_of(&w);
     if (MONARCH_WORD_STATE(word) != MONARCH_PRESENT || monarch_is_replaced(&w))
         return 0;
-    monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), o->copy);
+    monarch_copy_path(s, word, o->copy);
     o->waited = 1;
     return 1;
 }

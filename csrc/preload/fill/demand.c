@@ -88,7 +88,7 @@ static int is_silent(const struct session *s) {
 }
 
 static int may_wait(const struct monarch_wanted *w) {
-    uint64_t now = sys_now_ns();
+    uint64_t now = monarch_now_ns();
     return !monarch_is_fast(w->session, w->entry) && !is_silent(w->session) &&
            owed(&file_debts[w->id % 1024], FILE_LIMIT, now) <= FILE_LIMIT - DEBT_NS &&
            owed(&debt, LIMIT, now) <= LIMIT - DEBT_NS &&
@@ -98,7 +98,7 @@ static int may_wait(const struct monarch_wanted *w) {
 /* If a whole file does not come within a limit, its parts may still come: that is wasted time and
  * no debt. An open that waits instead of the source keeps its own account (await.c). */
 static void note_timeout(const struct monarch_wanted *w) {
-    uint64_t now = sys_now_ns();
+    uint64_t now = monarch_now_ns();
     if (w->is_instead)
         return;
     owe(&waste_debt, (now - w->since_ns) * WASTE_SHARE, WASTE_LIMIT, now);
@@ -108,33 +108,17 @@ static void note_timeout(const struct monarch_wanted *w) {
     owe(&debt, DEBT_NS, LIMIT, now);
 }
 
-static const struct monarch_fill *map_of(const struct monarch_fills *fills, uint64_t word,
-                                         unsigned *slot) {
-    for (unsigned i = 0; i < MONARCH_FILL_SLOTS; i++)
-        if (__atomic_load_n(&fills->word[i], __ATOMIC_ACQUIRE) == word) {
-            *slot = i;
-            return &fills->fill[i];
-        }
-    return NULL;
-}
-
-static int is_done(const struct monarch_fill *f, uint64_t unit) {
-    return unit < MONARCH_FILL_UNITS &&
-           (__atomic_load_n(&f->done[unit / 64], __ATOMIC_ACQUIRE) >> (unit % 64) & 1);
-}
-
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
-    unsigned slot;
     const struct monarch_fills *fills = fills_of(w->session);
-    const struct monarch_fill *f = fills ? map_of(fills, word, &slot) : NULL;
-    if (!fills)
-        return -1;
-    if (!f)
-        return 0;
+    int slot = fills ? monarch_fill_slot(fills, word) : -1;
+    if (slot < 0)
+        return fills ? 0 : -1;
+    const struct monarch_fill *f = &fills->fill[slot];
     uint64_t unit_bytes = __atomic_load_n(&f->unit_bytes, __ATOMIC_ACQUIRE);
     uint64_t failed = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE), end = w->at;
     if (unit_bytes && !failed)
-        for (uint64_t unit = w->at / unit_bytes; end < w->at + w->n && is_done(f, unit); unit++)
+        for (uint64_t unit = w->at / unit_bytes;
+             end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
     /* The bits belong to this copy only if the slot has not been given to another one. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
@@ -144,12 +128,15 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
     return (int64_t)((end < w->at + w->n ? end : w->at + w->n) - w->at);
 }
 
-/* Puts a demand into a slot; returns the slot, NULL when there is none. */
-static uint64_t *place(struct session *s, uint64_t demand, uint32_t tag) {
+/* Demands a unit; returns the slot of the demand, NULL when there is none. */
+static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *demand) {
+    uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
+    uint32_t first = (tag + monarch_track_process()) * 7;
+    *demand = monarch_demand(w->id, unit, tag, monarch_rank);
     for (uint32_t i = 0; i < TRIES; i++) {
-        uint64_t *at = &s->clients->demand[(tag * 7 + i) % MONARCH_DEMANDS], free = 0;
+        uint64_t *at = &w->session->clients->demand[(first + i) % MONARCH_DEMANDS], free = 0;
         if (__atomic_load_n(at, __ATOMIC_RELAXED) == 0 &&
-            __atomic_compare_exchange_n(at, &free, demand, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+            __atomic_compare_exchange_n(at, &free, *demand, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
             return at;
     }
     return NULL;
@@ -176,7 +163,8 @@ static int is_settled(const struct monarch_wanted *w) {
 /* Waits until the daemon answers the demand, which it does by storing 0 in its slot and waking the
  * reader. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
-    uint64_t start = sys_now_ns(), now = start, alive_ns = start, signs = signs_of_life(w->session);
+    uint64_t start = monarch_now_ns(), now = start, alive_ns = start,
+             signs = signs_of_life(w->session);
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
     /* Answers that bring no bytes are bounded too. */
@@ -187,7 +175,7 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
         sys_futex_wait((const uint32_t *)at, (uint32_t)demand,
                        left_ns < SLICE_NS ? (long)left_ns : SLICE_NS);
         uint64_t seen = signs_of_life(w->session);
-        now = sys_now_ns();
+        now = monarch_now_ns();
         if (seen != signs)
             alive_ns = now;
         else
@@ -198,7 +186,7 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     }
     __atomic_compare_exchange_n(at, &demand, 0, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     struct monarch_stats *n = monarch_my_stats(w->session);
-    now = sys_now_ns();
+    now = monarch_now_ns();
     __atomic_fetch_add(&n->waits, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&n->wait_ns, now - start, __ATOMIC_RELAXED);
     if (timed_out && now - alive_ns > SILENCE_NS)
@@ -220,9 +208,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
         last = first; /* one unit starts the fill */
     for (uint64_t unit = first; unit <= last && unit < first + AHEAD; unit++) {
-        uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
-        uint64_t d = monarch_demand(w->id, unit, tag, monarch_rank);
-        uint64_t *here = place(s, d, tag + monarch_track_process());
+        uint64_t d, *here = place(w, unit, &d);
         if (unit == first) {
             at = here;
             demand = d;
@@ -238,7 +224,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
  * not changed meanwhile. */
 static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     struct timespec pause = {0, 200000};
-    for (uint64_t start = sys_now_ns(); sys_now_ns() - start < limit_ns;) {
+    for (uint64_t start = monarch_now_ns(); monarch_now_ns() - start < limit_ns;) {
         unsigned state = MONARCH_WORD_STATE(monarch_word_of(w));
         if (state != MONARCH_FILLING)
             return state == MONARCH_PRESENT;
@@ -250,17 +236,16 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
 /* How long to wait for publication: the rest of the limit, and at most WORD_NS unless the caller's
  * own limit is below WHOLE_NS. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
-    uint64_t waited = sys_now_ns() - w->since_ns;
+    uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;
     return left < WORD_NS || w->limit_ns < WHOLE_NS ? left : WORD_NS;
 }
 
 /* The bytes of the file that the copy lacks, as far as is known without waiting. */
 static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
-    unsigned slot;
-    const struct monarch_fill *f = MONARCH_WORD_STATE(word) == MONARCH_FILLING
-                                       ? map_of(fills_of(w->session), word, &slot)
-                                       : NULL;
+    const struct monarch_fills *fills = fills_of(w->session);
+    int slot = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_fill_slot(fills, word) : -1;
+    const struct monarch_fill *f = slot >= 0 ? &fills->fill[slot] : NULL;
     uint64_t unit_bytes = f ? __atomic_load_n(&f->unit_bytes, __ATOMIC_ACQUIRE) : 0, done = 0;
     if (!unit_bytes)
         return w->entry->size;
@@ -274,7 +259,7 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
     struct monarch_wanted w = *wanted;
     w.at = 0;
     w.n = w.entry->size;
-    w.since_ns = sys_now_ns();
+    w.since_ns = monarch_now_ns();
     w.limit_ns = wanted->limit_ns ? wanted->limit_ns : WHOLE_NS;
     if (!monarch_fills_of(w.session) || missing(&w, monarch_word_of(&w)) > WHOLE_BYTES)
         return 0;
@@ -298,15 +283,13 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
 }
 
 int monarch_is_under_way(struct session *s, uint64_t word) {
-    unsigned slot;
     const struct monarch_fills *fills = monarch_fills_of(s);
-    return fills && map_of(fills, word, &slot) != NULL;
+    return fills && monarch_fill_slot(fills, word) >= 0;
 }
 
 void monarch_demand_first(const struct monarch_wanted *w) {
     uint64_t unit_bytes = monarch_unit_of(w->entry->size, w->session->control->block_bytes);
-    uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
-    uint64_t demand = monarch_demand(w->id, w->at / unit_bytes, tag, monarch_rank);
-    if (!is_silent(w->session) && place(w->session, demand, tag + monarch_track_process()))
+    uint64_t demand;
+    if (!is_silent(w->session) && place(w, w->at / unit_bytes, &demand))
         ring_engine(w->session);
 }

@@ -9,7 +9,6 @@
 #include "preload/descriptors/posix_locks.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/demand.h"
-#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
 #include "preload/lookup/where.h"
@@ -46,7 +45,7 @@ static void await_end(int fd) {
         return;
     uint64_t id = monarch_track_entry(w), *at = monarch_claim_at(s->clients, id);
     for (unsigned n = 0;; sys_relax(n++)) {
-        uint64_t claim = __atomic_load_n(at, __ATOMIC_SEQ_CST), now = sys_now_ns();
+        uint64_t claim = __atomic_load_n(at, __ATOMIC_SEQ_CST), now = monarch_now_ns();
         start = start ? start : now;
         if (!monarch_claim_names(claim, id) || !monarch_is_on_its_way(claim, now) ||
             now - start > AWAIT_NS)
@@ -260,11 +259,6 @@ static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id
     return done;
 }
 
-static void hand_over_unmet(struct session *s, int fd, uint64_t tracked, int is_read) {
-    if (monarch_is_serving(s) && !is_sent_unmet(s, fd, tracked, is_read))
-        monarch_tell_unknown(s, fd, 0);
-}
-
 void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked);
@@ -274,7 +268,8 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        hand_over_unmet(s, fd, tracked, is_read);
+        if (monarch_is_serving(s) && !is_sent_unmet(s, fd, tracked, is_read))
+            monarch_tell_unknown(s, fd, 0);
         return;
     }
     monarch_progress_begin_again(id);

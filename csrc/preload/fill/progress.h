@@ -1,4 +1,5 @@
-/* Follows how far programs have read files that had no copy when they were opened.
+/* Follows how far programs have read files that had no copy when they were opened, and how long the
+ * sources took.
  *
  * The daemon is told of files that were read to their end, and fills what lies beside them. The
  * progress is a hint: losing it costs speed only. */
@@ -22,3 +23,19 @@ void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
 /* Called before a stream is closed, whose reads nobody has seen. `fd` is its descriptor, or -1. */
 void monarch_progress_end(const FILE *stream, int fd);
+
+/* --- how long this process's own opens and reads at the sources take --- */
+
+/* Whether the sources have returned most of this process's last files as soon as the page cache
+ * does (at hand), or later than that, but as soon as a local disk does (near). Both are 0 now and
+ * then nevertheless, so that reads go on being timed. */
+int monarch_source_is_at_hand(void);
+int monarch_source_is_near(void);
+
+/* Called when an open, or a read, of a source's file has ended that began at since_ns
+ * (monarch_now_ns). */
+void monarch_note_source_open(uint64_t since_ns);
+void monarch_note_source_read(uint64_t since_ns);
+
+/* The mean time of an open and a read together [ns]; 0: nothing is known yet. */
+uint64_t monarch_latency_ns(void);

@@ -79,7 +79,7 @@ int monarch_is_on_its_way(uint64_t claim, uint64_t now_ns) {
 }
 
 void monarch_claim_file(struct session *s, uint64_t id) {
-    uint64_t *at = monarch_claim_at(s->clients, id), now = sys_now_ns();
+    uint64_t *at = monarch_claim_at(s->clients, id), now = monarch_now_ns();
     uint64_t seen = __atomic_load_n(at, __ATOMIC_RELAXED);
     if (!monarch_is_on_its_way(seen, now))
         __atomic_compare_exchange_n(at, &seen, monarch_claim_of(id, 0, now), 0, __ATOMIC_SEQ_CST,
@@ -87,7 +87,7 @@ void monarch_claim_file(struct session *s, uint64_t id) {
 }
 
 uint64_t monarch_begin_claim(struct session *s, uint64_t id) {
-    uint64_t *at = monarch_claim_at(s->clients, id), now = sys_now_ns();
+    uint64_t *at = monarch_claim_at(s->clients, id), now = monarch_now_ns();
     uint64_t seen = __atomic_load_n(at, __ATOMIC_SEQ_CST);
     uint64_t claim = monarch_claim_of(id, MONARCH_CLAIM_HANDED, now);
     while (!monarch_is_on_its_way(seen, now))

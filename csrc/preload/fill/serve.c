@@ -6,10 +6,8 @@
 #include "preload/descriptors/track.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
-#include "preload/fill/latency.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
-#include "preload/process/attributes.h"
 #include "preload/process/log.h"
 #include "preload/session/session.h"
 #include "shared/sys.h"
@@ -17,11 +15,16 @@
 /* Why an open gets the source's file, for the log. */
 static const char *why_source(const struct session *s, const struct monarch_entry *e) {
     static const char *const reasons[16] = {
-        "left to the source", "source: no tier has room",    "source: excluded",
-        "source: changed",    "source: could not be copied", "source: attributes",
+        "source: no reason is recorded",
+        "source: no tier has room",
+        "source: excluded by the configuration",
+        "source: the file has changed",
+        "source: its copy failed",
+        "source: attributes that entries cannot hold",
     };
-    static const char *const states[] = {"source: no copy yet", "source: wanted",
-                                         "source: being copied", "source: its copy is gone"};
+    static const char *const states[] = {"source: no copy yet", "source: its copy is requested",
+                                         "source: its copy is being made",
+                                         "source: its copy is gone"};
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (monarch_entry_is_changed(s, e))
         return reasons[MONARCH_CHANGED];
@@ -90,7 +93,7 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
 static void count_wait(struct session *s, uint64_t since_ns) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(&n->source_opens, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&n->source_open_ns, sys_now_ns() - since_ns, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&n->source_open_ns, monarch_now_ns() - since_ns, __ATOMIC_RELAXED);
 }
 
 /* Whether the file is small and the source returns it as soon as a copy would be: following its
@@ -186,9 +189,8 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
         a->likely = monarch_guess(a->catalog, a->hash, &word);
-        unsigned tier = MONARCH_WORD_TIER(word);
-        if (word && tier < s->control->tiers) {
-            monarch_copy_path(&s->control->tier[tier], MONARCH_WORD_COPY(word), o->copy);
+        if (word && MONARCH_WORD_TIER(word) < s->control->tiers) {
+            monarch_copy_path(s, word, o->copy);
             o->word = word;
         }
     }
@@ -231,8 +233,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
          * number is never reused: if the copy is dropped before the open, the open fails and the
          * source answers. */
         if (!o->word || (word ^ o->word) >> 8)
-            monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
-                              o->copy);
+            monarch_copy_path(s, word, o->copy);
         o->word = word;
         o->served = 1;
     } else if (is_read_direct(s, e, (uint64_t)id, word)) {

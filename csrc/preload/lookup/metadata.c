@@ -15,7 +15,7 @@
 /* What was compared with the source may be answered for a limited time. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
-    if (at && sys_now_ns() - at < s->control->revalidate_ns)
+    if (at && monarch_now_ns() - at < s->control->revalidate_ns)
         return 1;
     if (at && s->control->revalidate_ns && !__atomic_load_n(&s->clients->stale, __ATOMIC_RELAXED)) {
         __atomic_store_n(&s->clients->stale, 1, __ATOMIC_RELAXED);
@@ -89,11 +89,11 @@ static uint64_t last_listing(const struct monarch_known *k) {
 
 uint64_t monarch_listing_of(const struct monarch_known *k) {
     uint64_t listing = last_listing(k);
-    return listing && look_holds(k, sys_now_ns()) ? listing : 0;
+    return listing && look_holds(k, monarch_now_ns()) ? listing : 0;
 }
 
 uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const char *path) {
-    uint64_t listing = last_listing(k), now_ns = sys_now_ns();
+    uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
     /* Checked once more after the look: the daemon marks a directory before it notes the new times,

@@ -59,8 +59,8 @@ int monarch_slots_lock(struct own *o) {
         if (i < 32)
             sys6(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
         else if (!start)
-            start = sys_now_ns();
-        else if (sys_now_ns() - start > LOCK_NS)
+            start = monarch_now_ns();
+        else if (monarch_now_ns() - start > LOCK_NS)
             __atomic_store_n(&given_up, 1, __ATOMIC_SEQ_CST);
         else
             sys_nap(NAP_NS);

@@ -13,13 +13,6 @@
 
 #define NAP_NS 50000L
 #define END_NS 500000000ULL
-#ifndef MADV_WIPEONFORK
-#define MADV_WIPEONFORK 18
-#endif
-
-/* Bytes of the page that is cleared; the kernel rounds them up to a whole page. */
-#define OWN_BYTES 4096UL
-
 static struct own *own;  /* atomic; NULL until the first mapping */
 static uint32_t refused; /* atomic, 1: all memory is locked */
 
@@ -69,20 +62,13 @@ static void start(struct own *o) {
 
 static struct own *own_page(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE), *none = NULL;
-    if (o)
+    /* Without such a page no thread could tell a fork's child from its parent. */
+    if (o || !(o = sys_new_wiped_page()))
         return o;
-    long p = sys6(SYS_mmap, 0, (long)OWN_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                  -1, 0);
-    if (!is_address(p))
-        return NULL;
-    o = (struct own *)p;
     o->pid = (uint32_t)sys_getpid();
-    /* Before Linux 4.14 the kernel has no such page: no thread could tell a fork's child from its
-     * parent. */
-    if (sys6(SYS_madvise, p, (long)OWN_BYTES, MADV_WIPEONFORK, 0, 0, 0) == 0 &&
-        __atomic_compare_exchange_n(&own, &none, o, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    if (__atomic_compare_exchange_n(&own, &none, o, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return o;
-    sys_unmap(o, OWN_BYTES);
+    sys_unmap(o, 4096);
     return none;
 }
 
@@ -141,9 +127,9 @@ void monarch_mappings_end(void) {
     monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
     __atomic_fetch_add(&o->bell, 1, __ATOMIC_SEQ_CST);
     sys_futex_wake(&o->bell);
-    uint64_t start = sys_now_ns();
+    uint64_t start = monarch_now_ns();
     while ((GET(o->helper) ||
             (GET(o->tid) && sys6(SYS_tgkill, sys_getpid(), GET(o->tid), 0, 0, 0, 0) == 0)) &&
-           sys_now_ns() - start < END_NS)
+           monarch_now_ns() - start < END_NS)
         sys_nap(NAP_NS);
 }

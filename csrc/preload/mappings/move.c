@@ -53,7 +53,7 @@ static int open_copy(const struct slot *s, uint64_t word) {
     const struct monarch_entry *e = &monarch_entries(monarch_catalog_of(s->session))[s->id];
     char path[MONARCH_COPY_PATH];
     struct stat st;
-    monarch_copy_path(tier, MONARCH_WORD_COPY(word), path);
+    monarch_copy_path(s->session, word, path);
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
     /* Closing any descriptor of a file drops the process's locks on it, also those taken through
@@ -147,7 +147,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 /* Whether the daemon has shown any sign of life of late. A killed daemon leaves its session as it
  * was. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
-    uint64_t now = sys_now_ns(), seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);
+    uint64_t now = monarch_now_ns(),
+             seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);
     if (seen != *beat || !*since_ns) {
         *beat = seen;
         *since_ns = now;

@@ -8,13 +8,6 @@
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 
-#ifndef SYS_close_range
-#define SYS_close_range 436
-#endif
-#ifndef CLOSE_RANGE_UNSHARE
-#define CLOSE_RANGE_UNSHARE (1U << 1)
-#endif
-
 #define LIMIT_NS 1000000000ULL
 #define STACK_BYTES 16384
 
@@ -54,16 +47,14 @@ static int start(struct apart *a) {
 
 /* The thread's memory is freed only once it has ended: a thread that hangs goes on using it. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n) {
-    long at =
-        sys6(SYS_mmap, 0, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!is_address(at) || n > MONARCH_APART_BYTES)
+    struct apart *a = n <= MONARCH_APART_BYTES ? sys_new_pages(STACK_BYTES) : NULL;
+    if (!a)
         return 0;
-    struct apart *a = (struct apart *)at;
     a->work = work;
     memcpy(a->data, data, n);
     uint32_t runs = (uint32_t)start(a);
     int done = (int)runs;
-    for (uint64_t begin = sys_now_ns(); runs && sys_now_ns() - begin < LIMIT_NS;) {
+    for (uint64_t begin = monarch_now_ns(); runs && monarch_now_ns() - begin < LIMIT_NS;) {
         sys_futex_wait(&a->runs, 1, 50000000);
         runs = __atomic_load_n(&a->runs, __ATOMIC_ACQUIRE);
     }

@@ -3,8 +3,7 @@
  *
  *   X(name, return type, arguments)          found in the libraries behind us at its first call
  *   F(name, return type, arguments)          found as well, at the start, and not interposed
- *   TWIN(alias, name)                        the same function on
- * LP64 */
+ *   TWIN(alias, name)                        the same function on LP64; in the files of calls/ */
 #pragma once
 
 #include <dirent.h>
@@ -220,69 +219,9 @@ struct file_handle;
     F(pthread_attr_setdetachstate, int, (pthread_attr_t * attr, int state))               \
     F(__tsan_init, void, (void))
 
-/* `.set`, because the headers give the two spellings different types, though the same layout. Each
- * list stands at the end of the file that defines its functions. */
+/* Gives a function another name. `.set`, because the headers give the two spellings different
+ * types, though the same layout. A file's twins stand at its end. */
 #define TWIN(alias, name) __asm__(".globl " #alias "\n.set " #alias ", " #name);
-
-#define TWINS_OF_OPEN(TWIN)        \
-    TWIN(__open, open)             \
-    TWIN(__open64, open)           \
-    TWIN(open64, open)             \
-    TWIN(openat64, openat)         \
-    TWIN(__open64_2, __open_2)     \
-    TWIN(__openat64_2, __openat_2) \
-    TWIN(creat64, creat)           \
-    TWIN(mkstemp64, mkstemp)       \
-    TWIN(mkostemp64, mkostemp)     \
-    TWIN(mkstemps64, mkstemps)     \
-    TWIN(mkostemps64, mkostemps)
-#define TWINS_OF_READ(TWIN)          \
-    TWIN(__read, read)               \
-    TWIN(__pread64, pread)           \
-    TWIN(pread64, pread)             \
-    TWIN(preadv64, preadv)           \
-    TWIN(preadv64v2, preadv2)        \
-    TWIN(__pread64_chk, __pread_chk) \
-    TWIN(mmap64, mmap)
-#define TWINS_OF_DESCRIPTORS(TWIN) \
-    TWIN(__close, close)           \
-    TWIN(__dup2, dup2)             \
-    TWIN(__fcntl, fcntl)           \
-    TWIN(__lseek, lseek)           \
-    TWIN(__fork, fork)             \
-    TWIN(_IO_fclose, fclose)       \
-    TWIN(_IO_fdopen, fdopen)       \
-    TWIN(fcntl64, fcntl)           \
-    TWIN(sendfile64, sendfile)     \
-    TWIN(lseek64, lseek)
-#define TWINS_OF_STDIO(TWIN) \
-    TWIN(_IO_fopen, fopen)   \
-    TWIN(fopen64, fopen)     \
-    TWIN(freopen64, freopen)
-#define TWINS_OF_STAT(TWIN)    \
-    TWIN(stat64, stat)         \
-    TWIN(lstat64, lstat)       \
-    TWIN(fstat64, fstat)       \
-    TWIN(fstatat64, fstatat)   \
-    TWIN(__xstat64, __xstat)   \
-    TWIN(__lxstat64, __lxstat) \
-    TWIN(__fxstat64, __fxstat) \
-    TWIN(__fxstatat64, __fxstatat)
-#define TWINS_OF_LOCKS(TWIN) TWIN(lockf64, lockf)
-#define TWINS_OF_CHANGE(TWIN) TWIN(truncate64, truncate)
-#define TWINS_OF_DIRECTORIES(TWIN) \
-    TWIN(readdir64, readdir)       \
-    TWIN(readdir64_r, readdir_r)   \
-    TWIN(scandir64, scandir)       \
-    TWIN(scandirat64, scandirat)
-#define TWINS_OF_FILESYSTEM(TWIN) \
-    TWIN(__statfs, statfs)        \
-    TWIN(statfs64, statfs)        \
-    TWIN(fstatfs64, fstatfs)      \
-    TWIN(statvfs64, statvfs)      \
-    TWIN(fstatvfs64, fstatvfs)
-
-#define TWINS_OF_PLACE(TWIN) TWIN(__clone, clone)
 
 #define X(name, ret, args) typedef ret(*name##_call) args;
 MONARCH_CALLS(X)

@@ -48,7 +48,7 @@ static int open_log(void) {
 __attribute__((noinline)) void monarch_log_slow(const char *what, const char *name,
                                                 const char *outcome) {
     char line[2 * NAME_BYTES + 256], *at = line;
-    uint64_t now = sys_now_ns();
+    uint64_t now = monarch_now_ns();
     int fd = open_log();
     if (fd < 0)
         return;

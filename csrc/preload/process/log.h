@@ -12,4 +12,3 @@ static inline void monarch_log(const char *what, const char *name, const char *o
 }
 /* Called in the constructor. level : what MONARCH_LOG says, or NULL. -1 if that is no level. */
 int monarch_log_init(const char *level);
-

@@ -23,7 +23,8 @@ static void drop(uint32_t *count) {
 }
 
 static int is_forking(void) {
-    return get(&forking) && sys_now_ns() - __atomic_load_n(&fork_ns, __ATOMIC_RELAXED) < FORKING_NS;
+    return get(&forking) &&
+           monarch_now_ns() - __atomic_load_n(&fork_ns, __ATOMIC_RELAXED) < FORKING_NS;
 }
 
 /* The count is raised before the check, so that one of the two threads sees the other. */
@@ -39,10 +40,10 @@ void monarch_momentary_begin(void) {
 void monarch_momentary_end(void) { drop(&open_now); }
 
 void monarch_momentary_before_fork(void) {
-    uint64_t start = sys_now_ns();
+    uint64_t start = monarch_now_ns();
     __atomic_store_n(&fork_ns, start, __ATOMIC_RELAXED);
     add(&forking);
-    for (unsigned n = 0; get(&open_now) && sys_now_ns() - start < FORK_NS;)
+    for (unsigned n = 0; get(&open_now) && monarch_now_ns() - start < FORK_NS;)
         sys_relax(n++);
 }
 

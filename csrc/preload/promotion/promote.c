@@ -40,7 +40,7 @@ static int wait_for_closings(uint64_t dev, uint64_t ino) {
     uint64_t mark = closing_of(dev, ino), until_ns = 0;
     for (int i = 0; i < CLOSINGS; i++)
         for (unsigned n = 0; __atomic_load_n(&closings[i], __ATOMIC_SEQ_CST) == mark;) {
-            uint64_t now = sys_now_ns();
+            uint64_t now = monarch_now_ns();
             until_ns = until_ns ? until_ns : now + CLOSING_LIMIT_NS;
             if (now > until_ns)
                 return 0;
@@ -115,14 +115,10 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)
         return 0;
     int flags = sys_fcntl(fd, F_GETFL, 0), done = 0;
-    monarch_copy_path(&w->session->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word),
-                      path);
+    monarch_copy_path(w->session, word, path);
     monarch_momentary_begin();
-    int copy =
-        flags < 0 ? -1
-                  : sys_openat(AT_FDCWD, path,
-                               monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW)) |
-                                   O_CLOEXEC);
+    int kept = monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW));
+    int copy = flags < 0 ? -1 : sys_openat(AT_FDCWD, path, kept | O_CLOEXEC);
     /* close, dup2 and the like either came before, and then pinning fails, or they wait. */
     if (copy >= 0 && monarch_track_pin(fd, tracked, &pin)) {
         done = replace(fd, copy, w);
@@ -132,7 +128,7 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
         sys_close(copy);
     monarch_momentary_end();
     if (done)
-        monarch_log("promoted to", path, NULL);
+        monarch_log("replaced a descriptor by the copy", path, NULL);
     if (done)
         __atomic_fetch_add(&monarch_my_stats(w->session)->promotions, 1, __ATOMIC_RELAXED);
     return done;

@@ -44,7 +44,7 @@ static int is_copy_of(const struct session *s, const struct monarch_entry *e,
         return 0;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT || !st->st_nlink)
         return 1;
-    monarch_copy_path(&s->control->tier[MONARCH_WORD_TIER(word)], MONARCH_WORD_COPY(word), path);
+    monarch_copy_path(s, word, path);
     return sys_fstatat(AT_FDCWD, path, &now, AT_SYMLINK_NOFOLLOW) == 0 &&
            now.st_ino == st->st_ino && now.st_dev == st->st_dev;
 }

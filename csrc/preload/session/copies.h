@@ -10,11 +10,12 @@
 /* Room for the path of a copy. */
 #define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16) /* a name is written as 16 digits */
 
-/* Writes the copy's path. Every open needs one, so all 16 hexadecimal digits are computed at once;
- * the first MONARCH_COPY_NAME of them are the name. */
-static inline void monarch_copy_path(const struct monarch_tier *tier, uint64_t number, char *out) {
+/* Writes the path of the copy that `word` names. Every open needs one, so all 16 hexadecimal digits
+ * are computed at once; the first MONARCH_COPY_NAME of them are the name. */
+static inline void monarch_copy_path(const struct session *s, uint64_t word, char *out) {
+    const struct monarch_tier *tier = &s->control->tier[MONARCH_WORD_TIER(word)];
     const unsigned unused = 4 * (16 - MONARCH_COPY_NAME);
-    two_words bytes = {__builtin_bswap64(number << unused), 0};
+    two_words bytes = {__builtin_bswap64(MONARCH_WORD_COPY(word) << unused), 0};
     sixteen_bytes high = (sixteen_bytes)bytes >> 4, low = (sixteen_bytes)bytes & 15;
     sixteen_bytes digits = __builtin_shuffle(
         high, low, (sixteen_bytes){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});

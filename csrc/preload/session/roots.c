@@ -71,8 +71,8 @@ static const struct monarch_tier *foreign_tier(const struct monarch_control *k) 
 int monarch_has_foreign_tier(const struct monarch_control *k) {
     const struct monarch_tier *t = foreign_tier(k);
     if (t)
-        monarch_warn("a tier is not the directory that the daemon uses:", t->path,
-                     "monarch doctor says more");
+        monarch_warn("a tier's path leads to another directory than the daemon's:", t->path,
+                     "Run `monarch doctor` for details.");
     return t != NULL;
 }
 
@@ -112,19 +112,14 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
     }
 }
 
-static void forget_roots(struct session *s) {
-    for (int i = 0; i < 2; i++) {
+void monarch_roots_may_differ(void) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    for (int i = 0; s && i < 2; i++) {
         uint64_t seen = __atomic_load_n(&s->roots[i], __ATOMIC_ACQUIRE);
         while (!__atomic_compare_exchange_n(&s->roots[i], &seen, ((seen >> 32) + 1) << 32, 0,
                                             __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
             ;
     }
-}
-
-void monarch_roots_may_differ(void) {
-    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
-    if (s)
-        forget_roots(s);
 }
 
 void monarch_roots_are_foreign(void) {

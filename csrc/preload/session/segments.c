@@ -140,8 +140,8 @@ int monarch_control_is_usable(const struct monarch_control *k, uint64_t size) {
     if (size < sizeof *k || k->magic != MONARCH_MAGIC)
         return 0;
     if (k->version != MONARCH_VERSION) {
-        monarch_warn("the daemon has another version than", "libmonarch.so",
-                     "restart it with the monarch command of this installation");
+        monarch_warn("the daemon runs another version than", "libmonarch.so",
+                     "Restart the daemon with the `monarch` command of this installation.");
         return 0;
     }
     return k->state == MONARCH_SERVING && paths_fit(k);

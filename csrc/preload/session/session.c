@@ -13,8 +13,6 @@ static uint32_t next_slot;
 static const struct monarch_control nobody = {.state = MONARCH_CLOSED};
 struct session monarch_waiting = {.control = &nobody, .released = 1};
 
-unsigned monarch_session_number(const struct session *s) { return s->number; }
-
 struct session *monarch_session_at(unsigned number) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     return s && s->number == number ? s : &monarch_waiting;

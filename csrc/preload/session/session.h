@@ -29,7 +29,7 @@ struct session {
     uint64_t dev, ino;   /* identify the segment `control` */
     uint64_t linked_ns; /* atomic: when a change last saw the name `control` lead to this segment */
     uint32_t listings;  /* atomic: open directories that list from its catalog */
-    uint32_t needed;    /* atomic: the last search that found an open copy of it, see retire.c */
+    uint32_t needed;    /* atomic: the last search that found an open copy of it, see attach.c */
     uint32_t released;  /* atomic, 1: nothing is mapped any more */
     uint32_t distrusts; /* 1: when we attached, a tier was another directory than the daemon's */
     uint32_t reused;    /* 1: `clients` lies at an address that an earlier session used */
@@ -69,9 +69,7 @@ static inline struct session *session_for_change(void) {
                : monarch_session_for_change();
 }
 
-/* A session's number, of 5 bits. monarch_session_at finds the newest session by its number; for any
- * other number it returns a session that serves nothing. */
-unsigned monarch_session_number(const struct session *s);
+/* The newest session, if this is its number (5 bits); otherwise a session that serves nothing. */
 struct session *monarch_session_at(unsigned number);
 
 /* Replaces `old` by the newest catalog, if that can be mapped; returns the session's catalog after

@@ -85,11 +85,11 @@ static void tell(void *at) {
 
 int monarch_tell_change(const struct stat *st, int is_tree) {
     struct told t = {.change = {st->st_dev, st->st_ino, (uint64_t)is_tree}};
-    t.mark = (sys_now_ns() << 8 | ((uint64_t)sys6(SYS_gettid, 0, 0, 0, 0, 0, 0) & 255)) << 1;
+    t.mark = (monarch_now_ns() << 8 | ((uint64_t)sys6(SYS_gettid, 0, 0, 0, 0, 0, 0) & 255)) << 1;
     tell(&t);
     if (t.has_no_number)
         monarch_run_apart(tell, &t, sizeof t);
     if (t.is_done)
-        monarch_log("changed", "a file, told without the session's segments", NULL);
+        monarch_log("recorded a change without the session's segments", NULL, NULL);
     return t.is_done;
 }

@@ -71,13 +71,14 @@ static void say(const char *const parts[PARTS]) {
 }
 
 void monarch_warn(const char *what, const char *name, const char *hint) {
-    const char *const parts[PARTS] = {what, " ", name, "; reads go to the source (", hint, ")\n"};
+    const char *const parts[PARTS] = {what, " ", name, "; all reads go to the source. ",
+                                      hint, "\n"};
     monarch_log(what, name, hint);
     say(parts);
 }
 
 void monarch_warn_setting(const char *name, const char *value, const char *hint) {
-    const char *const parts[PARTS] = {name, "=", value, " is not known (", hint, ")\n"};
+    const char *const parts[PARTS] = {name, "=", value, " is not known. ", hint, "\n"};
     say(parts);
 }
 
