@@ -12,8 +12,22 @@ from monarch_py.config import Config, load_config
 from monarch_py.errors import ConfigError
 from monarch_py.ipc.session import SessionDir, served_configurations
 from monarch_py.util.launcher import launched, with_rank
+from monarch_py.util.units import parse_size
 
-__all__ = ["as_json", "checked", "config_option", "optional_config_option", "served_config_option"]
+__all__ = [
+    "as_json",
+    "as_size",
+    "checked",
+    "config_option",
+    "optional_config_option",
+    "served_config_option",
+]
+
+
+CONFIG_HELP = (
+    "The configuration, in YAML. {rank} in its name stands for the number that mpiexec or srun has"
+    " given this process."
+)
 
 
 def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
@@ -50,7 +64,9 @@ def _optional(_context: Any, _parameter: Any, value: Path | None) -> Path | None
     return None if value is None else with_rank(value)
 
 
-def _config(callback: Callable[..., Path | None], text: str | None = None) -> Callable[[Any], Any]:
+def _config(
+    callback: Callable[..., Path | None], default: str = "$MONARCH_CONFIG"
+) -> Callable[[Any], Any]:
     return click.option(
         "-c",
         "--config",
@@ -58,20 +74,23 @@ def _config(callback: Callable[..., Path | None], text: str | None = None) -> Ca
         envvar="MONARCH_CONFIG",
         type=click.Path(path_type=Path),
         callback=callback,
-        help=text,
+        help=f"{CONFIG_HELP}  [default: {default}]",
     )
 
 
-CONFIG_HELP = (
-    "The configuration, in YAML. {rank} in its name stands for the number that mpiexec or srun has"
-    " given this process.  "
-)
-config_option = _config(_required, CONFIG_HELP + "[default: $MONARCH_CONFIG]")
+config_option = _config(_required)
 # For commands that ask a running daemon.
-served_config_option = _config(
-    _served, CONFIG_HELP + "[default: $MONARCH_CONFIG, else that of your only daemon here]"
-)
+served_config_option = _config(_served, "$MONARCH_CONFIG, else that of your only daemon here")
 optional_config_option = _config(_optional)
+
+
+def as_size(_context: Any, _parameter: Any, value: str | None) -> int | None:
+    """The callback of an option that is a size."""
+    try:
+        return None if value is None else parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
 
 as_json: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

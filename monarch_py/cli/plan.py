@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from monarch_py.cli.options import as_json
+from monarch_py.cli.options import as_json, as_size
 from monarch_py.cli.screen import print_table
 from monarch_py.errors import MonarchError
-from monarch_py.util.spelling import hint
-from monarch_py.util.units import counted, format_size, parse_size
+from monarch_py.util.units import counted, format_size
 
 if TYPE_CHECKING:
     from monarch_py.commands.figures import Figures
@@ -34,15 +33,8 @@ def _needed(value: Any, option: str, kind: str) -> Any:
     return value
 
 
-def _kind(_context: Any, _parameter: Any, value: str) -> str:
-    if value not in KINDS:
-        known = hint(value, KINDS, f"use {', '.join(KINDS)}")
-        raise click.UsageError(f"unknown kind of dataset {value!r}; {known}")
-    return value
-
-
 @plan.command()
-@click.argument("kind", callback=_kind)
+@click.argument("kind", metavar="KIND", type=click.Choice(KINDS))
 @click.argument("root", type=_PATH)
 @click.option("-o", "--output", type=_PATH, required=True, help="The index to write (.npz).")
 @click.option(
@@ -65,7 +57,7 @@ def index(
     record_bytes: int | None,
     header_bytes: int,
 ) -> None:
-    """Find where the samples of a dataset lie, and write an index of them.
+    """Find where the samples of a dataset lie.
 
     KIND is image_folder, files, tfrecord, webdataset, hdf5 or fixed (records of one size).
 
@@ -128,17 +120,10 @@ def _summary(plan: Plan) -> str:
     )
 
 
-def _quota(_context: Any, _parameter: Any, value: str | None) -> int | None:
-    try:
-        return None if value is None else parse_size(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 @plan.command(short_help="Show how often each node reads what, and from where.")
 @click.argument("plan_file", metavar="PLAN", type=_PATH)
 @click.option("--node", default=0, show_default=True, help="The node whose frequencies are shown.")
-@click.option("--quota", callback=_quota, help="Room for copies on each node.  [default: for all]")
+@click.option("--quota", callback=as_size, help="Room for copies on each node.  [default: for all]")
 @click.option(
     "--plot", "picture", type=_PATH, metavar="FILE", help="Also draw the figures; needs matplotlib."
 )

@@ -108,14 +108,15 @@ def show(what: RenderableType) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1
 ) -> None:
-    """Prints a table whose first `left` columns are text and the others numbers. Columns whose
-    cells are all empty are left out."""
-    kept = [i for i in range(len(columns)) if any(str(row[i]) for row in rows)] or [0]
+    """Prints a table whose first `left` columns are text and the others numbers. A cell that is
+    None is empty; columns whose cells are all empty are left out."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    kept = [i for i in range(len(columns)) if any(row[i] for row in cells)] or [0]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for i in kept:
-        table.add_column(Text(columns[i]), justify="left" if i < left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(str(row[i])) for i in kept))
+        table.add_column(columns[i], justify="left" if i < left else "right", no_wrap=True)
+    for row in cells:
+        table.add_row(*(row[i] for i in kept))
     out = console()
     if title:
         show(Text(title, style="bold"))
@@ -123,16 +124,16 @@ def print_table(
     if wide <= out.width:
         show(table)
     else:
-        _print_list([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
+        _print_list([columns[i] for i in kept], [[row[i] for i in kept] for row in cells])
 
 
-def _print_list(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def _print_list(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints the first cell of each row uncut on its own line, and the named other cells below."""
     for first, *others in rows:
-        click.echo(str(first))
+        click.echo(first)
         cells = [
-            Text.assemble((f"{column} ", "dim"), str(cell).replace(" ", "\u00a0"))
+            Text.assemble((f"{column} ", "dim"), cell.replace(" ", "\u00a0"))
             for column, cell in zip(columns[1:], others, strict=True)
-            if str(cell)
+            if cell
         ]
         show(Padding(Text(", ").join(cells), (0, 0, 0, 2)))

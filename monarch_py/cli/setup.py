@@ -10,12 +10,11 @@ from pathlib import Path
 import click
 
 from monarch_py import __version__
-from monarch_py.cli.options import optional_config_option
+from monarch_py.cli.options import as_size, optional_config_option
 from monarch_py.cli.screen import console
 from monarch_py.config import Config, load_config
 from monarch_py.native import LIBRARY
 from monarch_py.util.signals import handling
-from monarch_py.util.units import parse_size
 
 MODULEFILE = """\
 #%Module1.0
@@ -78,20 +77,18 @@ def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -
 
 
 @click.command(short_help="Show the gain with a small training on a slow source.")
-@click.option("--size", default="64MiB", show_default=True, help="Size of the dataset.")
+@click.option(
+    "--size", default="64MiB", callback=as_size, show_default=True, help="Size of the dataset."
+)
 @click.option("--workdir", type=click.Path(path_type=Path), help="Where to make the dataset.")
 @click.option("--keep", is_flag=True, help="Keep the dataset and the logs.")
-def demo(size: str, workdir: Path | None, keep: bool) -> None:
+def demo(size: int, workdir: Path | None, keep: bool) -> None:
     """Train a small model on a slow source, first without Monarch and then with it."""
     from monarch_py.demo.run import run_demo
 
-    try:
-        size_bytes = parse_size(size)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--size") from error
     # SystemExit on these signals, so that the demo removes what it has made.
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
-        sys.exit(run_demo(console(), size_bytes=size_bytes, workdir=workdir, keep=keep))
+        sys.exit(run_demo(console(), size_bytes=size, workdir=workdir, keep=keep))
 
 
 @click.group(short_help="Help with writing a configuration.")

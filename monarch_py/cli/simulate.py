@@ -112,7 +112,7 @@ def _print_named(title: str, texts: dict[str, str]) -> None:
     show(Text(title, style="bold"))
     table = Table.grid(padding=(0, 2))
     for name, text in texts.items():
-        table.add_row(Text(f"  {name}"), Text(text))
+        table.add_row(f"  {name}", text)
     show(table)
     click.echo()
 
@@ -127,7 +127,7 @@ def _show(document: dict[str, Any], nodes: int) -> None:
             rows.append((policy, result))
     if rows:
         in_hours = max(result["total_seconds"] for _, result in rows) >= HOURS_FROM_S
-        show(Text(f"{document['scenario']} (times in {'hours' if in_hours else 'seconds'})"))
+        show(f"{document['scenario']} (times in {'hours' if in_hours else 'seconds'})")
         unit = 3600.0 if in_hours else 1.0
         print_table("", COLUMNS, [[policy, *_row(result, unit)] for policy, result in rows])
     for line in (*_daemons(document["policies"], nodes), *missing, *document["assumptions"]):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.text import Text
 
 from monarch_py.cli.options import as_json, served_config_option
 from monarch_py.cli.screen import print_table, show
@@ -67,35 +66,26 @@ def _share(part: int, whole: int) -> str:
 
 def _plans(report: dict[str, Any]) -> None:
     rows = [
-        [plan["file"], plan["state"], _number(plan["epoch"]), _number(plan["position"])]
-        for plan in report["plans"]
+        [plan["file"], plan["state"], plan["epoch"], plan["position"]] for plan in report["plans"]
     ]
     print_table("Plans", ["plan", "state", "epoch", "accesses"], rows, left=2)
     for plan in report["plans"]:
         if plan["why"]:
-            show(Text(f"{plan['file']}: {plan['why']}"))
-
-
-def _number(value: int | None) -> str:
-    return "" if value is None else str(value)
+            show(f"{plan['file']}: {plan['why']}")
 
 
 def _print_status(report: dict[str, Any]) -> None:
-    state = (
-        "switched off by an administrator or by your `switch_file`"
-        if report["switched_off"]
-        else "serving"
-    )
+    state = "serving"
+    if report["switched_off"]:
+        state = "switched off by an administrator or by your `switch_file`"
     show(
-        Text(
-            f"Daemon {report['pid']} (version {report['version']}): {state} for"
-            f" {report['uptime_seconds']:.0f} s, {report['pending']} fills pending"
-        )
+        f"Daemon {report['pid']} (version {report['version']}): {state} for"
+        f" {report['uptime_seconds']:.0f} s, {report['pending']} fills pending"
     )
     click.echo()
     _tiers(report)
     for trouble in troubles(report):
-        show(Text(trouble))
+        show(trouble)
     click.echo()
     _sources(report)
     click.echo()
@@ -110,7 +100,7 @@ def _print_status(report: dict[str, Any]) -> None:
         ("Ahead", unused(report)),
     ):
         for text in texts:
-            show(Text(f"{label}: {text}"))
+            show(f"{label}: {text}")
 
 
 def _print_all(nodes: list[dict[str, Any]]) -> None:

@@ -5,11 +5,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 from rich.console import Console
@@ -20,7 +19,6 @@ from monarch_py.cli.options import as_json, config_option
 from monarch_py.cli.screen import tell
 from monarch_py.commands.summary import room_hint
 from monarch_py.commands.warm import Progress, Warm
-from monarch_py.errors import MonarchError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.signals import handle, handling
@@ -33,24 +31,10 @@ RATE_S = 20.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class _Ended(BaseException):
-    """A signal ends the command. A BaseException, like KeyboardInterrupt, so that no handler of
-    errors catches it."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-@contextmanager
-def _signals_end() -> Iterator[None]:
-    """The first signal raises _Ended; a second one ends the process at once."""
-
-    def end(number: int, _frame: object) -> None:
-        handle(SIGNALS, signal.SIG_DFL)
-        raise _Ended(number)
-
-    with handling(SIGNALS, end):
-        yield
+def _end(number: int, _frame: object) -> None:
+    """The first signal ends the command in order; a second one ends the process at once."""
+    handle(SIGNALS, signal.SIG_DFL)
+    sys.exit(128 + number)
 
 
 # --- progress -----------------------------------------------------------------------------------
@@ -92,7 +76,8 @@ class _Display:
 
     def __init__(self, bar: Bar) -> None:
         self._bar, self._next = bar, time.monotonic() + LINE_S
-        self._task = bar.tasks[bar.add_task("warm", total=None, text="")]
+        bar.add_task("warm", total=None, text="")
+        (self._task,) = bar.tasks
 
     def show(self, progress: Progress) -> None:
         # A task whose total changes forgets its rate, so that it gets the total once that is known.
@@ -115,17 +100,6 @@ def _bar() -> Bar:
         speed_estimate_period=RATE_S,
         disable=not console.is_terminal,
     )
-
-
-# --- paths from a file --------------------------------------------------------------------------
-
-
-def _listed(list_file: str, *, null: bool) -> list[str]:
-    try:
-        content = sys.stdin.buffer.read() if list_file == "-" else Path(list_file).read_bytes()
-    except OSError as error:
-        raise MonarchError(f"{list_file}: {error.strerror}; name a file with paths") from error
-    return [os.fsdecode(text) for text in content.split(b"\0" if null else b"\n") if text]
 
 
 # --- summary ------------------------------------------------------------------------------------
@@ -168,6 +142,7 @@ def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> s
     "--from-file",
     "list_file",
     metavar="LIST",
+    type=click.File("rb"),
     help="Also read paths from LIST, one per line; - is stdin.",
 )
 @click.option("-0", "--null", is_flag=True, help="The paths in LIST end with NUL, not newlines.")
@@ -177,7 +152,7 @@ def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> s
 def warm(
     *,
     config_file: Path,
-    list_file: str | None,
+    list_file: BinaryIO | None,
     null: bool,
     no_wait: bool,
     as_json: bool,
@@ -191,20 +166,21 @@ def warm(
     """
     if null and list_file is None:
         raise click.UsageError("-0 says how LIST is written; give --from-file LIST too")
-    listed = _listed(list_file, null=null) if list_file is not None else []
-    texts = [*paths, *listed] if paths or list_file is not None else None
+    texts = list(paths) if paths or list_file is not None else None
+    if list_file is not None and texts is not None:
+        texts += map(os.fsdecode, filter(None, list_file.read().split(b"\0" if null else b"\n")))
     session, run, status, ended = SessionDir.of(config_file), None, 0, ""
-    with _signals_end():
-        try:
+    try:
+        with handling(SIGNALS, _end):
             run = Warm(session, texts)
             with _bar() as bar:
                 run.run(_Display(bar).show, wait=not no_wait)
-        except _Ended as signal_seen:
-            status = 128 + signal_seen.number
-            ended = "interrupted; run it again to go on: "
+    except SystemExit as signal_seen:
+        status = int(signal_seen.code or 0)
+        ended = "interrupted; run it again to go on: "
     if run is None:  # nothing was ordered yet
         sys.exit(status)
-    troubles, hint, has_tiers = [f"{path}: {why}" for path, why in run.problems], "", True
+    troubles, hint, has_tiers = [f"{path}: {why}" for path, why in run.chosen.problems], "", True
     if "no_room" in run.progress.at_source and not ended:
         report = DaemonConnection(session).ask("status")
         troubles += [tier["why"] for tier in report["tiers"] if not tier["usable"]]
@@ -213,7 +189,7 @@ def warm(
     for trouble in troubles:
         tell(trouble)
     if as_json:
-        problems = [{"path": path, "problem": why} for path, why in run.problems]
+        problems = [{"path": path, "problem": why} for path, why in run.chosen.problems]
         click.echo(json.dumps({**asdict(run.progress), "problems": problems}, indent=2))
     else:
         said = _summary(run.progress, wait=not no_wait, hint=hint, has_tiers=has_tiers)

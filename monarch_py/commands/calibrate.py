@@ -212,19 +212,16 @@ def scenario_text(config: Config, measured: Calibration) -> str:
 
     The staging buffer is the memory that readers hold, at the rate of the fastest tier.
     """
-    quotas = [tier.quota_bytes for tier in config.tiers]
-    staging = min(GIB, max(64 * MIB, quotas[0] // 8))
+    staging = min(GIB, max(64 * MIB, config.tiers[0].quota_bytes // 8))
     # No more threads than were measured: nobody knows the rates beyond. The daemon finds them out.
     threads = min(config.copy_threads, max(THREADS))
-    names = ["staging", *(f"{tier.kind}{number}" for number, tier in enumerate(config.tiers))]
-    lines = _job_lines(config) + _source_lines(measured) + ["classes:"]
-    for name, capacity, read, write in zip(
-        names,
-        [staging, *quotas],
-        [measured.read[0], *measured.read],
-        [measured.write[0], *measured.write],
-        strict=True,
+    classes = [("staging", staging, measured.read[0], measured.write[0])]
+    for n, (tier, read, write) in enumerate(
+        zip(config.tiers, measured.read, measured.write, strict=True)
     ):
+        classes.append((f"{tier.kind}{n}", tier.quota_bytes, read, write))
+    lines = _job_lines(config) + _source_lines(measured) + ["classes:"]
+    for name, capacity, read, write in classes:
         lines += [
             f"  - name: {name}",
             f"    capacity: {_size_text(capacity)}",
@@ -240,7 +237,7 @@ def _job_lines(config: Config) -> list[str]:
     dataset = json.dumps(str(config.sources[0].real_path).replace("$", "$$"))
     return [
         f"# Measured by `monarch calibrate` with {config.file}.",
-        "# Lines with a question mark were not measured: write what your job has.",
+        "# Lines with a question mark were not measured: fill in the values of your job.",
         "name: this machine",
         "nodes: 1",
         "epochs: 5                 # ?",

@@ -22,7 +22,7 @@ from monarch_py.native import LIBRARY
 from monarch_py.util.processes import Identity
 from monarch_py.util.signals import handling
 
-__all__ = ["Outcome", "job_environment", "keep_daemon", "run_job", "why_unusable"]
+__all__ = ["Outcome", "keep_daemon", "run_job", "why_unusable"]
 
 # Exit statuses that a shell gives for a command that does not exist, or cannot be executed.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
@@ -104,12 +104,11 @@ def _run(
                 env=environment,
                 preexec_fn=lambda: starts(Identity.of(os.getpid())),  # noqa: PLW1509 - no threads
             )
-        except FileNotFoundError:
-            sys.stderr.write(f"monarch: {command[0]}: command not found\n")
-            return NOT_FOUND
         except OSError as error:
-            sys.stderr.write(f"monarch: {command[0]}: {error.strerror}\n")
-            return NOT_RUNNABLE
+            is_missing = isinstance(error, FileNotFoundError)
+            why = "command not found" if is_missing else error.strerror
+            sys.stderr.write(f"monarch: {command[0]}: {why}\n")
+            return NOT_FOUND if is_missing else NOT_RUNNABLE
         for number in early:
             child.send_signal(number)
         status = child.wait()
@@ -118,11 +117,10 @@ def _run(
 
 def _serving(connection: DaemonConnection) -> Identity | None:
     """The process that answers as the daemon; None if no daemon answers."""
-    try:
+    with contextlib.suppress(SessionError):
         found = connection.ask("where")
-    except SessionError:
-        return None
-    return Identity(int(found["pid"]), int(found["began"]))
+        return Identity(int(found["pid"]), int(found["began"]))
+    return None
 
 
 def _end_daemon(connection: DaemonConnection, daemon: Identity) -> None:
@@ -150,15 +148,14 @@ class _Share:
 
     def __init__(self, config_file: Path) -> None:
         self.config_file = config_file
-        self.session = SessionDir.of(config_file)
-        self.connection = DaemonConnection(self.session)
-        self._shares = Shares(self.session)
+        session = SessionDir.of(config_file)
+        self.connection, self.shares = DaemonConnection(session), Shares(session)
         self._child: subprocess.Popen[bytes] | None = None
         self._had_turn = False
 
     def begin(self) -> None:
         """Makes sure that a daemon serves until `end`. MonarchError if none can be started."""
-        self._shares.take_turn()
+        self.shares.take_turn()
         self._had_turn = True
         try:
             serving = _serving(self.connection)
@@ -166,58 +163,52 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, is_shared=True)
                 self._tell_troubles()
             else:
-                if self._shares.daemon() != serving:  # the note is of a daemon that has died
-                    self._shares.note_daemon(None)
+                if self.shares.daemon() != serving:  # the note is of a daemon that has died
+                    self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
                     self.connection.ask("job")
-            self._shares.join()
+            self.shares.join()
         finally:
-            self._shares.leave_turn()
+            self.shares.leave_turn()
 
     def _tell_troubles(self) -> None:
         with contextlib.suppress(SessionError):
             for trouble in troubles(self.connection.ask("status")):
                 sys.stderr.write(f"monarch: {trouble}\n")
 
-    def starts(self, command: Identity) -> None:
-        """Notes the command, so that the daemon serves it even after this process is killed."""
-        self._shares.note_command(command)
-
     def end(self) -> None:
         try:
-            self._shares.leave()
+            self.shares.leave()
             if not self._had_turn:
                 return
-            self._shares.take_turn()
-            if self._shares.is_unused() and not self._shares.has_command():
-                daemon = self._shares.daemon()
+            self.shares.take_turn()
+            if self.shares.is_unused() and not self.shares.has_command():
+                daemon = self.shares.daemon()
                 if daemon is not None:
                     _end_daemon(self.connection, daemon)
-                self._shares.note_daemon(None)
+                self.shares.note_daemon(None)
         except (SessionError, OSError) as error:
             left = "; the daemon is left running" if self._had_turn else ""
             sys.stderr.write(f"monarch: {_words(error)}{left}\n")
         finally:
             with contextlib.suppress(OSError):
-                self._shares.close()
+                self.shares.close()
         if self._child is not None:
             self._child.returncode = 0  # we waited for it above, or other runs use it by now
-
-    def keep(self) -> "subprocess.Popen[bytes] | None":
-        """As `keep_daemon`; closes the share, so call it once."""
-        self._shares.take_turn()
-        try:
-            child = None if self.connection.runs() else spawn(self.config_file, detach=True)
-            self._shares.note_daemon(None)
-            return child
-        finally:
-            self._shares.close()
 
 
 def keep_daemon(config_file: Path) -> "subprocess.Popen[bytes] | None":
     """Provides a daemon that no run ends. Returns the new process, or None if a daemon already
     serves. SessionError if the new one does not come up."""
-    return _Share(config_file).keep()
+    session = SessionDir.of(config_file)
+    shares = Shares(session)
+    try:
+        shares.take_turn()
+        child = None if DaemonConnection(session).runs() else spawn(config_file, detach=True)
+        shares.note_daemon(None)
+        return child
+    finally:
+        shares.close()
 
 
 def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
@@ -248,11 +239,11 @@ def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
         except (MonarchError, OSError) as error:
             problem = _tell_problem(error)
         environment = dict(os.environ) if problem else job_environment(config_file, os.environ)
-        status = _run(command, environment, share.starts)
+        status = _run(command, environment, share.shares.note_command)
         try:
             report = share.connection.ask("status")
         except NoDaemonError:
-            lost = "the daemon ended before the command; `monarch logs` says why"
+            lost = "the daemon ended before the command; see `monarch logs`"
         except SessionError as error:
             lost = str(error)
     finally:

@@ -42,6 +42,10 @@ def _is_excluded(words: Any) -> Any:
     return (state_of(words) == State.BYPASS) & (reason_of(words) == Reason.EXCLUDED)
 
 
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path) and not os.path.islink(path)
+
+
 class PathSelection:
     """The files that the user means: named files, and all files below named directories.
 
@@ -250,10 +254,9 @@ class PathSelection:
                 if catalog.find(source, below) >= 0:
                     continue
                 place = Place(os.path.join(top, below), source, below)
-                mode = self._mode(place.text)
-                if stat.S_ISREG(mode):
+                if _is_file(place.text):
                     self.unknown[source, below] = place
-                elif stat.S_ISDIR(mode):
+                elif os.path.isdir(place.text) and not os.path.islink(place.text):
                     self._walk(place)
 
     def _walk(self, place: Place) -> None:
@@ -267,7 +270,7 @@ class PathSelection:
             names[:] = [n for n in names if self._device(os.path.join(directory, n)) == device]
             for name in files:
                 full = os.path.join(directory, name)
-                if stat.S_ISREG(self._mode(full)):
+                if _is_file(full):
                     path = full[len(top) + 1 :]
                     self.unknown[place.source, path] = Place(full, place.source, path)
 
@@ -277,13 +280,6 @@ class PathSelection:
             return os.lstat(path).st_dev
         except OSError:
             return -1
-
-    @staticmethod
-    def _mode(path: str) -> int:
-        try:
-            return os.lstat(path).st_mode
-        except OSError:
-            return 0
 
     def gone(self, ids: Ids, catalog: CatalogReader) -> Ids:
         """Those of (n,) entries that were named but are gone from the source. Adds a problem for
@@ -308,6 +304,6 @@ class PathSelection:
         for place in places:
             del self.unknown[place.source, place.path]
             why = (
-                "the daemon cannot tell this file; see whether it can be read, and `monarch status`"
+                "the daemon cannot take this file into its catalog; check that the file can be read"
             )
             self.problems.append((place.text, why))

@@ -61,7 +61,7 @@ def summary(report: dict[str, Any], run: dict[str, Any]) -> list[str]:
     if run["totals"]["opens"]:
         told += [("  source:", read_from_source(run["totals"]))]
     told += [("  filled:", text) for text in _not_filled(report, run["totals"])]
-    told += [("  tier:", _tier(tier)) for tier in report["tiers"]]
+    told += [("  tier:", _place(t) if t["usable"] else t["why"]) for t in report["tiers"]]
     told += [("  staging:", text) for text in _staging(report, run)]
     told += [("  nodes:", text) for text in exchanged(run)]
     told += [("  ahead:", text) for text in unused(report)]
@@ -123,9 +123,7 @@ def _not_filled(report: dict[str, Any], totals: dict[str, Any]) -> list[str]:
     return ["nothing; with `prefetch: none` only `monarch warm` makes copies"]
 
 
-def _tier(tier: dict[str, Any]) -> str:
-    if not tier["usable"]:
-        return str(tier["why"])
+def _place(tier: dict[str, Any]) -> str:
     room = f"{format_size(tier['used_bytes'])} of {format_size(tier['quota_bytes'])}"
     foreign = f" ({tier['foreign']:,} of other sources)" if tier.get("foreign") else ""
     return f"{tier['mount_point']}: {counted(tier['files'], 'copy')}{foreign}, {room}"
@@ -135,9 +133,7 @@ def _staging(report: dict[str, Any], run: dict[str, Any]) -> list[str]:
     staging = report["staging"]
     if staging is None or not (run["staged"] or staging["files"]):
         return []
-    room = f"{format_size(staging['used_bytes'])} of {format_size(staging['quota_bytes'])}"
-    where = f"{staging['mount_point']}: {counted(staging['files'], 'copy')}, {room}"
-    return [f"{where}; {run['staged']:,} were made here in this run"]
+    return [f"{_place(staging)}; {run['staged']:,} were made here in this run"]
 
 
 def exchanged(run: dict[str, Any]) -> list[str]:

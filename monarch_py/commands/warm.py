@@ -153,11 +153,6 @@ class Warm:
         self._finished = False
         self.progress = Progress()
 
-    @property
-    def problems(self) -> list[tuple[str, str]]:
-        """(path, what is wrong and the hint); complete once `progress` is complete."""
-        return self.chosen.problems
-
     def no_room(self) -> tuple[int, int]:
         """Number and bytes of the chosen files that fit into no tier."""
         ids, catalog = self.chosen.ids, self._view.catalog

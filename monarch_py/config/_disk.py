@@ -7,18 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 
 __all__ = [
-    "Identity",
     "capacity_bytes",
-    "identity",
     "is_in_ram",
+    "is_inside",
     "is_writable",
     "kernel_file_system",
-    "lineage",
     "mount_options",
 ]
-
-# (device, inode): the same for one directory under two names, even through a bind mount.
-Identity = tuple[int, int]
 
 _RAM_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 # File systems in which the kernel presents its own state. No file can be made there, even where
@@ -28,19 +23,14 @@ _KERNEL_FILE_SYSTEMS = frozenset(
 )
 
 
-def identity(directory: Path) -> Identity:
-    """The identity of `directory`; OSError if it cannot be examined."""
-    status = os.stat(directory)
-    return status.st_dev, status.st_ino
-
-
-def lineage(directory: Path) -> frozenset[Identity]:
-    """The identities of all directories above `directory` that can be examined."""
-    found = set()
-    for above in Path(os.path.realpath(directory)).parents:
+def is_inside(inner: Path, outer: Path) -> bool:
+    """Whether `inner` lies below the directory `outer`, under whatever name, even through a bind
+    mount. Directories that cannot be examined count as others."""
+    for above in Path(os.path.realpath(inner)).parents:
         with suppress(OSError):
-            found.add(identity(above))
-    return frozenset(found)
+            if os.path.samefile(above, outer):
+                return True
+    return False
 
 
 def capacity_bytes(directory: Path) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def _refuse_hanging(places: Sequence[_Place]) -> None:
     for path in hanging(list(spots)):
         raise spots[path].error(
             f"{str(path)!r} does not answer within {LIMIT_S:.0f} s",
-            "its file system hangs: look at its server, or at the mount",
+            "its file system hangs; check its server and the mount",
         )
 
 
@@ -304,14 +305,12 @@ def _check_places(
 ) -> None:
     """Refuses directories that would hold one another's files. The staging area may share a mount
     point with a tier, because it has its own directory there."""
-    for index, tier in enumerate(tiers):
-        for other in tiers[:index]:
-            _refuse_same(tier, other, "a tier", "merge the two levels into one")
-    for index, source in enumerate(sources):
-        for other in sources[:index]:
-            _refuse_same(source, other, "a source", "remove one of the two")
-            _refuse_inside(source, other, "a source", "keep the outer one and use 'exclude'")
-            _refuse_inside(other, source, "a source", "keep the outer one and use 'exclude'")
+    for other, tier in combinations(tiers, 2):
+        _refuse_same(tier, other, "a tier", "merge the two levels into one")
+    for other, source in combinations(sources, 2):
+        _refuse_same(source, other, "a source", "remove one of the two")
+        _refuse_inside(source, other, "a source", "keep the outer one and use 'exclude'")
+        _refuse_inside(other, source, "a source", "keep the outer one and use 'exclude'")
     for source in sources:
         for tier in (*tiers, *staging):
             hint = "choose a directory apart from it for the tier"
@@ -321,12 +320,12 @@ def _check_places(
 
 
 def _refuse_same(place: _Place, other: _Place, what: str, hint: str) -> None:
-    if disk.identity(place[0]) == disk.identity(other[0]):
-        raise place[1].error(f"{str(place[0])!r} is {what} already in line {other[1].line}", hint)
+    if os.path.samefile(place[0], other[0]):
+        raise place[1].error(f"{str(place[0])!r} is already {what}, in line {other[1].line}", hint)
 
 
 def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
-    if disk.identity(outer[0]) in disk.lineage(inner[0]):
+    if disk.is_inside(inner[0], outer[0]):
         raise inner[1].error(
             f"{str(inner[0])!r} is inside {str(outer[0])!r}, {what} in line {outer[1].line}", hint
         )

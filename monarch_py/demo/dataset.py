@@ -23,13 +23,7 @@ from numpy.typing import NDArray
 from monarch_py.errors import MonarchError
 from monarch_py.util.units import MIB, format_size
 
-__all__ = [
-    "IMAGE_SHAPE",
-    "MIN_SIZE_BYTES",
-    "N_CLASSES",
-    "DatasetSummary",
-    "make_dataset",
-]
+__all__ = ["DatasetSummary", "make_dataset"]
 
 Bytes = NDArray[np.uint8]
 

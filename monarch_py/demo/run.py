@@ -83,6 +83,7 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
             f"Dataset: {made.n_images} images in {made.n_files} files, {format_size(made.n_bytes)}."
         )
         binary = _slow_source(console)
+        source = directory / ("dataset" if binary is None else "source")
         if binary is not None:
             console.print(
                 f"Source: {SOURCE_RATE / 1e6:.0f} MB/s for all readers; "
@@ -90,12 +91,12 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
                 + "."
             )
         with console.status(f"Training {EPOCHS} epochs without Monarch ..."):
-            without = _train(directory, binary, "without", prefix=[])
+            without = _train(directory, source, binary, "without", prefix=[])
         with (
             console.status(f"Training {EPOCHS} epochs with Monarch ..."),
-            _monarch(directory, _source_path(directory, binary), made.n_bytes) as prefix,
+            _monarch(directory, source, made.n_bytes) as prefix,
         ):
-            gained = _train(directory, binary, "with", prefix)
+            gained = _train(directory, source, binary, "with", prefix)
         console.print(_table(without, gained, is_plain=not console.is_terminal))
         return _compare(without, gained, console)
 
@@ -138,16 +139,14 @@ def _slow_source(console: Console) -> Path | None:
     return None
 
 
-def _source_path(directory: Path, binary: Path | None) -> Path:
-    return directory / ("dataset" if binary is None else "source")
-
-
-def _train(directory: Path, binary: Path | None, name: str, prefix: list[str]) -> list[Epoch]:
+def _train(
+    directory: Path, path: Path, binary: Path | None, name: str, prefix: list[str]
+) -> list[Epoch]:
     """Runs one training on its own mount, so that it starts with cold kernel caches.
 
-    prefix : put before the training's command;  name : in the names of its files in `directory`
+    path : where the training finds the dataset;  name : in the names of its files in `directory`
+    prefix : put before the training's command
     """
-    path = _source_path(directory, binary)
     output = directory / f"training-{name}.json"
     script = Path(__file__).with_name("train.py")
     command = [*prefix, sys.executable, str(script), str(path), "--epochs", str(EPOCHS)]

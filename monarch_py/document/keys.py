@@ -94,7 +94,6 @@ class Declared:
 
     name: str
     field: Field[Any]
-    annotation: Any
     key: Key
     kind: Kind
     meaning: str
@@ -136,7 +135,7 @@ def _declared(keys: Any) -> Iterator[Declared]:
         if key is not DERIVED:
             name = key.name or each.name
             meaning = " ".join(meanings.get(name, "").split())
-            yield Declared(name, each, annotation, key, kind_of(annotation, key), meaning)
+            yield Declared(name, each, key, kind_of(annotation, key), meaning)
 
 
 def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:

@@ -9,7 +9,7 @@ import yaml
 
 from monarch_py.errors import ConfigError
 
-__all__ = ["Document", "Spot", "Way", "describe", "is_empty", "load_document"]
+__all__ = ["Spot", "is_empty", "load_document"]
 
 # People write a few lines. The limit keeps a data file given by mistake out of memory.
 MAX_FILE_BYTES = 1 << 20
@@ -145,7 +145,7 @@ def _read_text(document: Document, kind: str) -> str:
             " check the path and its permissions"
         ) from None
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{document.name}: larger than 1 MiB and so no {kind}; check the path")
+        raise ConfigError(f"{document.name}: larger than 1 MiB, so not a {kind}; check the path")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

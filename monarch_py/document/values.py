@@ -27,7 +27,6 @@ __all__ = [
     "Directory",
     "Duration",
     "Kind",
-    "Parser",
     "Rate",
     "Share",
     "Size",
@@ -38,8 +37,6 @@ __all__ = [
     "scalar",
     "words",
 ]
-
-Parser = Callable[[yaml.Node, Spot], Any]
 
 _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?", re.ASCII)
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -63,7 +60,7 @@ class Kind:
     example : a value that hints show, if not ''
     """
 
-    parse: Parser
+    parse: Callable[[yaml.Node, Spot], Any]
     value: str
     schema: Mapping[str, Any]
     show: Callable[[Any], str] = str
@@ -245,7 +242,7 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
     name = found["bare"] or found["braced"]
     if name is None:
         raise spot.error(
-            "has a '$' with no name behind it", "write $NAME or ${NAME}, or $$ for a dollar sign"
+            "has a '$' without a name after it", "write $NAME or ${NAME}, or $$ for a dollar sign"
         )
     # An empty variable counts as undefined: "/scratch/$JOB" must never become "/scratch/".
     if not os.environ.get(name):
@@ -261,5 +258,5 @@ def scalar(node: yaml.Node, spot: Spot, hint: str) -> str:
     if not isinstance(node, yaml.ScalarNode) or is_empty(node):
         raise spot.unfit(node, hint)
     if not _is_usable(node.value):
-        raise spot.error(f"{node.value!r} holds a character that no path can", "remove it")
+        raise spot.error(f"{node.value!r} contains a character that no path may", "remove it")
     return str(node.value)

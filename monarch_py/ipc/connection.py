@@ -13,7 +13,10 @@ from monarch_py.native import SessionState, ffi
 __all__ = ["HAS_CHANGED", "DaemonConnection", "catalog_trouble", "troubles"]
 
 # The message for a configuration that has changed since its daemon read it.
-HAS_CHANGED = "{} has changed since its daemon was started; monarch stop, then start, takes it in"
+HAS_CHANGED = (
+    "{} has changed since its daemon was started; run `monarch stop` and `monarch start` to apply"
+    " the change"
+)
 
 # Limit for an answer [s]. A daemon answers from memory; a stopped one must not block a command.
 ANSWER_LIMIT_S = 15.0
@@ -71,8 +74,8 @@ class DaemonConnection:
         if not self.session.control.exists():
             return "no daemon serves this configuration; start one with `monarch start`"
         return (
-            "the daemon of this configuration was killed or crashed (`monarch logs` has its last"
-            " words); start another with `monarch start`"
+            "the daemon of this configuration was killed or crashed (see `monarch logs`); start"
+            " another with `monarch start`"
         )
 
     def _connect(self, connection: socket.socket) -> None:

@@ -69,7 +69,7 @@ def shm_root() -> Path:
     n_bytes = len(os.fsencode(path))
     if n_bytes > MAX_SHM_PATH_BYTES:
         raise SessionError(
-            f"MONARCH_SHM has {n_bytes} bytes; choose a directory of at most {MAX_SHM_PATH_BYTES}"
+            f"the path in MONARCH_SHM has {n_bytes} bytes; name one of at most {MAX_SHM_PATH_BYTES}"
         )
     return path
 
@@ -112,7 +112,7 @@ def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory
     except FileExistsError:
         pass
     except OSError as error:
-        raise SessionError(f"{path} cannot be made: {error.strerror}; {instead}") from error
+        raise SessionError(f"{path} cannot be created ({error.strerror}); {instead}") from error
     if why := why_not_private(path):
         raise SessionError(f"{path} is not a directory of this user alone: it {why}, or {instead}")
 

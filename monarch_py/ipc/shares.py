@@ -52,9 +52,9 @@ class Shares:
         while not _try(self._turn):
             if time.monotonic() >= until:
                 raise SessionError(
-                    f"another `monarch run` or `start`, or a daemon that cannot end, has held"
-                    f" {self._session.path / 'turn'} for {limit_s:.0f} s; see who with `fuser -v`,"
-                    " and end it"
+                    f"another `monarch run` or `monarch start`, or a daemon that does not end, has"
+                    f" held {self._session.path / 'turn'} for {limit_s:.0f} s; find it with"
+                    " `fuser -v`, and end it"
                 )
             time.sleep(POLL_S)
 

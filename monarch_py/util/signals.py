@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Handler", "handle", "handling"]
+__all__ = ["handle", "handling"]
 
 Handler = Callable[[int, FrameType | None], object]
 

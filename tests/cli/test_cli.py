@@ -85,7 +85,7 @@ def test_an_unknown_command_is_refused(monarch: Monarch) -> None:
         (
             ["simulate"],
             "no scenario is named; `monarch simulate --list` has those that come with Monarch, and"
-            " `monarch calibrate -c tiers.yaml -o mine.yaml` makes one of this machine",
+            " `monarch calibrate -c tiers.yaml -o mine.yaml` writes one for this machine",
         ),
     ],
 )
@@ -172,8 +172,8 @@ def test_that_a_daemon_was_killed_is_said(started: tuple[Session, int]) -> None:
     done = session.monarch("status")
     assert (done.returncode, done.stderr) == (
         3,
-        "monarch: the daemon of this configuration was killed or crashed (`monarch logs` has its"
-        " last words); start another with `monarch start`\n",
+        "monarch: the daemon of this configuration was killed or crashed (see `monarch"
+        " logs`); start another with `monarch start`\n",
     )
 
 

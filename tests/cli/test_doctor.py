@@ -69,8 +69,8 @@ def test_a_configuration_that_was_changed_since_is_a_warning(served: Session) ->
     _, findings = examined(served)
     assert findings["daemon"]["level"] == "warning"
     assert findings["daemon"]["found"] == (
-        f"{served.config} has changed since its daemon was started; monarch stop, then start,"
-        " takes it in"
+        f"{served.config} has changed since its daemon was started; run `monarch stop` and"
+        " `monarch start` to apply the change"
     )
 
 
@@ -377,7 +377,7 @@ def test_a_ram_tier_beyond_the_memory_group_is_a_warning(
     monkeypatch.setattr(memory, "available_bytes", lambda: MIB)
     finding = found(session, "tier (ram)")
     assert finding.level == "warning"
-    assert finding.hint == "the memory (cgroup) leaves 1 MiB now; the quota is kept to that"
+    assert finding.hint == "the memory (cgroup) leaves 1 MiB now, and the quota is limited to that"
 
 
 @pytest.mark.parametrize(("huge", "level"), [("always", "warning"), ("within_size", "ok")])
@@ -416,7 +416,7 @@ def test_limits_that_are_too_low_are_warnings(
     space, files = [finding for finding in examine(here.config) if finding.what == "limits"]
     assert (space.level, space.found) == ("warning", "address space limited to 60 MiB")
     assert "ulimit -v unlimited" in space.hint
-    assert files == Finding("warning", "limits", "100 open files", "ulimit -n 256, or more")
+    assert files == Finding("warning", "limits", "at most 100 open files", "ulimit -n 256, or more")
 
 
 @pytest.mark.parametrize(("machine", "level"), [("aarch64", "ok"), ("ppc64le", "problem")])

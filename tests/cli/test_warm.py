@@ -68,9 +68,8 @@ def test_lists_without_a_path(session: Session, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "0 files (0 B) filled, 0 (0 B) already there\n")
     assert present(session) == 0
     done = warm(session, "--from-file", tmp_path / "none")
-    assert (done.returncode, done.stdout) == (1, "")
-    hint = "No such file or directory; name a file with paths"
-    assert done.stderr == f"monarch: {tmp_path / 'none'}: {hint}\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"'--from-file': '{tmp_path / 'none'}': No such file or directory" in done.stderr
 
 
 def test_every_spelling_of_a_path(

@@ -58,7 +58,7 @@ REFUSED = {
         SMALLEST + 'performance: "a\\0b"\n',
         5,
         "performance",
-        "holds a character that no path can",
+        "contains a character that no path may",
         "remove it",
     ),
     "tiny block": (SMALLEST + "block_size: 3\n", 5, "block_size", "out of range", "64KiB"),

@@ -85,7 +85,7 @@ os.kill(DaemonConnection(SessionDir.of(sys.argv[1])).ask("where")["pid"], int(sy
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (signal.SIGKILL, "the daemon ended before the command; `monarch logs` says why"),
+        (signal.SIGKILL, "the daemon ended before the command; see `monarch logs`"),
         (signal.SIGSTOP, "the daemon does not answer within 1 s; is it stopped?"),
     ],
 )
@@ -452,8 +452,8 @@ def test_start_tells_of_a_changed_configuration(session: Session) -> None:
         again = session.monarch("start")
         assert again.returncode == 0
         assert again.stderr == (
-            f"monarch: warning: {session.config} has changed since its daemon was started; monarch"
-            " stop, then start, takes it in\n"
+            f"monarch: warning: {session.config} has changed since its daemon was started; run"
+            " `monarch stop` and `monarch start` to apply the change\n"
         )
     finally:
         assert session.monarch("stop").returncode == 0

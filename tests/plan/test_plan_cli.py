@@ -159,7 +159,7 @@ def test_a_kind_that_is_none(dataset: Path, tmp_path: Path) -> None:
     words = ["plan", "index", "imagefolder", str(dataset), "-o", str(tmp_path / "i.npz")]
     done = CliRunner().invoke(group, words)
     assert done.exit_code == 2
-    assert "unknown kind of dataset 'imagefolder'; did you mean 'image_folder'?" in done.output
+    assert "'imagefolder' is not one of 'image_folder', 'files'" in done.output
 
 
 def test_show_draws(plan: Path) -> None:
