@@ -275,7 +275,7 @@ def test_files_that_the_scan_has_not_met_yet(
     session_factory: Factory, source: Path, tmp_path: Path
 ) -> None:
     Files(source).add_many(30, 100)
-    session = session_factory(source, prefetch="none", scan_rate=20, scan_threads=1).start()
+    session = session_factory(source, prefetch="none", scan_rate=10, scan_threads=1).start()
     done = warm(session, source / "a", source / "d/c")
     assert (done.returncode, done.stdout.partition(" (")[0]) == (0, "2 files")
     assert not session.status()["scanned"]

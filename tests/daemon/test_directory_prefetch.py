@@ -455,7 +455,7 @@ def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> Non
         one, other = nodes.all
         read(one, *some(flat, NAMES))
         kept = wait_until(lambda: int(one.nodes()["kept_files"]), what="the nodes' agreement")
-        wait_until(lambda: len(one.copies()) == kept, what="what it keeps")
+        wait_until(lambda: len(one.copies()) == kept, timeout=60, what="what it keeps")
         assert_quiet(one)
         assert len(one.copies()) == kept < MANY
         given = len(other.copies())

@@ -140,6 +140,7 @@ def read_until(session: Session, program: Steps, name: str, value: int) -> int:
 
 
 @pytest.mark.parametrize(("files", "most"), [(1, 2), (10, 8)], ids=["a file", "all"])
+@pytest.mark.usefixtures("alone")
 def test_waiting_begins_again_after_a_while(
     waits_in_vain: Session, tmp_path: Path, files: int, most: int
 ) -> None:
@@ -173,6 +174,7 @@ step()
 """
 
 
+@pytest.mark.usefixtures("alone")
 def test_mappings_wait_in_vain_for_so_long_in_all(
     session_factory: Factory, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from support.files import Files, Loop, check_all
+from support.manifests import copies_in
 from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
 
@@ -117,6 +118,8 @@ def test_readers_outlive_a_killed_daemon_and_find_the_next(
             moment(session)
             debris = {path.name for path in copies_of(session)}
             session.kill()
+            if persistent and moment is not moment_present:  # on a busy machine some are old enough
+                debris -= {path.name for path in copies_in(session).values()}
             source.rate(0)
             source.latency(getattr=0)
             assert loop.wait_passes(2) < FILE_LIMIT_S

@@ -104,6 +104,7 @@ def test_nobody_waits_for_a_read_that_waits(
     do_meanwhile(session, source, program, what, FIRST, AT_ONCE_US)
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_close_that_proc_tells_nothing_waits_a_second_at_most(
     session: Session, source: SlowSource, program: Path
 ) -> None:

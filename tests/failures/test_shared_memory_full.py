@@ -137,7 +137,7 @@ def test_copies_come_and_go_when_the_catalog_cannot_grow(
             source = session.status()["sources"][0]
             return bool(source["wanted"] + source["filling"] == 0)
 
-        wait_until(settled, what="the end of all fills")
+        wait_until(settled, timeout=90, what="the end of all fills")
         session.forget()
     session.want_all()
     assert session.daemon is not None

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.files import Files, Loop, check_all, digest, same_without
+from support.files import Files, Loop, check_all, digest, read_all, same_without
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet, settle
@@ -37,6 +37,9 @@ def add_late(session: Session, files: Files) -> None:
     """Files that appear now and are wanted now, so that the tier is written to."""
     for i in range(5):
         files.add(f"late{i}", 20_000)
+    wait_until(  # a listing may be a second old
+        lambda: read_all(session, files.root).keys() == files.digests.keys(), what="the late names"
+    )
     check_all(session, files)
 
 

@@ -77,6 +77,7 @@ def test_a_daemon_that_stops_and_goes_on(cluster: Cluster) -> None:
     is_used_again(cluster)
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_daemon_that_is_started_anew_while_it_is_read(cluster: Cluster) -> None:
     """Several times, and with its copies lost each time."""
 

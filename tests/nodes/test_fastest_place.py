@@ -51,6 +51,7 @@ def again(
     return make
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_link_that_becomes_slow_loses_to_the_source_and_wins_again(
     again: Callable[..., Again], namespaces: Namespaces
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_small_file_of_another_node_is_not_opened_at_the_source(
     assert cluster.served() <= 1.05 * files * size
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_node_fills_its_own_files_before_it_fetches_those_of_others(
     cluster_factory: Callable[..., Cluster],
 ) -> None:

@@ -237,6 +237,7 @@ def test_of_a_file_that_is_being_read_the_server_is_not_asked(
 READ = "import os, sys\nfor p in sys.argv[1:]:\n with open(p, 'rb', buffering=0) as f: f.read()"
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
@@ -257,6 +258,7 @@ def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
     assert counts["getattr"] <= 2.2 * FILES + 20
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_source_that_nobody_reads_does_not_keep_another_back(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
@@ -274,6 +276,7 @@ def test_a_source_that_nobody_reads_does_not_keep_another_back(
     assert json.loads(report.read_text())["run"]["totals"]["hits"] >= FILES // 4
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_warm_beside_a_job_does_not_wait_for_its_end(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:

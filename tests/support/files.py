@@ -75,7 +75,9 @@ def read_all(session: Session, root: Path, *, preload: bool = True, **more: Any)
 def check_all(session: Session, files: Files, root: Path | None = None) -> dict[str, Any]:
     """Every file read under the library has its known bytes, and looks as it does without it."""
     found = read_all(session, root or files.root)
-    assert {name: answer.get("sha256") for name, answer in found.items()} == files.digests
+    digests = {name: answer.get("sha256") for name, answer in found.items()}
+    wrong = {name: found.get(name) for name, _ in digests.items() ^ files.digests.items()}
+    assert not wrong, wrong
     assert found == read_all(session, root or files.root, preload=False)
     return found
 
