@@ -1,9 +1,8 @@
 """``python -m benchmarks.plan``: what a plan costs, in time and in memory beyond the imports.
 
 ImageNet-1k (1,281,167 files, 90 epochs, 16 nodes) and 14.2 million files on 1,024 nodes, by torch's
-DistributedSampler: one node's plan (frequencies and first uses), and of the former the owner of
-every file, with 5 % of room to spare. And NoPFS's Fig. 3, whose numbers are known. Each in a
-process of its own.
+DistributedSampler: one node's plan (frequencies, first use, next use of every access), and the
+holder of every file. And NoPFS's Fig. 3, whose numbers are known. Each in a process of its own.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.numbers import Result, describe_machine, report
-from monarch_py.commands.figures import distribution, owners_of
-from monarch_py.plan import Loader, Timeline, analyse
+from monarch_py.plan import NEVER, Loader, Timeline, analyse, find_holders, next_uses
+from monarch_py.plan.binomial import expected_above
 from monarch_py.plan.samplers import DistributedSampler, NumpySampler
 
 MIB = 1 << 20
@@ -30,7 +29,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Training:
-    """limits [s] : of a node's plan, of the owners;  memory_limit [bytes]"""
+    """limits [s] : of a node's plan, of the holders;  memory_limit [bytes]"""
 
     what: str
     files: int
@@ -55,32 +54,36 @@ TRAININGS = {
 
 
 def own_plan(training: Training) -> dict[str, Any]:
-    found = analyse(training.timeline(), 0)
-    used = int(np.count_nonzero(found.frequency))
-    return {"accesses": int(found.frequency.sum()), "files": used}
+    timeline = training.timeline()
+    found = analyse(timeline, 0)
+    again = sum(int(np.count_nonzero(next_ != NEVER)) for _, next_ in next_uses(timeline, 0))
+    # Every access but the last one of each file has a next one.
+    accesses, used = int(found.frequency.sum()), int(np.count_nonzero(found.frequency))
+    assert again == accesses - used, "next uses are lost"
+    return {"accesses": accesses, "files": used}
 
 
-def owners(training: Training) -> dict[str, Any]:
-    sizes = np.ones(training.files, dtype=np.int64)
-    quota = int(1.05 * training.files / training.nodes)
-    found = owners_of(training.timeline(), sizes, quota)
-    share = np.bincount(found[found >= 0], minlength=training.nodes)
-    return {"files_a_node": [int(share.min()), int(share.max())]}
+def holders(training: Training) -> dict[str, Any]:
+    found = find_holders(training.timeline())
+    share = np.bincount(found.holder, minlength=training.nodes)
+    return {
+        "files_a_node": [int(share.min()), int(share.max())],
+        "mean_frequency_of_holders": float(found.counts.mean()),
+    }
 
 
 def figure_3(training: Training) -> dict[str, Any]:
     sampler = NumpySampler(training.files, 42, method="shuffle")
     timeline = Timeline.of(Loader(sampler, training.nodes, 32), training.epochs, training.nodes)
     frequency = analyse(timeline, 0).frequency
-    most = 1.8 * training.epochs / training.nodes
-    above = distribution(training.epochs, training.nodes)[int(most) + 1 :]
-    expected, seen = training.files * above.sum(), np.count_nonzero(frequency > most)
+    expected = expected_above(training.files, training.epochs, training.nodes, 0.8)
+    seen = np.count_nonzero(frequency > 1.8 * training.epochs / training.nodes)
     return {"expected": round(expected), "seen": int(seen)}
 
 
 MEASURED: dict[str, Callable[[Training], dict[str, Any]]] = {
     "own_plan": own_plan,
-    "owners": owners,
+    "holders": holders,
     "figure_3": figure_3,
 }
 
@@ -119,8 +122,8 @@ def results_of(what: str, training: Training, found: dict[str, Any]) -> list[Res
             Result("seen", "NoPFS Fig. 3, Monte Carlo", "", found["seen"], None),
             Result("seen_off", "  off 31,863", "", abs(found["seen"] - 31_863), 0),
         ]
-    limit = training.limits[what == "owners"]
-    label = "owner of every file" if what == "owners" else "a node's plan"
+    limit = training.limits[what == "holders"]
+    label = "holder of every file" if what == "holders" else "a node's plan"
     return [
         Result(what, f"{training.what}: {label}", "s", found["seconds"], limit),
         Result(
@@ -145,7 +148,7 @@ def main() -> int:
     document: dict[str, Any] = {"benchmark": "plan", "machine": describe_machine(), "measured": {}}
     results: list[Result] = []
     for name in [args.only] if args.only else list(TRAININGS):
-        for what in ["own_plan"] + ["owners", "figure_3"] * (name == "imagenet"):
+        for what in ["own_plan", "holders"] + ["figure_3"] * (name == "imagenet"):
             found = in_a_process(what, name)
             document["measured"][f"{name}_{what}"] = found
             results += results_of(what, TRAININGS[name], found)

@@ -1,4 +1,4 @@
-/* Passes over every access of a plan: how often each unit is used, and when first. */
+/* Passes over every access of a plan: how often each unit is used, when first, and when next. */
 #include "plan/plan.h"
 
 /* How far ahead a counter is prefetched. */
@@ -42,6 +42,20 @@ int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64
             return -1;
         if (first[accesses[i]] == MONARCH_PLAN_NEVER)
             first[accesses[i]] = start + (int64_t)i;
+    }
+    return 0;
+}
+
+int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
+                      uint64_t units, int64_t *next) {
+    for (uint64_t i = n; i-- > 0;) {
+        next[i] = MONARCH_PLAN_NEVER;
+        if (accesses[i] < 0)
+            continue;
+        if ((uint64_t)accesses[i] >= units)
+            return -1;
+        next[i] = later[accesses[i]];
+        later[accesses[i]] = start + (int64_t)i;
     }
     return 0;
 }

@@ -61,6 +61,25 @@ int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ra
  * `start`. */
 int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
                        uint64_t units);
+/* Goes backwards through the accesses: next[i] = later[u], then later[u] = the position of i;
+ * next[i] is MONARCH_PLAN_NEVER where there is no access. */
+int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
+                      uint64_t units, int64_t *next);
+
+/* --- which node uses a file most: holder.c -----------------------------------------------------
+ */
+
+/* For the units [low, low + units): appends the node of each access to the unit's slots; cursors[u]
+ * is where the unit's next slot is. 0, or -1 if slots would overflow. */
+int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
+                         uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
+                         uint64_t room);
+/* For each unit, whose slots end at ends[u], finds the `top` nodes that use it most; of nodes that
+ * use it equally, the one with the earlier first use comes first. -1 and 0 where there are fewer.
+ * nodes, counts: (units, top). scratch: as many counters as there are nodes, all 0 before and
+ * after. */
+void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t units, uint64_t top,
+                       uint32_t *scratch, int32_t *nodes, uint32_t *counts);
 
 /* --- what a dataset is: digest.c ---------------------------------------------------------------
  */

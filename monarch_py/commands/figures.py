@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, lgamma, log, log1p
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.plan.access import all_frequencies, analyse, spread
+from monarch_py.plan.binomial import distribution
 from monarch_py.plan.plan import Plan
 from monarch_py.plan.timeline import Section, Timeline
 from monarch_py.policies.nopfs.placement import is_placeable, place
 from monarch_py.policies.rendezvous import file_keys, owners
 from monarch_py.policies.view import PFS
 
-__all__ = ["EpochBytes", "Figures", "distribution", "figures_of", "owners_of", "read_bytes"]
+__all__ = ["EpochBytes", "Figures", "figures_of", "owners_of", "read_bytes"]
 
 Sizes = npt.NDArray[np.int64]
 
@@ -113,25 +113,6 @@ def _read_in(
     is_local = ~from_source & (owner_of == node)
     source, local = int(weight[from_source].sum()), int(weight[is_local].sum())
     return EpochBytes(local, int(weight.sum()) - source - local, source)
-
-
-def distribution(epochs: int, nodes: int) -> npt.NDArray[np.float64]:
-    """P(X = k) for k = 0 ... epochs, (epochs + 1,), of how often a node accesses a sample (NoPFS,
-    3.1). In each epoch every sample goes to one of N nodes at random, so X is binomial with E
-    trials of probability 1 / N.
-    """
-    if nodes == 1:
-        return np.array([0.0] * epochs + [1.0])
-    each, other = log(1 / nodes), log1p(-1 / nodes)
-    logs = (
-        lgamma(epochs + 1)
-        - lgamma(k + 1)
-        - lgamma(epochs - k + 1)
-        + k * each
-        + (epochs - k) * other
-        for k in range(epochs + 1)
-    )
-    return np.array([exp(value) for value in logs])
 
 
 def figures_of(plan: Plan, node: int = 0, quota: int | None = None) -> Figures:

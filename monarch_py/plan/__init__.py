@@ -1,12 +1,15 @@
 """The access plan: every access of every rank in every epoch, known before the training starts."""
 
-from monarch_py.plan.access import NEVER, NodeAccess, all_frequencies, analyse
+from monarch_py.plan.access import NEVER, NodeAccess, all_frequencies, analyse, next_uses
+from monarch_py.plan.holders import NOBODY, Holders, find_holders
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.plan import Plan, PlanPart
 from monarch_py.plan.timeline import Part, Section, Timeline
 
 __all__ = [
     "NEVER",
+    "NOBODY",
+    "Holders",
     "Loader",
     "NodeAccess",
     "Part",
@@ -16,4 +19,6 @@ __all__ = [
     "Timeline",
     "all_frequencies",
     "analyse",
+    "find_holders",
+    "next_uses",
 ]

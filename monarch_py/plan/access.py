@@ -1,4 +1,4 @@
-"""Statistics of a timeline: how often a node accesses each unit, and when first.
+"""Statistics of a timeline: how often a node accesses each unit, when first, and when next.
 
 Epochs are streamed, so memory grows with the number of units, not with the number of epochs. The
 loops over accesses are in C (csrc/plan/access.c).
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.native import lib, pointer
-from monarch_py.plan.samplers import Order
-from monarch_py.plan.timeline import Timeline
+from monarch_py.plan.samplers import NONE, Order
+from monarch_py.plan.timeline import Section, Timeline
 
 __all__ = [
     "NEVER",
@@ -24,6 +24,9 @@ __all__ = [
     "add_uses",
     "all_frequencies",
     "analyse",
+    "files_per_step",
+    "next_uses",
+    "reuse_distances",
     "spread",
 ]
 
@@ -69,30 +72,29 @@ def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
     )
 
 
-def analyse(timeline: Timeline, node: int) -> NodeAccess:
-    """Frequencies and first uses of a node (all its ranks together).
+def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
+    """Frequencies and first uses of a node (all its ranks together), from a batch of an epoch on.
 
-    ConfigError for a node that does not exist.
+    ConfigError for a node or batch that does not exist.
     """
-    if not 0 <= node < timeline.nodes:
-        raise ConfigError(f"node: {node} is none of the {timeline.nodes}; count from 0")
+    _check_node(timeline, node)
     frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)
-    for section in timeline.sections():
+    for section in timeline.sections(epoch, batch):
         own = section.node(node)
         add_uses(own, frequency)
         add_first_uses(own, section.start, first)
     return NodeAccess(node, frequency, first)
 
 
-def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
+def all_frequencies(timeline: Timeline, epoch: int = 0) -> npt.NDArray[np.uint16]:
     """Frequencies of all nodes, (nodes, units) uint16. Only for few nodes or few units.
 
     ConfigError if a node accesses a unit more than 65,535 times.
     """
     counts = np.full((timeline.nodes, timeline.units), 0, dtype=np.uint16)
     out = pointer(counts.reshape(-1), "uint16_t *")
-    for section in timeline.sections():
+    for section in timeline.sections(epoch):
         for rows in in_pieces(section.rows):
             shape = (len(rows), rows.shape[1], timeline.ranks_per_node)
             status = lib.monarch_plan_count_nodes(
@@ -100,6 +102,51 @@ def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
             )
             check(status)
     return counts
+
+
+def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Positions]]:
+    """For every access of a node, the position of its next access of the same unit.
+
+    Yields sections, the last one first, each with (accesses of this node,) int64; NEVER if no
+    access follows, and where there is no access. ConfigError for a node that does not exist.
+    """
+    _check_node(timeline, node)
+    later = np.full(timeline.units, NEVER, dtype=np.int64)
+    for section in timeline.sections_backwards():
+        own = section.node(node)
+        following = np.empty(len(own), dtype=np.int64)
+        status = lib.monarch_plan_next(
+            pointer(own, "int32_t *"),
+            len(own),
+            section.start,
+            pointer(later, "int64_t *"),
+            timeline.units,
+            pointer(following, "int64_t *"),
+        )
+        check(status)
+        yield section, following
+
+
+def reuse_distances(section: Section, following: Positions) -> Positions:
+    """The number of the node's accesses from each access of a section up to and including its next
+    use; NEVER without one. Divide by Section.per_step for steps, which Lobster (section 4) counts.
+
+    following : (accesses,) int64 of next_uses
+    """
+    own = np.arange(section.start, section.start + len(following))
+    return np.where(following == NEVER, NEVER, following - own)
+
+
+def files_per_step(section: Section, node: int) -> npt.NDArray[np.int64]:
+    """The number of different units that a node accesses in each step, (steps,) int64."""
+    own, size = section.node(node), section.per_step
+    steps = -(-len(own) // size)
+    full = np.full(steps * size, NONE, dtype=np.int32)
+    full[: len(own)] = own
+    ordered = np.sort(full.reshape(steps, size), axis=1)
+    is_new = np.diff(ordered, axis=1, prepend=NONE) != 0
+    is_new[:, 0] = True
+    return np.asarray((is_new & (ordered != NONE)).sum(axis=1))
 
 
 def spread(frequency: npt.NDArray[np.uint32]) -> float:
@@ -137,3 +184,8 @@ def check(status: int) -> None:
             "epochs: a unit is accessed more than 65,535 times by one node; plan fewer epochs, or"
             " ask for one node at a time"
         )
+
+
+def _check_node(timeline: Timeline, node: int) -> None:
+    if not 0 <= node < timeline.nodes:
+        raise ConfigError(f"node: {node} is none of the {timeline.nodes}; count from 0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +109,25 @@ class Loader:
         """The samples of every rank in the order of access, (world_size, per_rank) int32; NONE at
         the end of a rank with fewer."""
         return np.asarray(self.rows(self.sampler.epoch(epoch)).T)
+
+    def batches(self, epoch: int) -> Order:
+        """The samples by batches, (world_size, steps, batch_size) int32; NONE where a batch is not
+        full."""
+        ranks = self.ranks(epoch)
+        full = np.full((self.world_size, self.steps * self.batch_size), NONE, dtype=np.int32)
+        full[:, : ranks.shape[1]] = ranks
+        return full.reshape(self.world_size, self.steps, self.batch_size)
+
+    def worker_batches(self, epoch: int, rank: int, worker: int) -> Order:
+        """The batches that one DataLoader worker of a rank reads, (batches, batch_size) int32."""
+        if not 0 <= worker < max(1, self.workers):
+            raise ConfigError(f"worker: {worker} is none of the {self.workers}; count from 0")
+        return self.batches(epoch)[rank, worker :: max(1, self.workers)]
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        """`rows` of the epochs from `start` on."""
+        for order in self.sampler.epochs(start):
+            yield self.rows(order)
 
     def _strided(self, order: Order) -> Order:
         rest = len(order) % self.world_size

@@ -6,7 +6,7 @@ The file does not hold the accesses, but the description from which they are dra
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,33 @@ class Plan:
     def digests(self) -> list[str]:
         """The digest of each dataset, see Index.digest."""
         return [index.digest() for index in self.datasets]
+
+    def check_dataset(self, found: Index, dataset: int = 0) -> None:
+        """ConfigError unless `found`, the dataset as it is now, is the one that was planned for."""
+        planned = self.datasets[dataset]
+        if planned.digest() != found.digest():
+            raise ConfigError(
+                f"dataset: {found.root or 'it'} has {found.files} files, which are not the"
+                f" {planned.files} that were planned for; make the plan anew"
+            )
+
+    def resized(self, epochs: int | None = None, nodes: int | None = None) -> Plan:
+        """The plan after a restart with another number of epochs or nodes. Each node keeps its
+        number of ranks, and samplers deal to the new total."""
+        nodes = self.nodes if nodes is None else nodes
+        parts = tuple(self._resized(part, nodes) for part in self.parts)
+        epochs = self.epochs if epochs is None else epochs
+        return replace(self, parts=parts, epochs=epochs, nodes=nodes)
+
+    def _resized(self, part: PlanPart, nodes: int) -> PlanPart:
+        loader = part.loader
+        sampler: Any = loader.sampler
+        if nodes < 1:
+            raise ConfigError(f"nodes: {nodes} is out of range; write 1 or more")
+        ranks = loader.world_size // self.nodes * nodes
+        if sampler.ranks_field is not None:
+            sampler = replace(sampler, **{sampler.ranks_field: ranks})
+        return replace(part, loader=replace(loader, sampler=sampler, world_size=ranks))
 
     # --- stored as a file -------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,11 @@ class Section:
         turns. Element i has the position `start` + i."""
         low = node * self.ranks_per_node
         return np.ascontiguousarray(self.rows[:, low : low + self.ranks_per_node]).reshape(-1)
+
+    def entered(self, position: int) -> Section:
+        """The rest of the section from this position on."""
+        row = (position - self.start) // self.ranks_per_node
+        return replace(self, start=position, rows=self.rows[row:])
 
     @property
     def per_step(self) -> int:
@@ -144,11 +149,23 @@ class Timeline:
         _, part, start = self.layout()[-1]
         return start + part.loader.per_rank * self.ranks_per_node
 
-    def sections(self) -> Iterator[Section]:
-        """All sections. Only one is in memory at a time."""
-        orders = {id(part): self._orders(part) for part in self.parts}
-        for epoch, part, start in self.layout():
-            yield self._section(epoch, part, start, next(orders[id(part)]))
+    def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
+        """The sections from `epoch` on, the first one from its `batch` on. Only one is in memory at
+        a time. ConfigError if there is no such epoch or batch."""
+        if not 0 <= epoch < self.epochs:
+            raise ConfigError(f"epoch: {epoch} is none of {self.epochs}; write 0 or more")
+        entered = self.position(epoch, batch) if batch else 0
+        orders = {id(part): self._orders(part, epoch) for part in self.parts}
+        for number, part, start in self.layout():
+            if number >= epoch:
+                section = self._section(number, part, start, next(orders[id(part)]))
+                yield section.entered(entered) if start < entered else section
+
+    def sections_backwards(self) -> Iterator[Section]:
+        """All sections, the last one first."""
+        orders = {id(part): self._orders_backwards(part) for part in self.parts}
+        for number, part, start in reversed(self.layout()):
+            yield self._section(number, part, start, next(orders[id(part)]))
 
     def section(self, epoch: int, part: str | None = None) -> Section:
         """One section of an epoch. part : its name; None = the first. ConfigError if there is no
@@ -157,21 +174,42 @@ class Timeline:
             if number == epoch and part in (None, each.name):
                 order = each.loader.sampler.epoch(each.number(epoch))
                 return self._section(number, each, start, order)
+        raise ConfigError(self._nothing_runs(epoch, part))
+
+    def position(self, epoch: int, batch: int, part: str | None = None) -> int:
+        """The position at which a training that starts with this batch enters: that of the batch's
+        first access. ConfigError if there is no such batch."""
+        for number, each, start in self.layout():
+            if number == epoch and part in (None, each.name):
+                if not 0 <= batch < each.loader.steps:
+                    raise ConfigError(
+                        f"batch: {batch} is none of the {each.loader.steps}; count from 0"
+                    )
+                return start + batch * each.loader.batch_size * self.ranks_per_node
+        raise ConfigError(self._nothing_runs(epoch, part))
+
+    def _nothing_runs(self, epoch: int, part: str | None) -> str:
         if not 0 <= epoch < self.epochs:
-            raise ConfigError(f"epoch: {epoch} is none of the {self.epochs}; count from 0")
-        raise ConfigError(
-            f"epoch: {part or 'any part'} does not run in {epoch}; choose another one"
-        )
+            return f"epoch: {epoch} is none of the {self.epochs}; count from 0"
+        return f"epoch: {part or 'any part'} does not run in {epoch}; choose another one"
 
     def _section(self, epoch: int, part: Part, start: int, order: Order) -> Section:
         rows = part.units(part.loader.rows(order))
         return Section(epoch, part, start, self.ranks_per_node, rows)
 
-    def _orders(self, part: Part) -> Iterator[Order]:
+    def _orders(self, part: Part, epoch: int) -> Iterator[Order]:
+        numbers = [part.number(each) for each in range(epoch, self.epochs) if part.runs(each)]
+        if not numbers:
+            return iter(())
+        if numbers == list(range(numbers[0], numbers[-1] + 1)):
+            return part.loader.sampler.epochs(numbers[0])
+        return (part.loader.sampler.epoch(number) for number in numbers)
+
+    def _orders_backwards(self, part: Part) -> Iterator[Order]:
         numbers = [part.number(each) for each in range(self.epochs) if part.runs(each)]
         if numbers == list(range(len(numbers))):
-            return part.loader.sampler.epochs()
-        return (part.loader.sampler.epoch(number) for number in numbers)
+            return part.loader.sampler.backwards(0, len(numbers))
+        return (part.loader.sampler.epoch(number) for number in reversed(numbers))
 
 
 def lookup_of(units: npt.NDArray[np.int32], base: int = 0) -> npt.NDArray[np.int32]:

@@ -58,31 +58,43 @@ static void accesses(uint64_t units) {
     enum { NODES = 3, RANKS = 6, EPOCHS = 4 };
     uint64_t rows = (units + RANKS - 1) / RANKS, n = rows * RANKS;
     struct monarch_mersenne g;
-    int32_t *order = malloc(n * sizeof *order);
-    uint32_t *counts = calloc(units, sizeof *counts);
-    uint16_t *all = calloc(NODES * units, sizeof *all);
-    int64_t *first = malloc(units * sizeof *first);
-    for (uint64_t i = 0; i < units; i++)
+    int32_t *order = malloc(n * sizeof *order), *nodes = malloc(units * 2 * sizeof *nodes);
+    uint32_t *counts = calloc(units, sizeof *counts), *best = malloc(units * 2 * sizeof *best);
+    uint64_t *cursors = malloc(units * sizeof *cursors), room = units * EPOCHS;
+    uint16_t *slots = malloc(room * sizeof *slots), *all = calloc(NODES * units, sizeof *all);
+    int64_t *first = malloc(units * sizeof *first), *next = malloc(n * sizeof *next);
+    uint32_t scratch[NODES] = {0};
+    for (uint64_t i = 0; i < units; i++) {
+        cursors[i] = i * EPOCHS;
         first[i] = -1;
+    }
     monarch_mersenne_seed(&g, 1);
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
         memset(order, -1, n * sizeof *order);
         monarch_torch_randperm(&g, 0, order, units);
         if (monarch_plan_count(order, n, counts, units) != 0 ||
             monarch_plan_count_nodes(order, rows, RANKS, 2, all, units) != 0 ||
-            monarch_plan_first(order, n, (int64_t)n * epoch, first, units) != 0)
+            monarch_plan_first(order, n, (int64_t)n * epoch, first, units) != 0 ||
+            monarch_plan_next(order, n, (int64_t)n * epoch, first, units, next) != 0 ||
+            monarch_plan_collect(order, rows, RANKS, 2, 0, units, cursors, slots, room) != 0)
             fail("accesses", units);
     }
+    monarch_plan_rank(slots, cursors, units, 2, scratch, nodes, best);
     for (uint64_t i = 0; i < units; i++) {
         uint32_t sum = all[i] + all[units + i] + all[2 * units + i];
-        if (counts[i] != EPOCHS || sum != EPOCHS)
+        if (counts[i] != EPOCHS || sum != EPOCHS ||
+            all[(uint64_t)nodes[2 * i] * units + i] != best[2 * i])
             fail("counts", units);
     }
+    if (monarch_plan_collect(order, rows, RANKS, 2, 0, units, cursors, slots, room) == 0)
+        fail("an overflow", units);
     if (units > 1 && (monarch_plan_count(order, n, counts, units - 1) == 0 ||
                       monarch_plan_count_nodes(order, rows, RANKS, 2, all, units - 1) == 0 ||
-                      monarch_plan_first(order, n, 0, first, units - 1) == 0))
+                      monarch_plan_first(order, n, 0, first, units - 1) == 0 ||
+                      monarch_plan_next(order, n, 0, first, units - 1, next) == 0))
         fail("a unit that is none", units);
-    free(order), free(counts), free(all), free(first);
+    free(order), free(nodes), free(counts), free(best), free(cursors), free(slots);
+    free(all), free(first), free(next);
 }
 
 int main(void) {

@@ -6,23 +6,27 @@ from __future__ import annotations
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_py.commands.figures import distribution
 from monarch_py.errors import ConfigError
 from monarch_py.plan import (
     NEVER,
+    NOBODY,
     Loader,
     Part,
     Timeline,
     all_frequencies,
     analyse,
+    find_holders,
+    next_uses,
 )
-from monarch_py.plan.access import spread
+from monarch_py.plan.access import files_per_step, reuse_distances, spread
+from monarch_py.plan.binomial import distribution, expected_above, lemma_1
 from monarch_py.plan.loader import SPLITS
 from monarch_py.plan.samplers import (
     DistributedSampler,
@@ -75,7 +79,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
 
 @settings(max_examples=150, deadline=None, database=None)
 @given(timelines(), st.data())
-def test_frequencies_and_first_uses(timeline: Timeline, draw: st.DataObject) -> None:
+def test_frequencies_first_and_next_uses(timeline: Timeline, draw: st.DataObject) -> None:
     node = draw.draw(st.integers(0, timeline.nodes - 1))
     accesses = by_hand(timeline, node)
     found = analyse(timeline, node)
@@ -83,6 +87,44 @@ def test_frequencies_and_first_uses(timeline: Timeline, draw: st.DataObject) -> 
     assert found.frequency.tolist() == [counts[u] for u in range(timeline.units)]
     first = {unit: position for position, unit in reversed(accesses)}
     assert found.first_use.tolist() == [first.get(u, NEVER) for u in range(timeline.units)]
+    following = {}
+    later: dict[int, int] = {}
+    for position, unit in reversed(accesses):
+        following[position] = later.get(unit, NEVER)
+        later[unit] = position
+    told = {}
+    for section, positions in next_uses(timeline, node):
+        own = section.node(node)
+        distances = reuse_distances(section, positions)
+        for i in np.flatnonzero(own >= 0).tolist():
+            told[section.start + i] = int(positions[i])
+            assert distances[i] in (NEVER, positions[i] - section.start - i)
+    assert told == following
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(timelines(), st.integers(1, 3), st.sampled_from([1, 2, 5, 32]))
+def test_holders(timeline: Timeline, top: int, slot_bytes: int) -> None:
+    """Any number of passes; ties go to the earlier first use, in positions and then by node."""
+    frequencies = all_frequencies(timeline)
+    found = find_holders(timeline, top, slot_bytes=slot_bytes)
+    first = np.array([analyse(timeline, n).first_use for n in range(timeline.nodes)])
+    per_node = timeline.ranks_per_node
+    for unit in range(timeline.units):
+        users = [n for n in range(timeline.nodes) if frequencies[n, unit]]
+        # Ranks take turns: the row of an access comes first, then its rank.
+        users.sort(
+            key=lambda n: (
+                -int(frequencies[n, unit]),
+                int(first[n, unit]) // per_node,
+                n * per_node + int(first[n, unit]) % per_node,
+            )
+        )
+        expected = (users + [NOBODY] * top)[:top]
+        assert found.nodes[unit].tolist() == expected
+        assert found.counts[unit].tolist() == [
+            int(frequencies[n, unit]) if n != NOBODY else 0 for n in expected
+        ]
 
 
 def test_three_epochs_by_hand() -> None:
@@ -92,7 +134,19 @@ def test_three_epochs_by_hand() -> None:
     found = analyse(timeline, 0)
     assert found.frequency.tolist() == [2, 1, 1, 2, 2, 1]
     assert found.first_use.tolist() == [0, 5, 1, 4, 2, 3]
-    assert all_frequencies(timeline).tolist() == [[2, 1, 1, 2, 2, 1], [1, 2, 2, 1, 1, 2]]
+    assert find_holders(timeline).holder.tolist() == [0, 1, 1, 0, 0, 1]
+    told = {section.epoch: positions.tolist() for section, positions in next_uses(timeline, 0)}
+    assert told == {0: [6, NEVER, 8], 1: [NEVER, 7, NEVER], 2: [NEVER, NEVER, NEVER]}
+
+
+def test_files_per_step() -> None:
+    files = lookup_of(np.array([0, 0, 0, 1, 1, 2, 2, 2], dtype=np.int32))
+    part = Part("training", Loader(SequentialSampler(8), 2, 2), lookup=files)
+    section = Timeline((part,), 1, 1, 3).section(0)
+    assert section.node(0).tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert files_per_step(section, 0).tolist() == [2, 2]
+    odd = Part("training", Loader(SequentialSampler(8), 1, 3), lookup=files)
+    assert files_per_step(Timeline((odd,), 1, 1, 3).section(0), 0).tolist() == [1, 2, 1]
 
 
 def test_files_of_many_samples_are_accessed_alike() -> None:
@@ -108,7 +162,7 @@ def test_files_of_many_samples_are_accessed_alike() -> None:
 # --- entering, and what does not fit ------------------------------------------------------------
 
 
-def test_any_section_of_a_timeline() -> None:
+def test_a_timeline_can_be_entered_anywhere() -> None:
     validation = Part("validation", Loader(SequentialSampler(10), 2, 2), every=2)
     training = Part("training", Loader(NumpySampler(24, 3, method="shuffle"), 2, 4))
     timeline = Timeline((training, validation), 5, 2, 24)
@@ -118,17 +172,28 @@ def test_any_section_of_a_timeline() -> None:
         (1, "validation"),
         (2, "training"),
     ]
-    for one in all_sections:
-        other = timeline.section(one.epoch, one.part.name)
+    entered = list(timeline.sections(epoch=3))
+    for one, other in zip(all_sections[-len(entered) :], entered, strict=True):
         assert (one.start, one.epoch) == (other.start, other.epoch)
         assert np.array_equal(one.rows, other.rows)
+    position = timeline.position(2, 1)
+    late = analyse(timeline, 1, epoch=2, batch=1)
+    accesses = [(p, unit) for p, unit in by_hand(timeline, 1) if p >= position]
+    counts = Counter(unit for _, unit in accesses)
+    assert late.frequency.tolist() == [counts[u] for u in range(24)]
+    assert late.first_use.min() == position
+    section = timeline.section(3, "validation")
+    assert timeline.position(3, 1, "validation") == section.start + 2
     assert timeline.length == 5 * 12 + 2 * 5
     for epoch, part, message in (
         (5, None, "epoch: 5 is none of the 5; count from 0"),
         (2, "validation", "epoch: validation does not run in 2; choose another one"),
     ):
-        with pytest.raises(ConfigError, match=f"^{message}$"):
-            timeline.section(epoch, part)
+        for ask in (timeline.section, lambda *where: timeline.position(where[0], 0, where[1])):
+            with pytest.raises(ConfigError, match=f"^{message}$"):
+                ask(epoch, part)
+    with pytest.raises(ConfigError, match=r"^batch: 3 is none of the 3; count from 0$"):
+        timeline.position(3, 3, "validation")
     longer = Timeline((training, validation), 9, 1, 24)
     assert np.array_equal(longer.section(4).rows, timeline.section(4).rows)
 
@@ -166,6 +231,8 @@ def peak_bytes(work: Callable[[Timeline], object], epochs: int) -> int:
 
 WORK: dict[str, Callable[[Timeline], object]] = {
     "a node's plan": lambda timeline: analyse(timeline, 0),
+    "next uses": lambda timeline: [len(following) for _, following in next_uses(timeline, 0)],
+    "holders": lambda timeline: find_holders(timeline, slot_bytes=8),
     "all frequencies": all_frequencies,
 }
 
@@ -184,8 +251,7 @@ def test_nopfs_figure_3() -> None:
     """16 nodes, 90 epochs, ImageNet-1k: 31,635 samples expected more than 1.8 times the mean, and
     31,863 seen with NumPy's generator seeded with 42."""
     samples, epochs, nodes = 1_281_167, 90, 16
-    above = int(1.8 * epochs / nodes) + 1
-    assert round(samples * distribution(epochs, nodes)[above:].sum()) == 31_635
+    assert round(expected_above(samples, epochs, nodes, 0.8)) == 31_635
     loader = Loader(NumpySampler(samples, 42, method="shuffle"), nodes, 32)
     frequency = analyse(Timeline.of(loader, epochs, nodes), 0).frequency
     assert np.count_nonzero(frequency > 1.8 * epochs / nodes) == 31_863
@@ -200,3 +266,20 @@ def test_frequencies_follow_the_distribution() -> None:
     seen = np.bincount(frequency, minlength=epochs + 1)
     assert (np.abs(seen - expected) <= 5 * np.sqrt(expected) + 5).all()
     assert distribution(5, 1).tolist() == [0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("epochs", "nodes"), [(10, 2), (90, 16), (40, 5)])
+def test_lemma_1_bounds_every_sample(epochs: int, nodes: int) -> None:
+    """Whoever is used most leaves at least one other node with no more than the bound."""
+    loader = Loader(DistributedSampler(3000, nodes), nodes, 4)
+    frequencies = all_frequencies(Timeline.of(loader, epochs, nodes))[:, : 3000 // nodes * nodes]
+    for most, least in zip(frequencies.max(axis=0), frequencies.min(axis=0), strict=True):
+        bound = lemma_1(epochs, nodes, Fraction(int(most) * nodes, epochs) - 1)
+        assert least <= bound
+        assert nodes > 2 or least == bound  # the other node has exactly what is left
+
+
+def test_lemma_1_needs_another_node() -> None:
+    with pytest.raises(ConfigError, match=r"^nodes: "):
+        lemma_1(10, 1, 0.5)
+    assert lemma_1(90, 16, 15) == 0

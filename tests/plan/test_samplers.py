@@ -187,8 +187,11 @@ def test_one_listed_epoch_is_every_epoch() -> None:
     assert Listed(4, np.array([3, 1])).epoch(9).tolist() == [3, 1]
 
 
-def test_a_recorded_order_is_every_epochs() -> None:
-    assert Recorded(4, np.array([3, 1, 0])).epoch(5).tolist() == [3, 1, 0]
+def test_a_recorded_order_knows_whether_it_is_repeated() -> None:
+    recorded = Recorded(4, np.array([3, 1, 0]))
+    assert recorded.epoch(5).tolist() == [3, 1, 0]
+    assert recorded.repeated_by(np.array([3, 1, 0]))
+    assert not recorded.repeated_by(np.array([3, 0, 1]))
 
 
 @pytest.mark.parametrize("content", ["", "1\n2\n\n3\n", "one\n", "1.5\n"])
@@ -203,8 +206,8 @@ def test_a_file_that_is_no_file_of_indices(tmp_path: Path, content: str) -> None
 
 IMPORTS = """
 import sys
-from monarch_py.plan import recipe, follow
 from monarch_py.commands import figures
+from monarch_py.plan import recipe, follow
 print(sorted({"torch", "tensorflow", "nvidia", "h5py", "matplotlib"} & set(sys.modules)))
 """
 
@@ -256,9 +259,11 @@ def test_every_way_to_an_epoch_gives_the_same(sampler: Sampler) -> None:
     kept = list(islice(sampler.epochs(), 20))
     entered = [sampler.epoch(epoch) for epoch in range(20)]
     later = list(islice(sampler.epochs(3), 17))
+    back = [order.copy() for order in sampler.backwards(2, 19)]
     assert np.array_equal(forwards, kept), "an order that somebody holds was written over"
     assert np.array_equal(forwards, entered)
     assert np.array_equal(forwards[3:], later)
+    assert np.array_equal(forwards[2:19], back[::-1])
 
 
 WRONG: dict[str, list[Callable[[], object]]] = {

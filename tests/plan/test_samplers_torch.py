@@ -159,19 +159,23 @@ def test_the_global_generators_state_gives_one_epoch(drawn: int, replacement: bo
 
 
 @EXAMPLES
-@given(lengths, st.integers(1, 9), st.integers(1, 50), st.booleans())
-def test_batches(length: int, ranks: int, batch_size: int, drop_last: bool) -> None:
+@given(lengths, st.integers(1, 9), st.integers(1, 50), st.booleans(), st.integers(0, 3))
+def test_batches_and_workers(
+    length: int, ranks: int, batch_size: int, drop_last: bool, workers: int
+) -> None:
     sampler = DistributedSampler(length, ranks, seed=1)
     if drop_last and sampler.count // ranks < batch_size:
         with pytest.raises(ConfigError, match="no full batch"):
             Loader(sampler, ranks, batch_size, drop_last)
         return
-    loader = Loader(sampler, ranks, batch_size, drop_last)
+    loader = Loader(sampler, ranks, batch_size, drop_last, workers=workers)
     theirs = data.distributed.DistributedSampler(range(length), ranks, ranks - 1, seed=1)
     expected = list(data.BatchSampler(theirs, batch_size, drop_last))
-    ours = loader.ranks(0)[ranks - 1]
-    assert ours[ours >= 0].tolist() == [sample for batch in expected for sample in batch]
-    assert loader.steps == len(expected)
+    ours = loader.batches(0)[ranks - 1]
+    assert [[s for s in batch if s >= 0] for batch in ours.tolist()] == expected
+    for worker in range(max(1, workers)):
+        given_out = loader.worker_batches(0, ranks - 1, worker)
+        assert np.array_equal(given_out, ours[worker :: max(1, workers)])
 
 
 def test_a_sequential_sampler() -> None:

@@ -33,10 +33,9 @@ class Ranks:
         self.rng, self.in_order = rng, in_order
         loader = timeline.parts[0].loader
         self.loader = loader
-        size = loader.batch_size
         self.batches = [
-            [own[at : at + size].tolist() for at in range(skip * size, len(own), size)]
-            for own in (rank[rank >= 0] for rank in loader.ranks(epoch)[: timeline.ranks_per_node])
+            [batch[batch >= 0].tolist() for batch in rank[skip:]]
+            for rank in loader.batches(epoch)[: timeline.ranks_per_node]
         ]
         self.steps = loader.steps - skip
         self.given = [0] * len(self.batches)

@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import islice
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ __all__ = [
     "Order",
     "Sampler",
     "check_length",
+    "in_blocks_backwards",
 ]
 
 # Numbers of samples. They take 4 bytes each, because a plan for 14 million samples needs many.
@@ -115,6 +117,11 @@ class Sampler(ABC):
         self.check_epoch(number)
         return next(self.epochs(number))
 
+    def backwards(self, start: int, stop: int) -> Iterator[Order]:
+        """Yields the orders of the epochs `stop` - 1 down to `start`."""
+        for number in range(stop - 1, start - 1, -1):
+            yield self.epoch(number)
+
     def check_epoch(self, number: int) -> None:
         """ConfigError for an epoch whose order cannot be known."""
         if number < 0:
@@ -127,3 +134,10 @@ class Sampler(ABC):
 
     def __len__(self) -> int:
         return self.count
+
+
+def in_blocks_backwards(sampler: Sampler, start: int, stop: int, block: int) -> Iterator[Order]:
+    """`backwards` for a sampler that cannot skip: it holds `block` orders at a time in memory."""
+    for low in range((stop - 1) // block * block, start - block, -block):
+        first, last = max(low, start), min(low + block, stop)
+        yield from reversed(list(islice(sampler.epochs(first), last - first)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isqrt
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from monarch_py.plan.samplers._base import (
     Buffers,
     Order,
     Sampler,
+    in_blocks_backwards,
 )
+from monarch_py.plan.samplers._numpy import BLOCK_EPOCHS
 
 __all__ = ["NoPFSSampler"]
 
@@ -44,3 +47,7 @@ class NoPFSSampler(Sampler):
                 yield order
                 del order  # or the buffer would never be free again
             number += 1
+
+    def backwards(self, start: int, stop: int) -> Iterator[Order]:
+        block = max(BLOCK_EPOCHS, isqrt(stop - start))
+        return in_blocks_backwards(self, start, stop, block)

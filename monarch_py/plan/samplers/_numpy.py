@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from monarch_py.plan.samplers._base import (
     Buffers,
     Order,
     Sampler,
+    in_blocks_backwards,
 )
 
 __all__ = ["NumpySampler"]
@@ -20,6 +22,9 @@ __all__ = ["NumpySampler"]
 # name -> function that makes the generator from a seed
 _GENERATORS = {"RandomState": np.random.RandomState, "default_rng": np.random.default_rng}
 _METHODS = ("permutation", "shuffle")
+
+# Epochs to hold in memory at a time when orders that build on each other are yielded backwards.
+BLOCK_EPOCHS = 8
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,10 @@ class NumpySampler(Sampler):
                 yield order
             del order  # or the buffer would never be free again
             number += 1
+
+    def backwards(self, start: int, stop: int) -> Iterator[Order]:
+        block = max(BLOCK_EPOCHS, isqrt(stop - start))
+        return in_blocks_backwards(self, start, stop, block)
 
     def _rng(self, number: int) -> Any:
         return _GENERATORS[self.generator](self.seed + (number if self.reseed else 0))

@@ -1,0 +1,64 @@
+"""The distribution of how often a node accesses a sample, without drawing orders (NoPFS, 3.1).
+
+In each epoch every sample goes to one of N nodes at random. So over E epochs a node accesses it X
+times, where X is binomial with E trials of probability 1 / N.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil, exp, floor, lgamma, log, log1p
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import ConfigError
+
+__all__ = ["distribution", "expected_above", "lemma_1"]
+
+
+def distribution(epochs: int, nodes: int) -> npt.NDArray[np.float64]:
+    """P(X = k) for k = 0 ... epochs, (epochs + 1,) (NoPFS, 3.1).
+
+    ConfigError for a number below 1.
+    """
+    _check(epochs, nodes)
+    if nodes == 1:
+        return np.array([0.0] * epochs + [1.0])
+    each, other = log(1 / nodes), log1p(-1 / nodes)
+    logs = (
+        lgamma(epochs + 1)
+        - lgamma(k + 1)
+        - lgamma(epochs - k + 1)
+        + k * each
+        + (epochs - k) * other
+        for k in range(epochs + 1)
+    )
+    return np.array([exp(value) for value in logs])
+
+
+def expected_above(samples: int, epochs: int, nodes: int, delta: float) -> float:
+    """The expected number of samples that a node accesses more than (1 + delta) E / N times (NoPFS,
+    3.1 and Fig. 3). ConfigError for a number of epochs or nodes below 1."""
+    threshold = floor((1 + delta) * epochs / nodes)
+    return samples * float(distribution(epochs, nodes)[max(0, threshold + 1) :].sum())
+
+
+def lemma_1(epochs: int, nodes: int, delta: float | Fraction) -> int:
+    """An upper bound (NoPFS, 3.1, Lemma 1): if one node accesses a sample ceil((1 + delta) E / N)
+    times, the node that accesses it least does so at most ceil((N - 1 - delta) / (N - 1) E / N)
+    times.
+
+    It holds for every order in which each sample is accessed once an epoch, because the other N - 1
+    nodes share the remaining accesses. ConfigError for fewer than two nodes.
+    """
+    _check(epochs, nodes)
+    if nodes < 2:
+        raise ConfigError("nodes: Lemma 1 compares nodes; write 2 or more")
+    return max(0, ceil((nodes - 1 - Fraction(delta)) / (nodes - 1) * Fraction(epochs, nodes)))
+
+
+def _check(epochs: int, nodes: int) -> None:
+    for key, value in (("epochs", epochs), ("nodes", nodes)):
+        if value < 1:
+            raise ConfigError(f"{key}: {value} is out of range; write 1 or more")

@@ -1,0 +1,120 @@
+"""The holder of each unit: the node that uses it most.
+
+The accesses of all nodes together do not fit into memory. So units are handled in passes, each over
+as many units as have room for their accesses, and every pass draws all epochs again. The result is
+exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import MonarchError
+from monarch_py.native import lib, pointer
+from monarch_py.plan.access import add_uses, counters, in_pieces
+from monarch_py.plan.timeline import Timeline
+
+__all__ = ["NOBODY", "Holders", "find_holders"]
+
+# A unit that no node accesses.
+NOBODY = -1
+
+# Memory for the accesses of one pass, per unit of the dataset [bytes]. With two orders of an epoch
+# and the results, the total stays below 64 bytes per unit.
+SLOT_BYTES = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Holders:
+    """The nodes that should hold each unit.
+
+    nodes : (units, top) int32, the nodes that access a unit most, in descending order; of nodes
+        with equal counts, the one with the earlier first use comes first. NOBODY after the last one
+    counts : (units, top) uint32, how often they access it
+    """
+
+    nodes: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.uint32]
+
+    @property
+    def holder(self) -> npt.NDArray[np.int32]:
+        """(units,) int32, the node that accesses each unit most, or NOBODY."""
+        return self.nodes[:, 0]
+
+
+def find_holders(
+    timeline: Timeline, top: int = 1, epoch: int = 0, slot_bytes: int = SLOT_BYTES
+) -> Holders:
+    """The `top` nodes that access each unit most, from `epoch` on.
+
+    Takes about as long as drawing all epochs (accesses of a unit x 2 / slot_bytes) times.
+    """
+    nodes = np.empty((timeline.units, top), dtype=np.int32)
+    counts = np.empty((timeline.units, top), dtype=np.uint32)
+    # A variable keeps the array alive; the pointer below would not.
+    scratch = np.zeros(timeline.nodes, dtype=np.uint32)
+    totals = _totals(timeline, epoch)
+    for low, high in _passes(totals, slot_bytes * timeline.units // 2):
+        ends = np.cumsum(totals[low:high], dtype=np.uint64)
+        slots = np.empty(int(ends[-1]), dtype=np.uint16)
+        _collect(timeline, epoch, low, ends - totals[low:high], slots)
+        lib.monarch_plan_rank(
+            pointer(slots, "uint16_t *"),
+            pointer(ends, "uint64_t *"),
+            high - low,
+            top,
+            pointer(scratch, "uint32_t *"),
+            pointer(nodes[low:high].reshape(-1), "int32_t *"),
+            pointer(counts[low:high].reshape(-1), "uint32_t *"),
+        )
+    return Holders(nodes, counts)
+
+
+def _totals(timeline: Timeline, epoch: int) -> npt.NDArray[np.uint32]:
+    """Accesses of each unit by all nodes together, (units,)."""
+    totals = counters(timeline.units)
+    for section in timeline.sections(epoch):
+        for rows in in_pieces(section.rows):
+            add_uses(rows, totals)
+    return totals
+
+
+def _passes(totals: npt.NDArray[np.uint32], room: int) -> Iterator[tuple[int, int]]:
+    """Ranges of units with at most `room` accesses; each has at least one unit."""
+    sums = np.cumsum(totals, dtype=np.uint64)
+    edges, low = [0], 0
+    while low < len(totals):
+        done = int(sums[low - 1]) if low else 0
+        low = max(low + 1, int(np.searchsorted(sums, np.uint64(done + room), side="right")))
+        edges.append(low)
+    del sums  # frees as much memory as the slots take
+    yield from pairwise(edges)
+
+
+def _collect(
+    timeline: Timeline,
+    epoch: int,
+    low: int,
+    cursors: npt.NDArray[np.uint64],
+    slots: npt.NDArray[np.uint16],
+) -> None:
+    for section in timeline.sections(epoch):
+        for rows in in_pieces(section.rows):
+            status = lib.monarch_plan_collect(
+                pointer(rows, "int32_t *"),
+                len(rows),
+                rows.shape[1],
+                timeline.ranks_per_node,
+                low,
+                len(cursors),
+                pointer(cursors, "uint64_t *"),
+                pointer(slots, "uint16_t *"),
+                len(slots),
+            )
+            if status != 0:
+                raise MonarchError("a sampler gave another order when it was asked again")
