@@ -150,15 +150,15 @@ class Engine:
 
     @property
     def bytes_from_peers(self) -> int:
-        return int(lib.monarch_engine_peer_bytes(self._engine))
+        return int(lib.monarch_engine_count(self._engine, lib.MONARCH_PEER_BYTES))
 
     @property
     def bytes_from_source(self) -> int:
-        return int(lib.monarch_engine_bytes(self._engine))
+        return int(lib.monarch_engine_count(self._engine, lib.MONARCH_BYTES))
 
     @property
     def files_from_source(self) -> int:
-        return int(lib.monarch_engine_files(self._engine))
+        return int(lib.monarch_engine_count(self._engine, lib.MONARCH_FILES))
 
     def submit(
         self,
@@ -309,7 +309,7 @@ class Engine:
         """How many fetches that nobody waits for are in flight: as many as bring more than fewer
         would. While a source is read they are few: what other nodes have is near, and what only the
         source has comes first."""
-        files = int(lib.monarch_engine_peer_files(self._engine))
+        files = int(lib.monarch_engine_count(self._engine, lib.MONARCH_PEER_FILES))
         pending = sum(self.pending(in_use=used, from_peers=True) for used in (True, False))
         reads = self.reads_sources
         is_full = pending > self._fetches.width and not reads
