@@ -325,10 +325,11 @@ int monarch_engine_reads_sources(struct monarch_engine *e);
 void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n);
 /* The flows of the sources, then of each peer by its number; `n` in all. */
 void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, uint32_t n);
-uint64_t monarch_engine_bytes(struct monarch_engine *e);      /* read from sources so far */
-uint64_t monarch_engine_files(struct monarch_engine *e);      /* filled from sources so far */
-uint64_t monarch_engine_peer_bytes(struct monarch_engine *e); /* got from peers so far */
-uint64_t monarch_engine_peer_files(struct monarch_engine *e); /* filled from peers alone so far */
+/* Bytes read from sources and files filled from them; bytes got from peers and files filled from
+ * peers alone. */
+enum monarch_count { MONARCH_BYTES, MONARCH_FILES, MONARCH_PEER_BYTES, MONARCH_PEER_FILES };
+/* The count so far. */
+uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what);
 /* Abandons running orders; otherwise as monarch_scan_stop. */
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms);
 /* Tells readers whose file is complete, or will not be filled any more, to look again. Returns how

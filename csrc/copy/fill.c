@@ -307,7 +307,7 @@ static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, u
 }
 
 static void note_read(struct monarch_engine *e, uint64_t n) {
-    __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&e->counts[MONARCH_BYTES], n, __ATOMIC_RELAXED);
     monarch_note_source(e);
 }
 
@@ -462,11 +462,11 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         close_source(e, job, f->from);
         if (r == 0 && job->is_read && e->control)
             monarch_note_pages(e, job->entry.source, f->lacks_pages);
-        __atomic_fetch_add(&e->files, r == 0, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&e->counts[MONARCH_FILES], r == 0, __ATOMIC_RELAXED);
         if (r == 0 && f->units == 1 && job->peer[0] < 0 && !was_handed && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);
     } else {
-        __atomic_fetch_add(&e->peer_files, r == 0, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&e->counts[MONARCH_PEER_FILES], r == 0, __ATOMIC_RELAXED);
     }
     if (r == 0) {
         monarch_holdings_sums(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE), job->result.copy,

@@ -259,7 +259,7 @@ static int sum_of(struct monarch_engine *e, struct job *job, int fd, char *buffe
             else
                 monarch_xxh3_add(&stream, buffer, n);
             if (r == 0 && of_source)
-                __atomic_fetch_add(&e->bytes, n, __ATOMIC_RELAXED);
+                __atomic_fetch_add(&e->counts[MONARCH_BYTES], n, __ATOMIC_RELAXED);
             at += n;
         }
         sums[b] = monarch_xxh3_end(&stream);

@@ -161,7 +161,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {
             __atomic_fetch_or(&f->gave, 1 << which, __ATOMIC_ACQ_REL);
-            __atomic_fetch_add(&e->peer_bytes, n, __ATOMIC_RELAXED);
+            __atomic_fetch_add(&e->counts[MONARCH_PEER_BYTES], n, __ATOMIC_RELAXED);
             return 1;
         }
         int is_late = get.status == MONARCH_PEER_TIMEOUT || get.status == MONARCH_PEER_COMING;

@@ -157,12 +157,8 @@ void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t
     pthread_mutex_unlock(&p->lock);
 }
 
-uint64_t monarch_engine_bytes(struct monarch_engine *e) {
-    return __atomic_load_n(&e->bytes, __ATOMIC_RELAXED);
-}
-
-uint64_t monarch_engine_files(struct monarch_engine *e) {
-    return __atomic_load_n(&e->files, __ATOMIC_RELAXED);
+uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what) {
+    return __atomic_load_n(&e->counts[what], __ATOMIC_RELAXED);
 }
 
 int monarch_engine_reads_sources(struct monarch_engine *e) {
@@ -171,14 +167,6 @@ int monarch_engine_reads_sources(struct monarch_engine *e) {
     int reads = p->source_fills > 0;
     pthread_mutex_unlock(&p->lock);
     return reads;
-}
-
-uint64_t monarch_engine_peer_files(struct monarch_engine *e) {
-    return __atomic_load_n(&e->peer_files, __ATOMIC_RELAXED);
-}
-
-uint64_t monarch_engine_peer_bytes(struct monarch_engine *e) {
-    return __atomic_load_n(&e->peer_bytes, __ATOMIC_RELAXED);
 }
 
 /* Ends unfinished fills; no thread works on them any more. */

@@ -118,15 +118,11 @@ int monarch_keep(struct kept_table *t, struct handed *h, int is_asked) {
 /* --- orders -------------------------------------------------------------------------------------
  */
 
-/* The table, or NULL while it holds no descriptor, so that orders pay nothing for it. */
-static struct kept_table *table_of(const struct pool *p) {
-    struct kept_table *t = p->kept;
-    return t && __atomic_load_n(&t->count, __ATOMIC_RELAXED) ? t : NULL;
-}
-
 void monarch_note_kept(struct pool *p, struct job *job) {
-    struct kept_table *t = table_of(p);
-    if (!t || job->result.kind != MONARCH_FILL || monarch_way_of(job) != MONARCH_FROM_SOURCE)
+    struct kept_table *t = p->kept;
+    /* While the table is empty, orders pay nothing for it. */
+    if (!t || !__atomic_load_n(&t->count, __ATOMIC_RELAXED) || job->result.kind != MONARCH_FILL ||
+        monarch_way_of(job) != MONARCH_FROM_SOURCE)
         return;
     pthread_mutex_lock(&t->lock);
     int i = find(t, job);

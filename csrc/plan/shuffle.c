@@ -80,22 +80,18 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
 
 /* A draw of std::uniform_int_distribution(0, below - 1) from a generator of this many numbers,
  * which is no power of two: draws in the incomplete last part are repeated. */
-struct minstd {
-    uint32_t state;
-};
-
 #define MINSTD_MODULUS 2147483647U
 #define MINSTD_NUMBERS 2147483645U /* max() - min(): one less than there are */
 
-static uint32_t minstd_draw(struct minstd *g) {
-    g->state = (uint32_t)((uint64_t)g->state * 16807 % MINSTD_MODULUS);
-    return g->state - 1;
+static uint32_t minstd_draw(uint32_t *state) {
+    *state = (uint32_t)((uint64_t)*state * 16807 % MINSTD_MODULUS);
+    return *state - 1;
 }
 
-static uint32_t minstd_below(struct minstd *g, uint32_t below) {
+static uint32_t minstd_below(uint32_t *state, uint32_t below) {
     uint32_t scale = MINSTD_NUMBERS / below, past = below * scale, drawn;
     do
-        drawn = minstd_draw(g);
+        drawn = minstd_draw(state);
     while (drawn >= past);
     return drawn / scale;
 }
@@ -126,7 +122,7 @@ static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int b
 }
 
 struct source {
-    struct minstd minstd;
+    uint32_t *minstd; /* its state */
     struct monarch_mersenne *mersenne;
     int by_division;
 };
@@ -134,7 +130,7 @@ struct source {
 static uint32_t below(struct source *s, uint32_t bound) {
     if (s->mersenne)
         return mersenne_below(s->mersenne, bound, s->by_division);
-    return minstd_below(&s->minstd, bound);
+    return minstd_below(s->minstd, bound);
 }
 
 /* Where item `at` goes; two items share one draw while the generator has numbers for both. */
@@ -171,26 +167,23 @@ static void shuffle(struct source *s, uint32_t numbers, int32_t *items, uint64_t
 }
 
 void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n) {
-    struct source s = {.minstd = {*state}};
+    struct source s = {.minstd = state};
     shuffle(&s, MINSTD_NUMBERS, items, n);
-    *state = s.minstd.state;
 }
 
 int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
                           uint64_t n) {
-    struct minstd g = {*state};
     int32_t *held = malloc((buffer ? buffer : 1) * sizeof *held);
     if (!held)
         return -1;
     for (uint64_t taken = 0, filled = 0; taken < n; taken++) {
         for (; filled < n && filled - taken < buffer; filled++)
             held[filled % buffer] = items[filled];
-        uint64_t drawn = (taken + minstd_below(&g, (uint32_t)(filled - taken))) % buffer;
+        uint64_t drawn = (taken + minstd_below(state, (uint32_t)(filled - taken))) % buffer;
         out[taken] = held[drawn];
         held[drawn] = held[taken % buffer];
     }
     free(held);
-    *state = g.state;
     return 0;
 }
 

@@ -31,15 +31,6 @@ static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
     return 1;
 }
 
-/* Whether the entry still has this copy. */
-static int is_current(holdings *h, const struct open_copy *held) {
-    pthread_rwlock_rdlock(&h->lock);
-    int is_it = h->catalog && __atomic_load_n(&monarch_entries(h->catalog)[held->id].word,
-                                              __ATOMIC_ACQUIRE) == held->word;
-    pthread_rwlock_unlock(&h->lock);
-    return is_it;
-}
-
 static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uint64_t sum) {
     if (held->sums)
         return sum == held->sums->sums[block];
@@ -48,7 +39,7 @@ static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uin
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
     /* Without sums, a copy counts as good while its entry has it. The sums of a dropped copy, which
      * may have rotted, are gone. */
-    return is_current(h, held);
+    return monarch_has_word(h, held->id, held->word);
 }
 
 /* Tells the daemon of a rotten copy: this node's own programs read it, too. */

@@ -211,15 +211,20 @@ enum monarch_peer_status monarch_open_copy(void *arg, const struct monarch_peer_
     return status;
 }
 
+int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word) {
+    pthread_rwlock_rdlock(&h->lock);
+    const struct monarch_entry *e = h->catalog ? &monarch_entries(h->catalog)[id] : NULL;
+    int has_it = e && __atomic_load_n(&e->word, __ATOMIC_ACQUIRE) == word;
+    pthread_rwlock_unlock(&h->lock);
+    return has_it;
+}
+
 /* The map of a fill that is over may have been given to another fill: then the entry says what came
  * of this one. */
 static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));
-    pthread_rwlock_rdlock(&h->lock);
-    int is_there = h->catalog && __atomic_load_n(&monarch_entries(h->catalog)[held->id].word,
-                                                 __ATOMIC_ACQUIRE) == present;
-    pthread_rwlock_unlock(&h->lock);
+    int is_there = monarch_has_word(h, held->id, present);
     if (is_there)
         note_whole(h, held);
     return is_there ? held->size : MONARCH_PEER_NEVER;

@@ -57,6 +57,9 @@ static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint6
                                   : MONARCH_KEPT_ELSEWHERE;
 }
 
+/* Whether the entry has this very word, and so this copy, now. */
+int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word);
+
 /* Callbacks for the server (peers/files.h says what each does): which copy a request means, and how
  * much of it can be sent. `arg` is the holdings, `file` a struct open_copy. */
 enum monarch_peer_status monarch_open_copy(void *arg, const struct monarch_peer_request *wanted,

@@ -36,8 +36,8 @@ double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls,
     return later(end, now + bytes * m->job->threads[cls] / rate);
 }
 
-static double over_links(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
-                         int take) {
+double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
+                       int take) {
     if (m->job->fair_links)
         return links_guess(&m->links, now, from, to, bytes);
     double out = serve(&m->out_free[from], now, bytes / m->job->network[from], take);
@@ -48,11 +48,7 @@ static double over_links(struct machine *m, double now, uint32_t from, uint32_t 
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take) {
     double end = machine_local(m, now, holder, cls, bytes, take);
-    return later(end, over_links(m, now, holder, node, bytes, take));
-}
-
-double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes) {
-    return over_links(m, now, from, to, bytes, 1);
+    return later(end, machine_forward(m, now, holder, node, bytes, take));
 }
 
 void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes) {

@@ -20,7 +20,8 @@ double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls,
                      int take);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take);
-/* When `bytes` have come over the links, which they occupy; not for fair links. */
-double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes);
+/* When `bytes` have come over the links; over fair links, a guess that occupies nothing. */
+double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
+                       int take);
 /* Writes to a class, which is occupied by writes as by reads. */
 void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);

@@ -91,7 +91,7 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
             continue;
         }
         if (node != r->node) {
-            double link = machine_forward(&s->machine, s->now, r->node, node, size_of(s, file));
+            double link = machine_forward(&s->machine, s->now, r->node, node, size_of(s, file), 1);
             at = link > end ? link : end;
         }
         s->on_arrival(s, who, at);

@@ -253,3 +253,15 @@ void monarch_peer_server_stop(table *t, struct monarch_peer_server *s) {
     pthread_mutex_unlock(&t->lock);
     monarch_peer_end(s);
 }
+
+int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
+                      unsigned char *digest) {
+    struct monarch_mac *m = monarch_mac_new(content_key);
+    if (!m)
+        return -1;
+    monarch_mac_begin(m, 0);
+    monarch_mac_add(m, bytes, n);
+    int has_one = monarch_mac_end(m, digest);
+    monarch_mac_free(m);
+    return has_one ? 0 : -1;
+}

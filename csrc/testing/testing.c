@@ -4,7 +4,6 @@
 
 #include "copy/flow.h"
 #include "engine/fair_queue.h"
-#include "peers/mac.h"
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
@@ -71,16 +70,4 @@ void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const 
             served[round] = (uint32_t)monarch_demand_entry(w.demand) + 1;
         }
     }
-}
-
-int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
-                      unsigned char *digest) {
-    struct monarch_mac *m = monarch_mac_new(content_key);
-    if (!m)
-        return -1;
-    monarch_mac_begin(m, 0);
-    monarch_mac_add(m, bytes, n);
-    int has_one = monarch_mac_end(m, digest);
-    monarch_mac_free(m);
-    return has_one ? 0 : -1;
 }

@@ -20,10 +20,6 @@ void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const 
  * The order in which they are met goes to (n,) met. Returns how many. */
 uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                           uint64_t n, uint32_t *met);
-/* The digest (below) of bytes under a session's content key; 0, or -1 without memory or libcrypto.
- */
-int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
-                      unsigned char *digest);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 
 /* --- a server without a catalog: peer_table.c ---------------------------------------------------
@@ -59,3 +55,6 @@ struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table 
                                                       const unsigned char *content_key);
 /* Closes all connections, joins the threads and frees the server; the table stays. */
 void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_server *s);
+/* The digest of bytes under a session's content key; 0, or -1 without memory or libcrypto. */
+int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
+                      unsigned char *digest);

@@ -20,16 +20,14 @@ class Library(SimpleNamespace):
     """
 
     MONARCH_WAYS, MONARCH_FROM_SOURCE, MONARCH_FROM_PEER = 2, 0, 1
+    MONARCH_PEER_BYTES, MONARCH_PEER_FILES = 2, 3
     reads, files = False, 0
 
     def monarch_engine_reads_sources(self, _: object) -> int:
         return self.reads
 
-    def monarch_engine_peer_files(self, _: object) -> int:
-        return self.files
-
-    def monarch_engine_peer_bytes(self, _: object) -> int:
-        return self.files * 4096
+    def monarch_engine_count(self, _: object, what: int) -> int:
+        return self.files * (4096 if what == self.MONARCH_PEER_BYTES else 1)
 
     def monarch_engine_pending(self, *_: object) -> int:
         return MANY

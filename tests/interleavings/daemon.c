@@ -35,7 +35,7 @@ static int listen_at(unsigned number) {
 /* Of what is measured nobody reads anything here; nobody waits for a unit. */
 static void ignore_what_nobody_reads(const struct pool *p) {
     ignore_memory(p->shared.endpoint, sizeof *p->shared.endpoint);
-    ignore_memory(&p->shared.bytes, 4 * sizeof p->shared.bytes);
+    ignore_memory(p->shared.counts, sizeof p->shared.counts);
     ignore_memory(&site.fills->units, 2 * sizeof site.fills->units);
     ignore_memory(site.clients->demand, sizeof site.clients->demand);
 }
@@ -55,8 +55,7 @@ void start_daemon(void) {
     ignore_what_nobody_reads((const struct pool *)engine);
 }
 
-/* --- an iteration of the loop
- * -------------------------------------------------------------------------------------
+/* --- an iteration of the loop -------------------------------------------------------------------
  */
 
 static unsigned state_of(unsigned file) {

@@ -532,7 +532,7 @@ int main(int argc, char **argv) {
             pthread_join(nodes[i].reader[r], NULL);
     }
     for (unsigned i = 0; i < NODES; i++) {
-        came += monarch_engine_peer_bytes(nodes[i].engine);
+        came += monarch_engine_count(nodes[i].engine, MONARCH_PEER_BYTES);
         end(&nodes[i]);
     }
     for (int i = 0; i < LINKS; i++)

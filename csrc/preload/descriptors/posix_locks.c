@@ -22,12 +22,8 @@ static uint64_t bit_of(uint64_t dev, uint64_t ino, int which) {
 }
 
 int monarch_has_locks(uint64_t dev, uint64_t ino) {
-    for (int i = 0; i < 2; i++) {
-        uint64_t bit = bit_of(dev, ino, i);
-        if (!(__atomic_load_n(&locked[bit / 64], __ATOMIC_SEQ_CST) >> (bit % 64) & 1))
-            return 0;
-    }
-    return 1;
+    return monarch_bit_is_set(locked, bit_of(dev, ino, 0)) &&
+           monarch_bit_is_set(locked, bit_of(dev, ino, 1));
 }
 
 void monarch_note_locks(uint64_t dev, uint64_t ino) {
@@ -61,7 +57,7 @@ struct saved_locks {
     struct monarch_reader reader;
 };
 
-/* --- which there are ------------------------------------------------------------------------- */
+/* --- which locks there are -------------------------------------------------------------------- */
 
 /* Reads the next word of a line, cut to its room; returns whether there is one. */
 static int next_word(struct monarch_reader *r, char *word, char *end) {

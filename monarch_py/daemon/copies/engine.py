@@ -158,11 +158,11 @@ class Engine:
 
     @property
     def bytes_from_peers(self) -> int:
-        return int(lib.monarch_engine_peer_bytes(self.c))
+        return int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_BYTES))
 
     @property
     def bytes_from_source(self) -> int:
-        return int(lib.monarch_engine_bytes(self.c))
+        return int(lib.monarch_engine_count(self.c, lib.MONARCH_BYTES))
 
     def submit(
         self,
@@ -276,7 +276,7 @@ class Engine:
         """Adapts the number of reads in flight to what the sources and the peers give."""
         before, opened = self.width, self._shared.source_opens()
         rested, fetched = self.stands_back, self._fetch_width
-        files = int(lib.monarch_engine_files(self.c))
+        files = int(lib.monarch_engine_count(self.c, lib.MONARCH_FILES))
         so_far = Counted(self.bytes_from_source, files, *opened)
         # Reads by threads that wait for peers say nothing of the width.
         pending = self.pending(from_peers=False)
@@ -295,7 +295,7 @@ class Engine:
         """How many fetches that nobody waits for are in flight: as many as bring more than fewer
         would. While a source is read they are few: what other nodes have is near, and what only the
         source has comes first."""
-        files = int(lib.monarch_engine_peer_files(self.c))
+        files = int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_FILES))
         reads = bool(lib.monarch_engine_reads_sources(self.c))
         is_full = self.pending(from_peers=True) > self._fetches.width and not reads
         width = self._fetches.step(now_s, Counted(self.bytes_from_peers, files), is_full=is_full)
