@@ -127,7 +127,7 @@ def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str
         found.append(
             f"{names}: {why} from {asker.name}, at {listed([node['address'] for node in nodes])};"
             " each side would read from the source what the other keeps: look for a firewall, or"
-            f" set peers.interface to another network in {asker.file}"
+            f" set peers.interface in {asker.file} to another network"
         )
     return found
 

@@ -34,7 +34,7 @@ class Keeper:
 
     rows : (copies,) of manifest.ROW, until `take_rows`
     must_check : see Manifest.begin_use
-    `tier.lost` is set if copies of earlier sessions cannot be used.
+    The tier is told if copies of earlier sessions cannot be used.
     """
 
     def __init__(self, tier: Tier, block_size_bytes: int) -> None:
@@ -120,8 +120,7 @@ class Keeper:
             )
         else:
             return
-        self.tier.lost = f"tier {self.tier.config.mount_point}: {what}"
-        log.warning("%s", self.tier.lost)
+        self.tier.note_lost(what)
 
     def _drop(self, numbers: npt.NDArray[Any]) -> None:
         """Drops copies and their rows."""

@@ -414,6 +414,11 @@ class Tier:
         held = os.fstat(self.fd)
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
 
+    def note_lost(self, what: str) -> None:
+        """Notes that copies of earlier sessions cannot be used; what : which, and why."""
+        self.lost = f"tier {self.config.mount_point}: {what}"
+        log.warning("%s", self.lost)
+
     def fail(self, error: int) -> None:
         """Places nothing more here after an error (an errno) of the file system; the copies serve
         as long as they can."""

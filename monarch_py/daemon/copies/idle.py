@@ -15,7 +15,8 @@ class IdleCores:
     """Measures how long processors are idle between two calls."""
 
     def __init__(self) -> None:
-        self._before = self._look()
+        self._before = 0.0, 0.0
+        self.take()
         self._looked_at_s: float | None = None
         self._has_one = False
 

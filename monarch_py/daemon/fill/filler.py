@@ -109,6 +109,12 @@ class Filler:
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         self._next_copy = max(Tier.first_number(), *(number + 1 for number in used))
 
+    def drop_unused_first(
+        self, give_way: Callable[[Ids], Ids], beside: Callable[[Ids], Ids]
+    ) -> None:
+        """Sets `give_way` and `beside`, for files that are filled ahead of their use."""
+        self.give_way, self.beside = give_way, beside
+
     @property
     def pending(self) -> int:
         """The number of orders given, of wanted files, and of copies to check or to look at

@@ -133,8 +133,7 @@ class DirectoryPrefetch:
         self._is_followed = bool(self.shared.control.follow_opens)  # others have it on
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
-            filler.give_way = self.give_way
-            filler.beside = self.unused.ordered
+            filler.drop_unused_first(self.give_way, self.unused.ordered)
 
     @property
     def is_awake(self) -> bool:
