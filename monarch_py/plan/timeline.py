@@ -138,12 +138,6 @@ class Timeline:
                     start += part.loader.per_rank * self.ranks_per_node
         return found
 
-    @property
-    def length(self) -> int:
-        """The number of positions."""
-        _, part, start = self.layout()[-1]
-        return start + part.loader.per_rank * self.ranks_per_node
-
     def sections(self) -> Iterator[Section]:
         """All sections. Only one is in memory at a time."""
         orders = {id(part): self._orders(part) for part in self.parts}
