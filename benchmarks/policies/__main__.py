@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.numbers import Result, describe_machine, report
+from benchmarks.policies.bound import bound_of, value_of
 from benchmarks.policies.jobs import loads_of_ranks, shuffled_job
 from monarch_py.policies.caches import LRU, Belady, Hash
 from monarch_py.policies.lobster.threads import share_threads
@@ -163,7 +164,8 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
     for each in literal(list(used), sizes, quotas):
         held[each] = True
     document["placement"] = {"files": files, "nodes": NODES, "seconds": round(seconds, 2)}
-    lost, gap = float(np.mean(placed.owner < 0)), 1 - placed.value / placed.bound
+    most = bound_of(list(used), sizes, quotas)
+    lost, gap = float(np.mean(placed.owner < 0)), 1 - value_of(placed, list(used), sizes) / most
     results += [
         Result("placement_lost", "NoPFS: files without a holder, 5 % to spare", "share", lost, 0.0),
         Result("placement_gap", "NoPFS: gap to the dual bound", "share", gap, 0.01),

@@ -48,7 +48,7 @@ def assert_dropped(session: Session, why: str, jobs: int = 1) -> None:
     (plan,) = plans(session)
     assert plan["state"] == "dropped"
     assert re.search(why, plan["why"])
-    warnings = re.findall(r".* is not followed any more: .*", session.log.read_text())
+    warnings = re.findall(r".* is no longer followed: .*", session.log.read_text())
     assert 1 <= len(warnings) <= jobs
     assert all(re.search(why, warning) for warning in warnings)
 
@@ -61,13 +61,13 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
     train(session, site.root, seed=11, epochs=1, limit=10, compute_s=0.05)
     wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the end of the plan")
     assert session.totals()["opens"] <= 100 + 4 * 8, "it read ahead until it was noticed"
-    assert_dropped(session, r"\d+ of the last \d+ files opened are not the plan's; its seed")
+    assert_dropped(session, r"\d+ of the last \d+ files opened are not in the plan; its seed")
     # What was before goes on: files are placed as they come.
     check_all(session, site.files, site.root)
     session.wait_idle()
     train(session, site.root, seed=11, epochs=2)
     wait_dropped(session)
-    assert_dropped(session, "opened are not the plan", jobs=3)
+    assert_dropped(session, "opened are not in the plan", jobs=3)
     assert session.status()["tiers"][0]["files"] >= 0.45 * MANY
     assert_quiet(session)
 
@@ -105,7 +105,7 @@ def test_a_plan_that_was_dropped_is_tried_again(site: Site) -> None:
     wait_followed(session)
     assert plans(session)[0]["position"] > MANY // 2
     # What the last of those jobs still had to open does not fit the plan that came meanwhile.
-    assert session.log.read_text().count("is not followed any more") in (3, 4)
+    assert session.log.read_text().count("is no longer followed") in (3, 4)
 
 
 def test_a_plan_for_a_dataset_that_has_changed_is_dropped(site: Site) -> None:
@@ -115,7 +115,7 @@ def test_a_plan_for_a_dataset_that_has_changed_is_dropped(site: Site) -> None:
     del site.files.digests["f00008"]
     session = site.session(plan)
     wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the look at the dataset")
-    assert_dropped(session, f"2 of {MANY} files in .* are gone or others now")
+    assert_dropped(session, f"2 of {MANY} files in .* are missing or have changed")
     shown = session.monarch("status").stdout
     assert "Plans" in shown
     assert "dropped" in shown
@@ -127,7 +127,7 @@ def test_a_plan_for_files_elsewhere_is_dropped(site: Site, tmp_path: Path) -> No
     plan = plan_of(site.files, tmp_path / "elsewhere", tmp_path / "plan.npz")
     session = site.session(plan)
     wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the look at the dataset")
-    assert_dropped(session, "elsewhere lies in no source")
+    assert_dropped(session, "elsewhere lies in none of the configured sources")
 
 
 @needs_torch
@@ -168,7 +168,7 @@ def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
         daemon._turn()
         assert (tracker.state, tracker.why) == (
             "dropped",
-            "what comes next could not be worked out",
+            "its next accesses could not be worked out",
         )
         assert not daemon.filler.policy.follows_plan
         daemon._turn()
@@ -283,5 +283,5 @@ def test_a_plan_without_names_is_refused(session_factory: Factory, tree: Path) -
     )
     words = [sys.executable, "-m", "monarch_py", "plan", "make", "-c", str(recipe)]
     subprocess.run([*words, "-o", str(session.directory / "plan.npz")], check=True)
-    assert re.search(r"plan.npz: .* names are not known; make it from an index", refusal(session))
+    assert re.search(r"plan.npz: .* but not their names; make it from an index", refusal(session))
     assert not os.listdir(session.directory / "tier0"), "nothing was begun"

@@ -14,12 +14,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, shuffled, written
 
+from benchmarks.policies.bound import bound, bound_of, value_of
 from monarch_py.errors import PolicyError
 from monarch_py.policies.filling import classes_of
 from monarch_py.policies.nopfs import NoPFS, NoPFSLiteral, Planned
 from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.nopfs.policy import policy_of, saved_by_a_copy
-from monarch_py.policies.nopfs.prices import Program, bound
+from monarch_py.policies.nopfs.prices import Program
 
 ONES = np.ones(12, dtype=np.int64)
 # Three epochs on two nodes: what one uses n times, the other uses 3 - n times.
@@ -53,8 +54,8 @@ def test_made_complete_every_file_has_an_owner() -> None:
     assert placed.owner[:4].tolist() == [0] * 4
     assert placed.owner[8:].tolist() == [1] * 4
     assert sorted(placed.owner[4:8].tolist()) == [0, 0, 1, 1]
-    assert placed.value == 28
-    assert 28 <= placed.bound < 28.3
+    assert value_of(placed, list(TABLE), ONES) == 28
+    assert 28 <= bound_of(list(TABLE), ONES, np.array([6, 6])) < 28.3
 
 
 def test_room_left_over_takes_what_is_used_most() -> None:
@@ -63,7 +64,7 @@ def test_room_left_over_takes_what_is_used_most() -> None:
     placed = place(list(TABLE), ONES, np.array([10, 8]))
     assert placed.owner.tolist() == [0] * 8 + [1] * 4
     assert [sorted(each.tolist()) for each in placed.extra] == [[8, 9], [4, 5, 6, 7]]
-    assert placed.value == 36
+    assert value_of(placed, list(TABLE), ONES) == 36
 
 
 def test_where_room_is_short_no_file_is_held_twice() -> None:
@@ -73,14 +74,15 @@ def test_where_room_is_short_no_file_is_held_twice() -> None:
     assert placed.owner[10:].tolist() == [1, 1]
     assert np.count_nonzero(placed.owner >= 0) == 8
     assert all(not len(each) for each in placed.extra)
-    assert placed.value == 12 + 6 + 4
+    assert value_of(placed, list(TABLE), ONES) == 12 + 6 + 4
 
 
 def test_what_is_used_equally_goes_where_a_copy_saves_most() -> None:
     """Both nodes use all files twice; a local copy saves node 1 four times as much."""
     placed = place([2 * ONES, 2 * ONES], ONES, np.array([8, 4]), weights=np.array([0.4, 1.6]))
     assert np.bincount(placed.owner).tolist() == [8, 4]
-    assert placed.value == pytest.approx(8 * 2 * 0.4 + 4 * 2 * 1.6)
+    worth = value_of(placed, [2 * ONES, 2 * ONES], ONES, np.array([0.4, 1.6]))
+    assert worth == pytest.approx(8 * 2 * 0.4 + 4 * 2 * 1.6)
     alone = place([2 * ONES, 2 * ONES], ONES, np.array([12, 4]), weights=np.array([0.4, 1.6]))
     assert len(alone.held(1)) == 4
 
@@ -147,11 +149,12 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
         assert sizes[placed.owner >= 0].sum() >= 0.99 * quotas.sum() - nodes * sizes.max()
     # The bound may cut files, one on each node.
     cut = sum(float((row * sizes).max()) for row in table)
-    assert 0.99 * placed.bound - cut <= placed.value
+    value, most = value_of(placed, list(table), sizes), bound_of(list(table), sizes, quotas, seed)
+    assert 0.99 * most - cut <= value
     # Where room for all is short of a piece, what was left out has made room for second copies,
     # and the bound, in which everything has an owner, is none.
     if ratio < 1 or (placed.owner >= 0).all():
-        assert placed.value <= placed.bound * (1 + 1e-9)
+        assert value <= most * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("epochs", "room"), [(10, 1500), (10, 1575), (90, 1500), (90, 1575)])
@@ -239,10 +242,11 @@ def test_it_goes_by_rows(files: int) -> None:
     whole: rows may be made when they are asked for, and nothing goes file by file."""
     rows = Rows(used(files, 16, 20, 1))
     sizes = np.full(files, 110_000, dtype=np.int64)
-    placed = place(rows, sizes, np.full(16, int(1.05 * sizes.sum() / 16)))
+    quotas = np.full(16, int(1.05 * sizes.sum() / 16))
+    placed = place(rows, sizes, quotas)
     assert rows.asked < 30 * 16
     assert np.count_nonzero(placed.owner < 0) == 0
-    assert placed.value >= 0.99 * placed.bound
+    assert value_of(placed, rows, sizes) >= 0.99 * bound_of(rows, sizes, quotas)
 
 
 # Frequencies of 40,000 files on 6 nodes, of unequal sizes; a digest of who owns what.

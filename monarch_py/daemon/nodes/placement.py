@@ -150,7 +150,7 @@ class Nodes:
         self.move(own, heirs)
         if not self.passed_on and len(own):
             log.warning(
-                "This node has no room for files that it is to keep for all nodes; other nodes keep"
+                "this node has no room for files that it is to keep for all nodes: other nodes keep"
                 " them. Free space on its tiers, or lower their quotas"
             )
         self.passed_on += len(own)

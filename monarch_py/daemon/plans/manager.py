@@ -120,8 +120,8 @@ class PlanManager:
         try:
             yield
         except Exception:  # also one of the thread
-            log.exception("%s cannot be followed", tracker.file)
-            tracker.drop("what comes next could not be worked out")
+            log.exception("the plan %s cannot be followed", tracker.file)
+            tracker.drop("its next accesses could not be worked out")
         if tracker.state == "dropped" and not was_dropped:
             self._say_dropped(tracker)
 
@@ -129,7 +129,7 @@ class PlanManager:
         try:
             self.evictions.step(self)
         except Exception:  # of the thread: the copies stay where they are
-            log.exception("nothing goes from the tiers any more")
+            log.exception("eviction from the tiers has ended")
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
@@ -143,7 +143,7 @@ class PlanManager:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _say_dropped(self, tracker: PlanTracker) -> None:
-        log.warning("%s is not followed any more: %s", tracker.file, tracker.why)
+        log.warning("the plan %s is no longer followed: %s", tracker.file, tracker.why)
 
     def _give_up(self) -> None:
         """Goes back to what was before the plans, after all of them were dropped."""
@@ -208,10 +208,10 @@ class PlanManager:
         try:
             found = renewing.result()
         except Exception:  # of the thread: they stay as they are
-            log.exception("no plan is tried again")
+            log.exception("dropped plans cannot be tried again now")
             return
         for old, new in found.items():
-            log.info("%s is tried again", new.file)
+            log.info("the plan %s is tried again", new.file)
             self._jobs.pop(old, None)
             self.trackers[self.trackers.index(old)] = new
 
@@ -243,7 +243,7 @@ class PlanManager:
                 self._install(done.result())
             except Exception:
                 self._placed = True
-                log.exception("the plans cannot be followed")
+                log.exception("the files of the plans cannot be placed")
                 for tracker in self._to_place:
                     if tracker.state != "dropped":
                         tracker.drop("its files could not be placed")

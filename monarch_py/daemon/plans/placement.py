@@ -75,12 +75,12 @@ class PlacementTask:
         ids = np.unique(np.concatenate([found[i].entries for i in good]))
         sizes = self.catalog.entries["size"][ids]
         where = [np.searchsorted(ids, found[i].entries) for i in good]
-        uses = [_Uses.of(self.trackers[i]) for i in good]
         frequency = np.zeros(len(ids), dtype=np.uint64)
         first = np.full(len(ids), NEVER, dtype=np.int64)
-        for at, use in zip(where, uses, strict=True):
-            np.add.at(frequency, at, use.frequency)
-            np.minimum.at(first, at, use.first)
+        for i, at in zip(good, where, strict=True):
+            used, first_use = _uses(self.trackers[i])
+            np.add.at(frequency, at, used)
+            np.minimum.at(first, at, first_use)
         # The order of files breaks ties. Nodes may have met the files in different orders, so all
         # nodes take the order of their hashes.
         order = np.argsort(self.catalog.entries["hash"][ids], kind="stable")
@@ -108,7 +108,7 @@ class PlacementTask:
         cluster, before = self.nodes.cluster, self.nodes.policy
         members = len(cluster.members)
         if not self.is_first:
-            return before.holders(ids), before.keeps(ids)
+            return before.holders(ids), before.kept[ids]
         if not is_placeable(members, len(ids)):
             log.warning(
                 "%d nodes and %d files are too many to be placed by how often the nodes use them:"
@@ -116,7 +116,7 @@ class PlacementTask:
                 members,
                 len(ids),
             )
-            return before.holders(ids), before.keeps(ids)
+            return before.holders(ids), before.kept[ids]
         used = np.zeros((members, len(ids)), dtype=np.uint32)
         for i, at in zip(good, where, strict=True):
             of_plan = all_frequencies(self.trackers[i].timeline)
@@ -128,24 +128,14 @@ class PlacementTask:
         return placed.holders(), mine
 
 
-@dataclass(frozen=True, eq=False)
-class _Uses:
-    """The uses of one plan's files.
-
-    frequency : (files,), how often this node uses each;  first : (files,) int64, the position of
-    its first use by this node, or by any node where this one never uses it
-    """
-
-    frequency: npt.NDArray[np.uint32]
-    first: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, tracker: PlanTracker) -> "_Uses":
-        access = analyse(tracker.timeline, tracker.node)
-        first = access.first_use
-        if tracker.timeline.nodes > 1:
-            first = np.where(first == NEVER, _first_by_anybody(tracker.timeline), first)
-        return cls(access.frequency, first)
+def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """(files,) how often this node uses each file of a plan, and (files,) the position of its first
+    use by this node, or by any node where this one never uses it."""
+    access = analyse(tracker.timeline, tracker.node)
+    first = access.first_use
+    if tracker.timeline.nodes > 1:
+        first = np.where(first == NEVER, _first_by_anybody(tracker.timeline), first)
+    return access.frequency, first
 
 
 def _first_by_anybody(timeline: Timeline) -> npt.NDArray[np.int64]:

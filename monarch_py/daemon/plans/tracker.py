@@ -52,12 +52,12 @@ def load_plan(file: Path, nodes: int) -> Loaded:
     plan = replace(Plan.load(file), grain="files")
     if any(not len(index.pool) for index in plan.datasets):
         raise ConfigError(
-            f"{file}: was made for a number of files, whose names are not known; make it from an "
+            f"{file}: the plan has the number of its files, but not their names; make it from an "
             "index (`monarch plan index`)"
         )
     if nodes not in (1, plan.nodes):
         raise ConfigError(
-            f"{file}: was made for {plan.nodes} nodes, but {nodes} work together; make it anew"
+            f"{file}: the plan is for {plan.nodes} nodes, but {nodes} work together; make it again"
             f" with 'nodes: {nodes}'"
         )
     plan.timeline()
@@ -264,8 +264,8 @@ class PlanTracker:
         elif self._is_last:
             last, others = estimator.weighed, estimator.unexplained
             self.drop(
-                f"{others} of the last {last} files opened are not the plan's; its seed, epochs or"
-                " number of ranks are probably not those of the training"
+                f"{others} of the last {last} files opened are not in the plan; its seed, epochs or"
+                " number of ranks probably differ from those of the training"
             )
         else:
             self._in_vain += 1
@@ -397,10 +397,10 @@ def _find_files(
             )
             break
     else:
-        return entries.astype(np.uint64), f"{index.root} lies in no source"
+        return entries.astype(np.uint64), f"{index.root} lies in none of the configured sources"
     known = np.flatnonzero(entries >= 0)
     rows = catalog.entries[entries[known]]
     same = (rows["kind"] == Kind.FILE) & (rows["size"] == index.sizes[known])
     missing = index.files - int(same.sum())
-    problem = f"{missing} of {index.files} files in {index.root} are gone or others now"
+    problem = f"{missing} of {index.files} files in {index.root} are missing or have changed"
     return entries.astype(np.uint64), problem if missing else ""

@@ -17,14 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.node import ASKED, NOBODY, Holders
-from monarch_py.policies.nopfs.prices import Prices, Program, Rows, bound, find_prices
+from monarch_py.policies.nopfs.prices import Prices, Program, Rows, find_prices
 from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, Floats, Ints
 
-__all__ = ["Placement", "is_placeable", "literal", "place"]
+__all__ = ["Placement", "Weighted", "is_placeable", "literal", "place"]
 
-# A placement that reaches this part of its bound needs no sharper one.
-NEAR = 0.99
 # The placement holds how often each node uses each file, twice over: BYTES_OF_USES for each node
 # and file [bytes]. It is not made where that is more than MOST_OF_USES [bytes]. Every node must
 # come to the same answer, so the limit does not depend on the memory that a node has left.
@@ -37,14 +35,10 @@ class Placement:
 
     owner : (files,) int32, the node that holds a file for all; PFS if no node has room
     extra : for each node, the files that it holds in addition to those that it owns
-    value : the sum of value x size over all copies
-    bound : no placement within the quotas has a larger value
     """
 
     owner: npt.NDArray[np.int32]
     extra: tuple[npt.NDArray[np.int64], ...]
-    value: float
-    bound: float
 
     def holders(self) -> Holders:
         """(files, ASKED) the nodes that hold each file, the owner first. A file with several
@@ -82,7 +76,8 @@ def place(
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     weights : (nodes,), what a local read saves there, if links or classes differ; None = 1 for all
 
-    Returns a Placement whose value is within 1 % of its bound if files are small beside quotas.
+    Returns a Placement whose sum of value x size over all copies is within 1 % of the most that is
+    possible, if files are small beside quotas (benchmarks/policies/bound.py).
 
     NoPFS 5.1 as a linear program: maximise the sum of f[n, k] s[k] x[n, k] over nodes n and files
     k, subject to sum_k s[k] x[n, k] <= quota[n], and to sum_n x[n, k] >= 1 if the quotas together
@@ -91,40 +86,19 @@ def place(
     quotas are kept.
     """
     everything = int(quotas.sum()) >= int(sizes.sum())
-    values = _Weighted(frequencies, np.ones(len(quotas)) if weights is None else weights)
+    values = Weighted(frequencies, np.ones(len(quotas)) if weights is None else weights)
     program = Program(values, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
     owner, left = _own(program, prices)
-    extra: list[npt.NDArray[np.int64]] = []
-    value = 0.0
-    for node in range(len(quotas)):
-        # If a file has no owner, it does not fit into the room that is left.
-        more = _most_used(frequencies[node], sizes, owner == node, int(left[node]))
-        extra.append(more)
-        row = values[node] * sizes
-        value += float(row[owner == node].sum() + row[more].sum())
-    # Any prices give a bound. Noise raises them by at most its width, so also try lower ones.
-    lower = np.maximum(0, prices.room - prices.width)
-    most = min(bound(program, each) for each in (prices.room, lower))
-    if value < NEAR * most:
-        most = min(most, bound(program, _at_values(program, prices.room)))
-    return Placement(owner, tuple(extra), value, most)
+    # If a file has no owner, it does not fit into the room that is left.
+    extra = [
+        _most_used(frequencies[node], sizes, owner == node, int(left[node]))
+        for node in range(len(quotas))
+    ]
+    return Placement(owner, tuple(extra))
 
 
-def _at_values(program: Program, room: Floats) -> Floats:
-    """(nodes,) each price, rounded to the nearest value of a file at that node.
-
-    If thousands of files have one value, the best price is that value, and a slightly different
-    price makes the bound too large by the difference for each of these files.
-    """
-    rows = (np.asarray(program.values[node]) for node in range(len(room)))
-    return np.array(
-        [row[np.abs(row - price).argmin()] for row, price in zip(rows, room, strict=True)],
-        dtype=np.float64,
-    )
-
-
-class _Weighted(Sequence[npt.NDArray[np.float32]]):
+class Weighted(Sequence[npt.NDArray[np.float32]]):
     """Rows of frequencies times the node's weight, made on demand."""
 
     def __init__(self, rows: Rows, weights: Floats) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from monarch_py.policies.view import Floats, Ints
 
-__all__ = ["Prices", "Program", "Rows", "bound", "find_prices"]
+__all__ = ["Prices", "Program", "Rows", "find_prices"]
 
 # For each node an array (files,): a table, or rows that are made one at a time.
 Rows = Sequence[npt.NDArray[Any]]
@@ -65,24 +65,6 @@ class Prices:
         turned = self.draws[files] * (1009.0 + 613.0 * node)
         turned -= np.floor(turned)
         return np.asarray(turned * self.width)
-
-
-def bound(program: Program, prices: Floats) -> float:
-    """An upper bound on the value of any placement, for any prices.  prices : (nodes,), 0 or more
-
-    With gain g = value - price, a file adds size x (sum of the positive g, or the largest g if none
-    is positive) if it must be held, and size x max(0, largest g) if it is held at most once.
-    """
-    total = np.zeros(len(program.sizes))
-    largest = np.full(len(program.sizes), -np.inf)
-    # Node by node, so that no table of all nodes is made.
-    for node, price in enumerate(prices):
-        gain = program.values[node] - price
-        np.maximum(largest, gain, out=largest)
-        if program.everything:
-            total += np.maximum(0, gain)
-    files = total + np.minimum(0, largest) if program.everything else np.maximum(0, largest)
-    return float(prices @ program.quotas + np.dot(program.sizes, files))
 
 
 def find_prices(program: Program, rng: np.random.Generator) -> Prices:

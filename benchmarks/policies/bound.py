@@ -1,0 +1,67 @@
+"""What a placement of NoPFS 5.1 is worth, and what no placement can be worth more than."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from monarch_py.policies.nopfs.placement import Placement, Weighted
+from monarch_py.policies.nopfs.prices import Program, Rows, find_prices
+from monarch_py.policies.view import Floats, Ints
+
+__all__ = ["bound", "bound_of", "value_of"]
+
+
+def value_of(
+    placed: Placement, frequencies: Rows, sizes: Ints, weights: Floats | None = None
+) -> float:
+    """The sum of frequency x weight x size over all copies. Arguments as of `place`."""
+    values = _values(frequencies, len(placed.extra), weights)
+    return sum(
+        float((values[node] * sizes)[placed.held(node)].sum()) for node in range(len(placed.extra))
+    )
+
+
+def bound_of(frequencies: Rows, sizes: Ints, quotas: Ints, seed: int = 0) -> float:
+    """No placement within the quotas has a larger value. Arguments as of `place`."""
+    everything = int(quotas.sum()) >= int(sizes.sum())
+    program = Program(_values(frequencies, len(quotas), None), sizes, quotas, everything)
+    prices = find_prices(program, np.random.default_rng(seed))
+    # Any prices give a bound. Noise raises them by at most its width, so also try lower ones.
+    lower = np.maximum(0, prices.room - prices.width)
+    tried = (prices.room, lower, _at_values(program, prices.room))
+    return min(bound(program, each) for each in tried)
+
+
+def _values(frequencies: Rows, nodes: int, weights: Floats | None) -> Weighted:
+    return Weighted(frequencies, np.ones(nodes) if weights is None else weights)
+
+
+def bound(program: Program, prices: Floats) -> float:
+    """An upper bound on the value of any placement, for any prices.  prices : (nodes,), 0 or more
+
+    With gain g = value - price, a file adds size x (sum of the positive g, or the largest g if none
+    is positive) if it must be held, and size x max(0, largest g) if it is held at most once.
+    """
+    total = np.zeros(len(program.sizes))
+    largest = np.full(len(program.sizes), -np.inf)
+    # Node by node, so that no table of all nodes is made.
+    for node, price in enumerate(prices):
+        gain = program.values[node] - price
+        np.maximum(largest, gain, out=largest)
+        if program.everything:
+            total += np.maximum(0, gain)
+    files = total + np.minimum(0, largest) if program.everything else np.maximum(0, largest)
+    return float(prices @ program.quotas + np.dot(program.sizes, files))
+
+
+def _at_values(program: Program, room: Floats) -> Floats:
+    """(nodes,) each price, rounded to the nearest value of a file at that node.
+
+    If thousands of files have one value, the best price is that value, and a slightly different
+    price makes the bound too large by the difference for each of these files.
+    """
+    rows = (np.asarray(program.values[node]) for node in range(len(room)))
+    return np.array(
+        [row[np.abs(row - price).argmin()] for row, price in zip(rows, room, strict=True)],
+        dtype=np.float64,
+    )
