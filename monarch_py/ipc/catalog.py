@@ -217,11 +217,11 @@ class Catalog(CatalogReader):
         columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, words, inodes, sums)]
         mine = np.zeros(len(ids), dtype=np.uint8) if made is None else made.astype(np.uint8)
         pointers = [*(pointer(a, "uint64_t *") for a in columns), pointer(mine, "uint8_t *")]
-        for capacity in (max(int(self.c.capacity), len(self) + 256), int(self.c.capacity * 2)):
-            if lib.monarch_publish(self.writer, len(ids), *pointers) == 0:
-                return
-            self._resize(capacity, int(self.c.pool_bytes))
-        lib.monarch_publish(self.writer, len(ids), *pointers)
+        if lib.monarch_publish(self.writer, len(ids), *pointers) != 0:
+            self._resize(max(int(self.c.capacity), len(self) + 256), int(self.c.pool_bytes))
+            if lib.monarch_publish(self.writer, len(ids), *pointers) != 0:
+                self._resize(int(self.c.capacity * 2), int(self.c.pool_bytes))
+                lib.monarch_publish(self.writer, len(ids), *pointers)
 
     def update(self, entry: int, fresh: Any) -> None:
         """Sets new attributes (a `struct monarch_entry *`) of a file that has no copy."""

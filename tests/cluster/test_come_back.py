@@ -65,7 +65,7 @@ def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
     addresses = [node["address"] for node in seen_by(local, 0)]
     done = local.ranks("start", "-c", local.template)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("2 of 3 daemons served ")
+    assert done.stdout.startswith("2 of 3 daemons already served ")
     assert done.stdout.endswith(f"started the others again, on {socket.gethostname()}#1\n")
     assert {rank: pid_of(local, rank) for rank in (0, 2)} == before
     assert session.log_before.read_bytes() == last_words
@@ -99,7 +99,7 @@ def test_it_may_be_in_the_foreground(local: Local) -> None:
     ) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline().startswith("2 of 3 daemons served ")
+            assert process.stdout.readline().startswith("2 of 3 daemons already served ")
             serve_together(local)
             assert process.poll() is None
             assert local.monarch("stop", "-c", local.file(VICTIM)).returncode == 0

@@ -28,8 +28,8 @@ extern uint64_t most_descriptors;
 
 /* With one thread that copies, and those that take and keep descriptors. Nothing is granted yet. */
 void start_daemon(void);
-/* One iteration of the loop: takes the results, orders what programs want, grants this much room, of
- * which policy has more, and rests until it is rung, or so long. */
+/* One iteration of the loop: takes the results, orders what programs want, grants this much room,
+ * of which policy has more, and rests until it is rung, or so long. */
 void run_iteration(uint64_t granted_bytes, uint32_t rest_ns);
 /* An order to fill the file that nobody waits for. */
 void order_ahead(unsigned file);
