@@ -60,10 +60,10 @@ def parse_rate(rate: str) -> float:
     Raises ValueError, with one sentence, for what is not a rate, and for rates of 0 or less.
     """
     if rate.strip().startswith("-"):
-        raise ValueError(f"{rate!r} is negative")
+        raise ValueError(f"{rate!r} is a negative rate")
     per_second = float(_parsed(re.sub(r"\s*/\s*s\s*$", "", rate), rate, "rate")[0])
     if per_second == 0:
-        raise ValueError(f"{rate!r} is 0, and nothing would ever end")
+        raise ValueError(f"{rate!r} is a rate of 0, at which nothing would ever end")
     return per_second
 
 

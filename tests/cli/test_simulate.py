@@ -191,7 +191,7 @@ def test_a_mistake_is_one_sentence(run: Run, words: list[str], status: int, sent
     [
         ({"epochs": 0}, "epochs: 0 is out of range"),
         ({"classes": []}, "classes: "),
-        ({"pfs": {1: "-5MiB/s"}}, "pfs.1: '-5MiB/s' is negative"),
+        ({"pfs": {1: "-5MiB/s"}}, "pfs.1: '-5MiB/s' is a negative rate"),
         ({"classes": [{"name": "staging", "threads": 1, "read": {1: "1GiB/s"}}]}, ".capacity: is"),
         ({"world_size": 5}, "world_size: 5 ranks do not divide over 2 nodes"),
         ({"batch_per_rank": 100}, "batch_per_rank: 64 files do not fill one batch of 200"),

@@ -93,7 +93,7 @@ def test_a_short_last_batch(write: Write) -> None:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("no nodes", {"nodes": None}, "nodes: is missing; add 'nodes"),
     ("no epochs", {"epochs": 0}, "epochs: 0 is out of range; write"),
-    ("a negative rate", {"pfs": {1: "-3MiB/s"}}, "pfs.1: '-3MiB/s' is negative"),
+    ("a negative rate", {"pfs": {1: "-3MiB/s"}}, "pfs.1: '-3MiB/s' is a negative rate"),
     ("a rate of none", {"pfs": {1: "0"}}, "pfs.1: '0' is 0, and nothing"),
     ("rates missing", {"rates": {"compute": "1MiB/s"}}, "rates.preprocess: is missing; add 'pre"),
     ("no clients", {"pfs": {}}, "pfs: cannot be an empty mapping"),
