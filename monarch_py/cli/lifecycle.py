@@ -4,7 +4,7 @@ import json
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -15,8 +15,7 @@ from monarch_py.commands.doctor import is_disabled, switches
 from monarch_py.commands.run import Outcome, keep_daemon, run_job, why_unusable
 from monarch_py.commands.summary import since, summary
 from monarch_py.config import Config
-from monarch_py.daemon.lifecycle import end_process, ignore_the_jobs, wait_for
-from monarch_py.daemon.lifecycle import serve as serve_here
+from monarch_py.daemon.starting import ignore_the_jobs, wait_for
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
 from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection, catalog_trouble, troubles
 from monarch_py.ipc.session import SessionDir, holder_of, served_configurations
@@ -176,14 +175,20 @@ def serve(config_file: Path, alone: bool) -> None:
     ignore_the_jobs()
     if (launch := _with_others(alone)) is None:
         checked(config_file)
-        serve_here(config_file)
-        end_process()
+        _serve_here(config_file)
     node = bring_up(config_file, launch)
     _tell(node, config_file)
     if not node.started:
         raise SessionError("all daemons run already; stop them with `monarch stop` first")
     if node.process is not None:  # else another step waits for it
         wait_for(node.process, SessionDir.of(config_file))
+
+
+def _serve_here(config_file: Path) -> NoReturn:
+    from monarch_py.daemon.lifecycle import end_process, serve
+
+    serve(config_file)
+    end_process()
 
 
 def _asked_to_stop(session: SessionDir) -> Identity:

@@ -15,7 +15,7 @@ import msgspec
 
 from monarch_py.cluster.node_info import NodeInfo, make_info
 from monarch_py.config import Config, load_config
-from monarch_py.daemon.lifecycle import StartupInfo, spawn
+from monarch_py.daemon.starting import StartupInfo, spawn
 from monarch_py.errors import ConfigError, MonarchError, SessionError
 from monarch_py.ipc.connection import DaemonConnection, troubles
 from monarch_py.ipc.session import SessionDir, holder_of

@@ -21,7 +21,7 @@ from monarch_py.cluster.join_timeout import end_with_the_others
 from monarch_py.cluster.local_node import LocalNode
 from monarch_py.cluster.node_info import NodeInfo, check_infos, check_members, those_that_run
 from monarch_py.cluster.ranks import Ranks
-from monarch_py.daemon.lifecycle import STAY
+from monarch_py.daemon.starting import STAY
 from monarch_py.errors import SessionError
 from monarch_py.peers import new_secret
 from monarch_py.peers.membership import Cluster, Member

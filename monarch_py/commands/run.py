@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_py.daemon.lifecycle import spawn
+from monarch_py.daemon.starting import spawn
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
 from monarch_py.ipc.connection import DaemonConnection, troubles
 from monarch_py.ipc.session import SessionDir

@@ -24,7 +24,7 @@ def test_every_command_is_known_by_its_module() -> None:
     assert cli.group.list_commands(context) == sorted(cli.COMMANDS)
 
 
-@pytest.mark.parametrize("module", ["view", "warm", "plan"])
+@pytest.mark.parametrize("module", ["lifecycle", "view", "warm", "plan"])
 def test_who_looks_at_a_daemon_does_not_load_one(module: str) -> None:
     script = f"import sys, monarch_py.cli.{module}\nprint(*sys.modules)"
     loaded = subprocess.run(

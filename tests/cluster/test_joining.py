@@ -15,7 +15,7 @@ from cluster.conftest import LIMIT_S, Local, mpiexec
 
 from monarch_py.cluster.local_node import _listen_again
 from monarch_py.cluster.node_info import NodeInfo, check_infos
-from monarch_py.daemon.lifecycle import _last_words
+from monarch_py.daemon.starting import _last_words
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, hold
 from monarch_py.peers import listen

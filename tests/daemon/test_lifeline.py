@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.session import Session, wait_until
 
-from monarch_py.daemon.lifecycle import STAY, StartupInfo, spawn
+from monarch_py.daemon.starting import STAY, StartupInfo, spawn
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.peers import listen, new_secret
 from monarch_py.peers.membership import Cluster, Member

@@ -23,7 +23,7 @@ from faults.scenario import (
     look_at_shared_memory,
     noted_in,
 )
-from monarch_py.daemon import lifecycle
+from monarch_py.daemon import starting
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 
@@ -85,15 +85,15 @@ class PairSite(Site):
         self, node: Node, words: Sequence[str], stack: ExitStack, outcome: Outcome
     ) -> None:
         """One that gets a fault may say why it cannot start; its programs then read the source."""
-        command = lifecycle._command
+        command = starting._command
 
         def traced(*arguments: object) -> list[str]:
             prefix = self._prefix(words) if words else []
             return [*prefix, *command(*arguments)]  # type: ignore[arg-type]
 
         with (
-            patch.object(lifecycle, "_command", traced),
-            patch.object(lifecycle, "_wait_until_up", wait_until_up),
+            patch.object(starting, "_command", traced),
+            patch.object(starting, "_wait_until_up", wait_until_up),
         ):
             node.start()
         node.listener.close()  # else nobody sees that the daemon is gone

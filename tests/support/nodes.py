@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from monarch_py.daemon import lifecycle
-from monarch_py.daemon.lifecycle import StartupInfo, spawn
+from monarch_py.daemon import starting
+from monarch_py.daemon.starting import StartupInfo, spawn
 from monarch_py.peers import Party, listen, new_secret
 from monarch_py.peers.membership import Cluster, Member
 from support.session import MIB, Session, wait_until
@@ -39,7 +39,7 @@ class Node(Session):
             self.listener = self.host.call(listen, *self.address)
         with _shared_memory(self.shm), ExitStack() as stack:
             if not wait:
-                stack.enter_context(patch.object(lifecycle, "_wait_until_up", lambda *_: None))
+                stack.enter_context(patch.object(starting, "_wait_until_up", lambda *_: None))
             told = StartupInfo(self.cluster, self.listener.fileno())
             self.daemon = self.host.call(partial(spawn, self.config, detach=False, startup=told))
             self.log = self.paths.log

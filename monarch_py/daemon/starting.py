@@ -1,0 +1,179 @@
+"""Starting the daemon's process, and waiting for its end: what others do with a daemon's process.
+
+Nothing of the daemon itself is loaded here: commands that start or end one stay quick.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from monarch_py.errors import SessionError
+from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.ipc.session import SessionDir, full_shm, open_private
+from monarch_py.peers.membership import Cluster
+from monarch_py.util.processes import Identity
+from monarch_py.util.signals import handle
+
+__all__ = ["ENDING", "SHARED", "STAY", "StartupInfo", "ignore_the_jobs", "spawn", "wait_for"]
+
+# A starting daemon must answer within this time [s]. It takes less than a second, but for slow
+# sources and tiers.
+START_LIMIT_S = 60.0
+# Interval between checks whether the daemon has ended [s].
+END_PAUSE_S = 0.1
+# A daemon whose start is given up must end within this time, or it is killed [s].
+GIVE_UP_LIMIT_S = 5.0
+# The one word on the command line of a daemon that several runs share.
+SHARED = "shared"
+# Sent over the lifeline to a daemon that is to outlive the process that started it.
+STAY = b"s"
+# Variables of the job's environment that the daemon does not get.
+HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
+LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+# Signals that end a daemon in good order. A launcher may send several, to each process of a step.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class StartupInfo:
+    """What a process that starts the daemons of several nodes tells each of them.
+
+    The others are descriptors that the daemon inherits.  listener : the socket at which the other
+    nodes' daemons reach this one;  record : see scan.give;  lifeline : the reading end of a pipe;
+    the daemon ends if the pipe closes before it has said STAY
+    """
+
+    cluster: Cluster
+    listener: int
+    record: int | None = None
+    lifeline: int | None = None
+
+
+def ignore_the_jobs() -> None:
+    """Ignores signals that are meant for the training (Slurm's --signal): they reach all processes
+    that run beside it."""
+    handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)
+
+
+def _command(config_file: Path, words: list[str]) -> list[str]:
+    """The daemon's command line. -I keeps the job's PYTHON* variables and working directory away
+    from the daemon; the package is then found by its own path, wherever it was installed."""
+    package = str(Path(__file__).resolve().parents[2])
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1));"
+        " from monarch_py.daemon.lifecycle import main; main()"
+    )
+    return [sys.executable, "-I", "-c", code, package, str(config_file), *words]
+
+
+def spawn(
+    config_file: Path,
+    *,
+    detach: bool,
+    startup: StartupInfo | None = None,
+    is_shared: bool = False,
+) -> "subprocess.Popen[bytes]":
+    """Starts a daemon and waits until it answers. The daemon has a session of its own, and nothing
+    of ours is left open in it, so that neither a shell's `wait` nor a pipe's reader waits for it.
+
+    detach : the daemon outlives this process, which does not wait for it;  is_shared : as for
+    `serve`
+
+    SessionError, with the daemon's last words, when it does not come up.
+    """
+    session = SessionDir.of(config_file)
+    session.make()
+    words, inherited = [SHARED] if is_shared else [], []
+    with contextlib.ExitStack() as stack:
+        if startup is not None:
+            told = _written(msgspec.json.encode(startup))
+            stack.callback(os.close, told)
+            words = [str(told)]
+            fds = (told, startup.listener, startup.record, startup.lifeline)
+            inherited = [fd for fd in fds if fd is not None]
+        process = _start(_command(config_file, words), session, inherited)
+    try:
+        _wait_until_up(process, session)
+    except BaseException:  # also at a signal that ends us: nobody else knows of the process
+        process.terminate()
+        try:
+            process.wait(GIVE_UP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        raise
+    if detach:
+        process.returncode = 0  # not ours to wait for: it outlives us
+    return process
+
+
+def _start(command: list[str], session: SessionDir, fds: list[int]) -> "subprocess.Popen[bytes]":
+    errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env={k: v for k, v in os.environ.items() if k not in HIDDEN},
+            cwd="/",
+            start_new_session=True,
+            pass_fds=fds,
+        )
+    finally:
+        os.close(errors)
+
+
+def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
+    """Waits until the daemon ends; a signal to this process makes it end. SessionError, with the
+    daemon's last words, when it did not end well. A daemon whose threads wait for a source that
+    does not answer counts as ended: its status is not known until the source answers."""
+    handle(ENDING, lambda *_: process.terminate())
+    daemon = Identity.of(process.pid)
+    while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):
+        time.sleep(END_PAUSE_S)
+    if status := process.poll():
+        raise SessionError(f"the daemon has ended: {_last_words(session, status)}")
+
+
+def _written(data: bytes) -> int:
+    """A descriptor from which `data` can be read. The memory behind it has no name, and is freed
+    with its last holder."""
+    fd = os.memfd_create("monarch-cluster", os.MFD_CLOEXEC)
+    os.pwrite(fd, data, 0)
+    return fd
+
+
+def _wait_until_up(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
+    connection = DaemonConnection(session)
+    limit = time.monotonic() + START_LIMIT_S
+    while not connection.serves(process.pid):
+        if process.poll() is not None:
+            words = _last_words(session, process.returncode)
+            raise SessionError(f"the daemon did not start: {words}")
+        if time.monotonic() > limit:
+            raise SessionError(
+                f"the daemon did not answer within {START_LIMIT_S:.0f} s; see {session.log}"
+            )
+        time.sleep(0.005)
+
+
+def _last_words(session: SessionDir, status: int) -> str:
+    try:
+        lines = session.log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    # Lines of the logger begin with their time, and do not tell why the daemon ended.
+    said = [line for line in lines if not LOGGED.match(line)]
+    if not said:
+        # The log lies in shared memory: when that is full, the log holds no reason.
+        return full_shm() or f"it ended with status {status}; see {session.log}"
+    return said[-1].removeprefix("monarch: ")
