@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.nodes.testbed import Dataset, Layout
-from monarch_py.daemon.nodes.placement import UNIT
-from monarch_py.daemon.nodes.routes import PEER_THREADS
+from monarch_py.daemon.nodes.nodes import UNIT
+from monarch_py.daemon.nodes.remote_copies import PEER_THREADS
 from monarch_py.daemon.plans.prefetch import WINDOW_LEAVES
 from monarch_py.policies.caches import Hash
 from monarch_py.policies.nopfs import Planned

@@ -194,8 +194,9 @@ int monarch_source_is_unchanged(struct job *job, int fd) {
     return 0;
 }
 
-/* Linux 6.14 and 6.15 are left out: they did not check whether somebody else had written to the
- * page meanwhile. */
+/* Whether it is safe to have the kernel drop the pages that a read brought (RWF_DONTCACHE). Linux
+ * 6.14 and 6.15 have the flag, but drop a page without checking whether somebody else has written
+ * to it meanwhile. */
 int monarch_can_drop_behind(void) {
     struct utsname system;
     unsigned major, minor;

@@ -144,7 +144,8 @@ static void note_failure(peer *p) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Reports that the peer or the way to it is not well. NO_ROOM is our own fault. */
+/* Reports that the peer or the way to it is not well. NO_ROOM is our own fault, and
+ * is not reported. */
 static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
         p->report(p->arg, status, began_ns);

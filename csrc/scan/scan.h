@@ -88,8 +88,8 @@ void monarch_hand_over_in_time(struct monarch_scan *s, struct monarch_batch **ba
 /* --- tasks.c: what is still to be done ----------------------------------------------------------
  */
 
-/* A task for a directory, with `room` more bytes for names; NULL without memory, which is counted.
- */
+/* A task for a directory, with `room` more bytes for names. NULL without memory: that counts as an
+ * error of the scan. */
 struct task *monarch_new_task(struct monarch_scan *s, const char *path, size_t room);
 /* Queues a task; NULL is ignored. */
 void monarch_add_task(struct monarch_scan *s, struct task *t);

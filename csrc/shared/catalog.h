@@ -146,7 +146,9 @@ struct monarch_control {
     /* Atomic: a bit per source whose small files arrive sooner than a wait for their copy would
      * end, because they lie on a local disk or in the page cache. */
     uint32_t fast_sources;
-    uint32_t judged_sources; /* atomic: a bit per source that fills have shown to be fast or not */
+    /* Atomic: a bit per source of which enough small files were filled to tell whether the source
+     * is fast. */
+    uint32_t judged_sources;
     /* Atomic: a bit per source whose files the kernel does not keep in the page cache. The daemon
      * would have to read again what a program has read, so such files are not handed over. */
     uint32_t pageless_sources;

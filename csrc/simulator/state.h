@@ -181,8 +181,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 /* --- source.c --- */
 
 /* A thread asks the file system for its file. Returns from where the file comes to the thread's
- * node: not from the file system if another node reads it, or if another sample of this node has it
- * read already. */
+ * node: not from the file system if another node reads it, or if it is being read for another
+ * sample of this node already. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
 /* A request is over, and its node has the bytes at `end`. */

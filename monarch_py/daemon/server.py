@@ -19,7 +19,7 @@ from monarch_py.daemon.copies.ranks import Ranks
 from monarch_py.daemon.copies.staging import open_staging
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.fill.prefetch import DirectoryPrefetch
-from monarch_py.daemon.nodes.placement import Membership
+from monarch_py.daemon.nodes.nodes import Membership
 from monarch_py.daemon.openfiles import writers
 from monarch_py.daemon.plans.manager import PlanManager, load_plan
 from monarch_py.daemon.plans.tracker import Loaded

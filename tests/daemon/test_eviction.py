@@ -18,9 +18,9 @@ from support.watch import QuotaWatch, assert_quiet
 from monarch_py.config import load_config
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.plan import Plan, PlanPart
-from monarch_py.plan.follow import NOT_SOON, PositionEstimator
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
+from monarch_py.plan.position import NOT_SOON, PositionEstimator
 from monarch_py.plan.run import Run
 from monarch_py.plan.samplers import DistributedSampler, Listed
 from monarch_py.plan.timeline import Timeline

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.session import wait_until
 
 from monarch_py.config import Performance
-from monarch_py.daemon.nodes.routes import RouteChooser
+from monarch_py.daemon.nodes.remote_copies import RouteChooser
 from monarch_py.daemon.nodes.throughput import LEVELS, Throughput
 from monarch_py.daemon.plans.pace import Pace
 from monarch_py.daemon.plans.tracker import Found, PlanTracker
@@ -25,7 +25,7 @@ from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.policies.node import NOBODY
-from monarch_py.policies.routes import SOURCES, TRY_AGAIN_S
+from monarch_py.policies.routing import SOURCES, TRY_AGAIN_S
 
 MB = 1e6
 PEER, OTHER = 1, 2

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from monarch_py.daemon.nodes import placement as module
-from monarch_py.daemon.nodes.placement import Membership, Nodes
+from monarch_py.daemon.nodes import nodes as module
+from monarch_py.daemon.nodes.nodes import Membership, Nodes
 from monarch_py.native import ENTRY, Kind
 from monarch_py.peers.membership import Cluster, Member
 

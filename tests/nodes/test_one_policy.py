@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 from nodes.lone_nodes import Catalog, alone, node
 
-from monarch_py.daemon.nodes.placement import UNIT, Nodes
+from monarch_py.daemon.nodes.nodes import UNIT, Nodes
 from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
 from monarch_py.daemon.plans.tracker import Found
 from monarch_py.native import lib

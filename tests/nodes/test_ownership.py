@@ -1,4 +1,4 @@
-"""Which node keeps which file (daemon/nodes/placement.py), decided by every node for itself.
+"""Which node keeps which file (daemon/nodes/nodes.py), decided by every node for itself.
 
 All nodes decide alike and within every quota; one node keeps each file as long as there is room.
 """
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nodes import lone_nodes
 from nodes.lone_nodes import Catalog, Native, alone
 
-from monarch_py.daemon.nodes.placement import (
+from monarch_py.daemon.nodes.nodes import (
     SCAN_LIMIT_S,
     START_LIMIT_S,
     UNIT,

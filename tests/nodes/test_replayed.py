@@ -15,7 +15,7 @@ from benchmarks.nodes import testbed
 from benchmarks.nodes.prediction import Rates
 from benchmarks.nodes.replay import replay
 from benchmarks.nodes.testbed import Dataset, Layout
-from monarch_py.daemon.nodes.placement import UNIT
+from monarch_py.daemon.nodes.nodes import UNIT
 from monarch_py.util.units import MIB
 
 NODES, FILES, SIZE, EPOCHS = 3, 300, 64 << 10, 3

@@ -207,7 +207,7 @@ def test_a_file_that_is_no_file_of_indices(tmp_path: Path, content: str) -> None
 IMPORTS = """
 import sys
 from monarch_py.commands import figures
-from monarch_py.plan import recipe, follow
+from monarch_py.plan import position, recipe
 print(sorted({"torch", "tensorflow", "nvidia", "h5py", "matplotlib"} & set(sys.modules)))
 """
 

@@ -163,10 +163,11 @@ void monarch_track_again(int fd, int fresh) {
 /* The part of the word that stays the same while a thread seeks. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
-/* Limit on the rounds of sys_relax, less than a second in all, that a close waits for threads that
- * seek where /proc does not answer (no descriptor is left, the process is not dumpable). After it
- * they count as having entered the kernel. It counts rounds, because a stopped process makes none
- * while time passes. */
+/* A close waits for threads that seek on its descriptor. /proc may not tell whether they are in the
+ * kernel yet (no descriptor is left, the process is not dumpable). The close then waits for this
+ * many rounds of sys_relax in all, less than a second, and takes them to be in the kernel
+ * afterwards. The limit counts rounds, because time passes while a process is stopped, and rounds
+ * do not. */
 #define ENTERED_ROUNDS 800
 
 /* Whether the seeking thread's call has reached the point where the kernel holds the open file,

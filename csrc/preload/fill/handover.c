@@ -27,7 +27,8 @@
 #define PART 8
 /* Digits of a socket's number. */
 #define DIGITS 2
-/* Longest wait of a call that changes what hangs on an open file [ns]. */
+/* A call that takes a lock, or changes the flags of the open file, waits so long at most for the
+ * daemon to close its descriptor of that file [ns]. */
 #define AWAIT_NS 50000000ULL
 
 /* Ends the direct reads of a descriptor: from here on its reads demand what they need of the

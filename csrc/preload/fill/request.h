@@ -21,8 +21,8 @@ void monarch_claim_file(struct session *s, uint64_t id);
 /* For a claimed file whose reads cannot be followed: the daemon fills it instead. */
 void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id);
 
-/* Whether the kernel keeps in the page cache what was read of the file, on one of the sources with
- * these bits. */
+/* Whether to expect in the page cache what was read of the file `id`, which lies on one of
+ * `sources` (a bit each). One file in LOOKS gets 1 in any case, to see whether that has changed. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id);
 /* Whether the claim's descriptor is on its way to the daemon. Such a claim keeps its place, because
  * somebody may wait for its end. */

@@ -29,9 +29,10 @@ struct table {
     ElfW(Addr) base;
 };
 
-/* The tables of the libraries behind us up to libc, in their order. Those were loaded when the
- * program started and are never unloaded. Libraries loaded since stand behind libc, which has
- * nearly all names. */
+/* Symbol tables of the libraries that are searched after ours, up to and including libc, in the
+ * order of the search. These libraries were loaded when the program started and are never unloaded.
+ * Libraries that were loaded later come after libc. They are left out, because libc has nearly all
+ * names. */
 static struct table table[TABLES] SELDOM;
 static uint32_t tables; /* atomic: number of tables; 0 until they are known */
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from monarch_py.daemon.copies.copies import Copies, Ids
 from monarch_py.native import State, copy_of, state_of, tier_of
-from monarch_py.plan.follow import NOT_SOON, Distances
+from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.eviction import exchange
 from monarch_py.policies.placement import NOWHERE
 

@@ -19,8 +19,8 @@ from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.checks import Checks
 from monarch_py.daemon.fill.failures import FailedFills
 from monarch_py.daemon.fill.requests import FillRequests
-from monarch_py.daemon.nodes.placement import Membership, Nodes
-from monarch_py.daemon.nodes.routes import PEER_THREADS, RouteChooser
+from monarch_py.daemon.nodes.nodes import Membership, Nodes
+from monarch_py.daemon.nodes.remote_copies import PEER_THREADS, RouteChooser
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import (

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from monarch_py.config import Performance
 from monarch_py.native import lib
-from monarch_py.policies.routes import SOURCES
+from monarch_py.policies.routing import SOURCES
 
 __all__ = ["LEVELS", "Throughput"]
 
@@ -34,7 +34,7 @@ Counts = npt.NDArray[np.uint64]
 
 
 class Throughput:
-    """The rates of `places` places, numbered as in `policies.routes`.
+    """The rates of `places` places, numbered as in `policies.routing`.
 
     look : returns (places, 2, LEVELS) bytes and times [ns] of all readers together since the start
     performance : what is known before anything was measured

@@ -26,7 +26,7 @@ from monarch_py.daemon.plans.tracker import Loaded, PlanTracker, load_plan, obse
 from monarch_py.errors import MonarchError
 from monarch_py.native import State, state_of
 from monarch_py.plan import Plan
-from monarch_py.plan.follow import NOT_SOON, Distances
+from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.node import NOBODY
 
 __all__ = ["PlanManager", "load_plan"]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from monarch_py.config import SourceConfig
 from monarch_py.daemon.copies.copies import Ids
-from monarch_py.daemon.nodes.placement import UNIT, Nodes, rooms_of
+from monarch_py.daemon.nodes.nodes import UNIT, Nodes, rooms_of
 from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader

@@ -24,8 +24,8 @@ from monarch_py.errors import ConfigError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import Kind, lib, pointer
 from monarch_py.plan import Plan
-from monarch_py.plan.follow import PositionEstimator
 from monarch_py.plan.index import Index
+from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
 

@@ -20,7 +20,7 @@ from monarch_py.daemon.nodes.throughput import Throughput
 from monarch_py.native import lib
 from monarch_py.peers import Peer, PeerStatus
 from monarch_py.policies.node import NOBODY
-from monarch_py.policies.routes import Routing
+from monarch_py.policies.routing import Routing
 
 __all__ = ["PEER_THREADS", "RouteChooser"]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.opening import Ranks, Units, in_turns
 
 from monarch_py.errors import ConfigError
-from monarch_py.plan.follow import PositionEstimator
 from monarch_py.plan.loader import Loader
+from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.run import RECENT, Run, locate
 from monarch_py.plan.samplers import DistributedSampler, Sampler, SequentialSampler
 from monarch_py.plan.timeline import Part, Timeline
