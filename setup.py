@@ -5,6 +5,8 @@ import os
 import platform
 import shlex
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import setup
@@ -99,6 +101,11 @@ def fuse_flags() -> list[str] | None:
     return shlex.split(done.stdout) if done.returncode == 0 else None
 
 
+# cffi keeps to Python's stable interface, so that one wheel is for all versions; but for builds of
+# Python that have no such interface.
+IS_STABLE = not (sysconfig.get_config_var("Py_GIL_DISABLED") or hasattr(sys, "gettotalrefcount"))
+
+
 class BuildAll(build_ext):
     def run(self) -> None:
         super().run()
@@ -130,6 +137,5 @@ class BuildAll(build_ext):
 setup(
     cmdclass={"build_ext": BuildAll},
     cffi_modules=["csrc/build_native.py:ffi"],
-    # cffi keeps to Python's stable interface: one wheel is for all versions.
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if IS_STABLE else {},
 )

@@ -327,7 +327,13 @@ void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t
 void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, uint32_t n);
 /* Bytes read from sources and files filled from them; bytes got from peers and files filled from
  * peers alone. */
-enum monarch_count { MONARCH_BYTES, MONARCH_FILES, MONARCH_PEER_BYTES, MONARCH_PEER_FILES };
+enum monarch_count {
+    MONARCH_BYTES,
+    MONARCH_FILES,
+    MONARCH_PEER_BYTES,
+    MONARCH_PEER_FILES,
+    MONARCH_COUNTS /* how many there are */
+};
 /* The count so far. */
 uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what);
 /* Abandons running orders; otherwise as monarch_scan_stop. */

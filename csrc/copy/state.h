@@ -16,8 +16,8 @@ struct endpoint;
 /* State that all copying threads share, except their queues. */
 struct monarch_engine {
     uint64_t block_bytes;
-    uint64_t counts[4]; /* atomic: by enum monarch_count */
-    int stopping;       /* atomic */
+    uint64_t counts[MONARCH_COUNTS]; /* atomic: by enum monarch_count */
+    int stopping;                    /* atomic */
     /* The peers that orders name, by number; NULL for a peer that is not there. Atomic. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
     /* The holdings whose waiting peers are told of every unit; NULL for none. Atomic. */

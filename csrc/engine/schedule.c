@@ -256,8 +256,9 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* The fill to serve next; NULL for none. *first is the one that is due. Another is served in
- * its place only if both are of ranks and the other rank is due earlier. */
+/* The fill to serve next; NULL for none. *first is the first of the list that could be
+ * served. Another is served in its place only if both are of ranks and the other rank is due
+ * earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
     const struct fair_queue *queue = &p->fair[way];
     struct fill *chosen = NULL;

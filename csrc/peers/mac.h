@@ -33,7 +33,8 @@ struct monarch_digest {
 };
 
 /* Computes the MAC of frame `number` of one direction: of its n bytes, and of the digest of the
- * content before it if the frame vouches for any; else NULL. 0 if the library has failed. */
+ * content before it if the frame vouches for any; else NULL. 0 if the library has failed: the other
+ * end refuses such a seal. */
 int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                  const struct monarch_digest *digest, unsigned char *seal);
 /* Whether the seal is right; checked in a time that does not depend on where two seals differ. */

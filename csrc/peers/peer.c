@@ -279,8 +279,8 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     return -1;
 }
 
-/* Takes a slot; threads get slots in the order in which they asked. Returns 0 if none was free in
- * time. */
+/* Takes a slot. A thread that comes later is not before those that wait. Returns 0 if no slot was
+ * free in time. */
 static int acquire_slot(peer *p) {
     uint64_t began = monarch_now_ns(), now = began;
     pthread_mutex_lock(&p->lock);

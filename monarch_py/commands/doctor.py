@@ -130,7 +130,8 @@ def is_disabled() -> bool:
 
 
 def switches(config: Config | None) -> Iterator[Finding]:
-    """Switches that turn everything off now: files, and this process's environment."""
+    """Switches that turn everything off now, files and this process's environment; and a level of
+    the log that is none."""
     files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
     for path in files:
         if path is None:
@@ -139,6 +140,9 @@ def switches(config: Config | None) -> Iterator[Finding]:
             yield Finding("problem", "switch", f"{path} does not answer", "check its file system")
         elif path.exists():
             yield Finding("warning", "switch", f"{path} turns everything off", "remove it")
+    if (level := os.environ.get("MONARCH_LOG", "")).lower() not in ("", "debug"):
+        text = f"MONARCH_LOG is {level!r}, which is no level, so nothing is logged"
+        yield Finding("warning", "switch", text, "set it to debug")
     if is_disabled():
         text = "MONARCH_DISABLE is set, and turns everything off for programs started here"
         yield Finding("warning", "switch", text, "unset it")

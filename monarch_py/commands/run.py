@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -58,12 +59,20 @@ def why_unusable(name: str) -> Outcome | None:
     None if it can be."""
     if shutil.which(name) is not None:
         return None
-    if shutil.which(name, os.F_OK) is not None or ("/" in name and os.path.isdir(name)):
+    if shutil.which(name, os.F_OK) is not None or ("/" in name and _is_denied(name)):
         return Outcome(NOT_RUNNABLE, None, f"{name}: {os.strerror(errno.EACCES)}")
     hint = ""
     if SHELL_SIGNS & set(name):
         hint = f"; to run a line of the shell, use monarch run -- sh -c {shlex.quote(name)}"
     return Outcome(NOT_FOUND, None, f"{name}: command not found{hint}")
+
+
+def _is_denied(path: str) -> bool:
+    """Whether a path that is no program is a directory, or lies where this user may not look."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        return error.errno == errno.EACCES
 
 
 def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str]:

@@ -84,6 +84,8 @@ def _block_size(text: str) -> int:
 def _address(text: str) -> str:
     """A numeric address. Names are refused, since a look-up may take any time and give any
     answer."""
+    if "%" in text:
+        raise ValueError(f"{text!r} has the name of an interface, which other nodes do not know")
     ip_address(text)
     return text
 

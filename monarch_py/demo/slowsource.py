@@ -23,8 +23,6 @@ import time
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from monarch_py.errors import MonarchError
 
 __all__ = [
@@ -312,8 +310,14 @@ def _may_allow_others() -> bool:
 def _is_mounted(mountpoint: Path) -> bool:
     """Whether the kernel's table has the mount. A stat of the mount point itself would hang if the
     program hangs."""
-    mounts = psutil.disk_partitions(all=True)
-    return any((m.device, m.mountpoint) == ("slowsource", str(mountpoint)) for m in mounts)
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        mounts = [line.partition(" - ") for line in table]
+    return any(
+        place.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
+        == str(mountpoint)
+        for place, _, system in mounts
+        if system.split()[1:2] == ["slowsource"]
+    )
 
 
 def _unmount(mountpoint: Path) -> None:

@@ -10,7 +10,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
+from monarch_py.errors import SessionError
+
 __all__ = ["Cluster", "Member"]
+
+
+SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,12 @@ class Cluster:
     members: tuple[Member, ...]
     secret: bytes
     agreed: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != SECRET_BYTES:  # a daemon of another version wrote it otherwise
+            raise SessionError(
+                "the nodes' secret was written by another version; stop all daemons first"
+            )
 
     @property
     def name(self) -> str:

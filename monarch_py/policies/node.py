@@ -150,6 +150,11 @@ class NodePolicy:
         """How many files were shared out among the nodes."""
         return len(self._holders)
 
+    @property
+    def own_files(self) -> int:
+        """How many files this node keeps for all nodes."""
+        return int((self._holders[:, 0] == self.node).sum())
+
     def share(self, owner: Ints, kept: Bools) -> None:
         """Shares out the (n,) files that follow those shared out before.
 
@@ -197,8 +202,8 @@ class NodePolicy:
         self._upcoming, self._distance = self._upcoming[left], self._distance[left]
 
     def lose(self, ids: Ints) -> None:
-        """Notes planned files for which there is no room after all."""
-        self.planned[ids[ids < len(self.planned)]] = NOWHERE
+        """Notes files with a planned tier that there is no room for them after all."""
+        self.planned[ids[self._tiers(ids) >= 0]] = NOWHERE
 
     def give_up(self, ids: Ints) -> None:
         """This node keeps these files no more."""

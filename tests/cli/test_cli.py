@@ -375,6 +375,11 @@ def test_a_switch_that_is_on_is_told_at_the_start(
         session.monarch("stop")
     switch.unlink()
     assert session.monarch("run", "-q", "--", "true").stderr == ""
+    done = session.monarch("run", "-q", "--", "true", environment={"MONARCH_LOG": "info"})
+    sentence = (
+        "monarch: MONARCH_LOG is 'info', which is no level, so nothing is logged; set it to debug\n"
+    )
+    assert (done.returncode, done.stderr) == (0, sentence)
 
 
 def test_run_uses_a_daemon_that_runs_and_leaves_it(started: tuple[Session, int]) -> None:

@@ -208,7 +208,7 @@ def test_daemons_that_run_already() -> None:
 
 def of_cards(infos: list[NodeInfo]) -> Cluster:
     members = [Member(each.name, f"10.0.0.{i}", 7000, (1,)) for i, each in enumerate(infos)]
-    return Cluster(0, tuple(members), b"", infos[0].agreed)
+    return Cluster(0, tuple(members), bytes(32), infos[0].agreed)
 
 
 def other_members(infos: list[NodeInfo], cluster: Cluster) -> str:

@@ -315,6 +315,13 @@ REFUSED = {
         "'node7' does not appear to be an IPv4 or IPv6 address",
         "10.0.0.5",
     ),
+    "an address of one node's interface": (
+        SMALLEST + "peers: {address: 'fe80::1%eth0'}\n",
+        5,
+        "peers.address",
+        "has the name of an interface, which other nodes do not know",
+        "10.0.0.5",
+    ),
     "an interface and an address": (
         SMALLEST + "peers:\n  interface: ib0\n  address: 10.0.0.5\n",
         7,

@@ -93,6 +93,6 @@ def test_a_process_that_starts_without_room(
     assert done.returncode == 0
     assert "libmonarch" in done.stdout
     assert str(session.paths.clients) not in done.stdout
-    assert "no address space left to map the segments of the daemon" in done.stderr
+    assert "this process cannot map the segments of the daemon" in done.stderr
     assert first_bytes(session, changed) == "rewritten"
     wait_until(lambda: settle(session) == {"present": COUNT - 1, "changed": 1}, what="the mark")

@@ -258,9 +258,7 @@ __attribute__((constructor)) static void load(void) {
     if (!config || !*config || (off && *off && strcmp(off, "0") != 0))
         return;
     int old_errno = errno;
-    const char *level = secure_getenv("MONARCH_LOG");
-    if (monarch_log_init(level) != 0)
-        monarch_warn_setting("MONARCH_LOG", level, "The only level is debug.");
+    monarch_log_init();
     monarch_rank_init();
     if (!monarch_find_session_dir(config)) {
         monarch_warn("MONARCH_CONFIG names a file that cannot be found:", config,
@@ -270,9 +268,9 @@ __attribute__((constructor)) static void load(void) {
         if (s)
             look_at_switches(s, 0);
         else if (monarch_lacks_room())
-            monarch_warn(
-                "this process has no address space left to map the segments of the daemon for",
-                config, "Raise its limit (ulimit -v).");
+            monarch_warn("this process cannot map the segments of the daemon for", config,
+                         "Raise its limits of addresses (ulimit -v) and mappings "
+                         "(vm.max_map_count).");
         else if (!monarch_was_stopped()) /* a shell whose daemon was stopped gets no warning */
             monarch_warn("no daemon serves", config,
                          "Start one with `monarch start`, or unload the library with "

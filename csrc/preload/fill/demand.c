@@ -167,7 +167,8 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
              signs = signs_of_life(w->session);
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
-    /* The time runs on over answers that bring no bytes: only bytes reset `since_ns`. */
+    /* The limit is that of all waits of one read together, also after answers that bring no bytes.
+     */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {

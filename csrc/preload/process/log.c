@@ -13,19 +13,16 @@
 int monarch_logging;
 static char directory[DIRECTORY_BYTES] SELDOM;
 
-int monarch_log_init(const char *level) {
-    const char *place = secure_getenv("MONARCH_LOG_DIR");
-    if (!level || !*level)
-        return 0;
-    if (strcasecmp(level, "debug") != 0)
-        return -1;
+void monarch_log_init(void) {
+    const char *level = secure_getenv("MONARCH_LOG"), *place = secure_getenv("MONARCH_LOG_DIR");
+    if (!level || strcasecmp(level, "debug") != 0)
+        return;
     if (!place || !*place)
         place = "/tmp";
-    if (strlen(place) < DIRECTORY_BYTES - 64) {
-        put(directory, place);
-        monarch_logging = 1;
-    }
-    return 0;
+    if (strlen(place) >= DIRECTORY_BYTES - 64)
+        return;
+    put(directory, place);
+    monarch_logging = 1;
 }
 
 /* Opens the log for one line, so that no descriptor stays open and threads' lines stay whole. A

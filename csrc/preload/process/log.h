@@ -10,5 +10,5 @@ static inline void monarch_log(const char *what, const char *name, const char *o
     if (__builtin_expect(monarch_logging, 0))
         monarch_log_slow(what, name, outcome);
 }
-/* Called in the constructor. level : what MONARCH_LOG says, or NULL. -1 if that is no level. */
-int monarch_log_init(const char *level);
+/* Called in the constructor. */
+void monarch_log_init(void);

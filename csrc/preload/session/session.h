@@ -133,8 +133,6 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
 /* Writes one line to standard error, at most once in a process, and only if descriptor 2 is still
  * the file that it was when we were loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
-/* The same for a variable of the environment whose value is not known. */
-void monarch_warn_setting(const char *name, const char *value, const char *hint);
 /* Tells children that the warning was given. Call it only in a constructor, while one thread
  * runs. */
 void monarch_pass_warning_on(void);

@@ -1,5 +1,4 @@
-/* Writes one line to standard error where MONARCH_CONFIG names a configuration that no daemon
- * serves. */
+/* Writes one line to standard error that says why all reads go to the source. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,8 +10,6 @@
 /* Environment variable set once the line was written, for processes that this one starts or
  * becomes: after exec, only the environment knows that the warning was given. */
 #define SAID "MONARCH_WARNED"
-
-#define PARTS 6 /* of a line */
 
 static struct stat stderr_at_load;
 static int warned, said;
@@ -53,13 +50,15 @@ __attribute__((noinline)) static int parent_has_warned(void) {
     return seen[0] && seen[1];
 }
 
-static void say(const char *const parts[PARTS]) {
+void monarch_warn(const char *what, const char *name, const char *hint) {
     char line[1200] = "monarch: ";
+    const char *parts[] = {what, " ", name, "; all reads go to the source. ", hint, "\n"};
     size_t n = strlen(line);
+    monarch_log(what, name, hint);
     if (__atomic_exchange_n(&warned, 1, __ATOMIC_RELAXED) || secure_getenv(SAID) ||
         !stderr_is_what_it_was() || parent_has_warned())
         return;
-    for (size_t i = 0; i < PARTS; i++) {
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         size_t len = strlen(parts[i]);
         if (n + len >= sizeof line)
             len = sizeof line - 1 - n;
@@ -68,18 +67,6 @@ static void say(const char *const parts[PARTS]) {
     }
     sys_write(2, line, n);
     said = 1;
-}
-
-void monarch_warn(const char *what, const char *name, const char *hint) {
-    const char *const parts[PARTS] = {what, " ", name, "; all reads go to the source. ",
-                                      hint, "\n"};
-    monarch_log(what, name, hint);
-    say(parts);
-}
-
-void monarch_warn_setting(const char *name, const char *value, const char *hint) {
-    const char *const parts[PARTS] = {name, "=", value, " is not known. ", hint, "\n"};
-    say(parts);
 }
 
 void monarch_pass_warning_on(void) {

@@ -166,6 +166,8 @@ class Nodes:
 
     def move(self, ids: Ids, nodes: npt.NDArray[np.int32]) -> None:
         """Notes the (n,) nodes that keep (n,) files by now."""
+        if not len(ids):
+            return
         self.policy.move(ids, nodes)
         self._tell(ids)
 
@@ -238,7 +240,7 @@ class Nodes:
         counts = self.replicas.counts()
         return {
             "rank": self.cluster.rank,
-            "own_files": int(self.policy.owns(np.arange(self.policy.shared)).sum()),
+            "own_files": self.policy.own_files,
             "kept_files": int(self.policy.kept.sum()),
             "passed_on_files": self.passed_on,
             "taken_over_files": self.taken_over,

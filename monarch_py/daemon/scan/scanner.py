@@ -299,7 +299,12 @@ class Scanner:
             catalog.add(entries, pool)
         except OSError as error:
             self.full = True
-            log.warning("no more than %d files are known and copied: %s", len(catalog), error)
+            log.warning(
+                "shared memory is full (%s), so files beyond %d are left to the source; make"
+                " /dev/shm larger, or set MONARCH_SHM to a larger file system",
+                error,
+                len(catalog),
+            )
             return
         self._known = len(catalog)
         new = np.arange(before, self._known, dtype=np.uint64)
