@@ -52,11 +52,24 @@ def test_like_others(number):
 """
 
 
+CONFTEST = """
+import pytest
+from support.alone import AloneLast
+
+def pytest_xdist_make_scheduler(config, log):
+    return AloneLast(config, log)
+
+@pytest.fixture(params=["alone"])
+def alone():
+    pass
+"""
+
+
 def test_who_is_to_be_alone_runs_when_the_others_have_ended(tmp_path: Path) -> None:
     here = Path(__file__).parent
     (tmp_path / "test_some.py").write_text(TESTS)
-    (tmp_path / "conftest.py").write_text((here / "conftest.py").read_text())
-    words = [sys.executable, "-m", "pytest", "-q", "-n", "3", "-p", "no:cacheprovider"]
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    words = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
     done = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100,
         env={**os.environ, "PYTHONPATH": str(here)},

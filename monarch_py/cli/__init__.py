@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from monarch_py import __version__
-from monarch_py.cli.screen import output_failed, prepare, tell, written
+from monarch_py.cli.messages import output_failed, prepare, tell, written
 from monarch_py.errors import MonarchError
 from monarch_py.native import LIBRARY
 from monarch_py.util.spelling import hint

@@ -9,8 +9,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from monarch_py.cli.messages import tell
 from monarch_py.cli.options import as_json, checked, config_option, optional_config_option
-from monarch_py.cli.screen import show, tell
+from monarch_py.cli.screen import show
 from monarch_py.commands.doctor import Finding, examine
 from monarch_py.commands.verify import clear_tiers, tiers_out_of_use, verify_copies
 from monarch_py.errors import TierError

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import click
 
+from monarch_py.cli.messages import tell, warn
 from monarch_py.cli.options import checked, config_option, served_config_option
-from monarch_py.cli.screen import tell, warn
 from monarch_py.cluster import Node, bring_up, listed
 from monarch_py.commands.doctor import is_disabled, switches
 from monarch_py.commands.run import Outcome, keep_daemon, run_job, why_unusable

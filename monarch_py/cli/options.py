@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from monarch_py.cli.screen import warn
+from monarch_py.cli.messages import warn
 from monarch_py.config import Config, load_config
 from monarch_py.errors import ConfigError
 from monarch_py.ipc.session import SessionDir, served_configurations

@@ -1,4 +1,4 @@
-"""The output of the commands: one style of messages, tables that fit, names as they are.
+"""The output of the commands: tables that fit, names as they are.
 
 Text is never markup, since a path may contain brackets. Without a terminal, a table is plain text
 with one line per row, however long. On a terminal, a table that is too wide becomes a list.
@@ -6,11 +6,6 @@ with one line per row, however long. On a terminal, a table that is too wide bec
 
 from __future__ import annotations
 
-import codecs
-import errno
-import os
-import signal
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,71 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["console", "output_failed", "prepare", "print_table", "show", "tell", "warn", "written"]
-
-# Errors of writing to a disk, a pipe or a terminal.
-OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
-
-
-def prepare() -> None:
-    """Makes the output accept names that are not text, or that its encoding lacks. Call it once,
-    before anything is written."""
-    codecs.register_error("monarch", _encode_name)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="monarch")
-
-
-def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Writes bytes of a name that are not text unchanged (PEP 383), and characters that the
-    encoding lacks as escapes."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    try:
-        return codecs.lookup_error("surrogateescape")(error)
-    except UnicodeEncodeError:
-        return codecs.lookup_error("backslashreplace")(error)
-
-
-def tell(text: str) -> None:
-    """Writes a line to the user on standard error. A full disk there does not change our status."""
-    try:
-        sys.stderr.write(f"monarch: {text}\n")
-        sys.stderr.flush()
-    except OSError:
-        _discard(sys.stderr.fileno())
-
-
-def warn(text: str) -> None:
-    """Writes a line about something that works but may surprise the user."""
-    tell(f"warning: {text}")
-
-
-def written(status: int) -> int:
-    """Flushes the output. Returns the status to exit with: `status`, or that of a failed write."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        return output_failed(error)
-    return status
-
-
-def output_failed(error: OSError) -> int:
-    """The status to exit with after standard output could not be written. Raises `error` again if
-    it is about something else."""
-    if error.filename is not None or error.errno not in OUTPUT_ERRORS:
-        raise error
-    _discard(sys.stdout.fileno())
-    if error.errno == errno.EPIPE:  # its reader has gone: `monarch status | head`
-        return 128 + signal.SIGPIPE
-    tell(f"the output could not be written ({error.strerror})")
-    return 1
-
-
-def _discard(fd: int) -> None:
-    """Replaces a descriptor by /dev/null. Otherwise the rest of the buffer would fail again when
-    Python ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+__all__ = ["console", "print_table", "show"]
 
 
 def console() -> Console:

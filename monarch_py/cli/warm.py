@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from monarch_py.cli.messages import tell
 from monarch_py.cli.options import as_json, config_option
-from monarch_py.cli.screen import tell
 from monarch_py.commands.summary import room_hint
 from monarch_py.commands.warm import Progress, Warm
 from monarch_py.ipc.connection import DaemonConnection

@@ -446,6 +446,7 @@ def test_a_plan_has_an_order_of_its_own(
         wait_until(lambda: present(session) == MANY, what="all copies")
 
 
+@pytest.mark.usefixtures("alone")  # fills of a fast source wait for an idle processor
 def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> None:
     """Its own files and those of the other one that it has room for: these the other one gives."""
     quotas: list[int] = [MANY * 20480 * 3 // 4] * 2

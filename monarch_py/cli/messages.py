@@ -1,0 +1,78 @@
+"""Messages of the commands, and what becomes of output that cannot be written.
+
+Commands that print no tables load this, and not `screen`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import signal
+import sys
+
+__all__ = ["output_failed", "prepare", "tell", "warn", "written"]
+
+# Errors of writing to a disk, a pipe or a terminal.
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
+
+def prepare() -> None:
+    """Makes the output accept names that are not text, or that its encoding lacks. Call it once,
+    before anything is written."""
+    codecs.register_error("monarch", _encode_name)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="monarch")
+
+
+def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Writes bytes of a name that are not text unchanged (PEP 383), and characters that the
+    encoding lacks as escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return codecs.lookup_error("backslashreplace")(error)
+
+
+def tell(text: str) -> None:
+    """Writes a line to the user on standard error. A full disk there does not change our status."""
+    try:
+        sys.stderr.write(f"monarch: {text}\n")
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr.fileno())
+
+
+def warn(text: str) -> None:
+    """Writes a line about something that works but may surprise the user."""
+    tell(f"warning: {text}")
+
+
+def written(status: int) -> int:
+    """Flushes the output. Returns the status to exit with: `status`, or that of a failed write."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return output_failed(error)
+    return status
+
+
+def output_failed(error: OSError) -> int:
+    """The status to exit with after standard output could not be written. Raises `error` again if
+    it is about something else."""
+    if error.filename is not None or error.errno not in OUTPUT_ERRORS:
+        raise error
+    _discard(sys.stdout.fileno())
+    if error.errno == errno.EPIPE:  # its reader has gone: `monarch status | head`
+        return 128 + signal.SIGPIPE
+    tell(f"the output could not be written ({error.strerror})")
+    return 1
+
+
+def _discard(fd: int) -> None:
+    """Replaces a descriptor by /dev/null. Otherwise the rest of the buffer would fail again when
+    Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
