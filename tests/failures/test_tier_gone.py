@@ -50,7 +50,7 @@ def wait_late(session: Session, files: Files) -> None:
         check_all(session, files)
         return bool(session.status()["sources"][0]["present"] == len(files.digests))
 
-    wait_until(all_present, what="the late copies")
+    wait_until(all_present, timeout=90, what="the late copies")
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
