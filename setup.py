@@ -83,6 +83,9 @@ PRELOAD_FLAGS = [
     # the compiler's start files, which ask for four that nobody has, we need nothing.
     "-Wl,-Bsymbolic",
     "-nostartfiles",
+    # Every process that a job starts maps the library: without what only the daemon calls.
+    "-ffunction-sections",
+    "-Wl,--gc-sections",
     # Large tables lie behind all small variables (attributes.h).
     "-Wl,--sort-section=name",
 ]
