@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from support.files import Files, check_all
+from support.manifests import wait_recorded
 from support.segments import is_changed, segments
 from support.session import Session, wait_until
 from support.steps import Steps
@@ -331,3 +332,30 @@ def test_a_lack_of_descriptors_is_told_once_until_a_fill_goes_well(
             site.turns_until(lambda: len(site.orders) > 3, "three more tries")
         site.wait_present(files)
         assert caplog.text.count(COMPLAINT) == told
+
+
+def test_checks_that_wait_for_descriptors_are_ordered_together(
+    monkeypatch: pytest.MonkeyPatch,
+    session_factory: Callable[..., Session],
+    files: Files,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tier").mkdir()
+    tier = {"mount_point": tmp_path / "tier", "max_storage_quota": 1 << 26, "persistent": True}
+    session = session_factory(files.root, tiers=[tier]).start()
+    session.wait_all_present()
+    wait_recorded(session, 10)
+    session.kill()
+    site = Site(monkeypatch, session)
+    try:
+        with monkeypatch.context() as before:
+            before.setattr(site.filler, "feed", lambda: False)
+            site.turns_until(lambda: len(site.filler.checks) == 10, "copies to check")
+        with no_descriptors():
+            site.wait_put_off(10)
+        (found,) = {tuple(sorted(entries)) for _, entries, _ in site.orders}
+        site.wait_present(np.array(found, dtype=np.uint64))
+        assert {kind for kind, _, _ in site.orders} == {JobKind.CHECK}
+        assert {len(entries) for _, entries, _ in site.orders} == {10}
+    finally:
+        site.daemon.close()
