@@ -30,7 +30,7 @@ SET_ASIDE = ".damaged"
 
 class Keeper:
     """The manifest of one tier and the thread that writes it. The constructor opens the manifest
-    and loads its rows; TierError if it cannot.
+    and loads its rows; TierError if it cannot, RuntimeError if no thread can be started.
 
     rows : (copies,) of manifest.ROW, until `take_rows`
     must_check : see Manifest.begin_use
@@ -40,11 +40,6 @@ class Keeper:
     def __init__(self, tier: Tier, block_size_bytes: int) -> None:
         self.tier = tier
         self._why_no_rows = "its manifest is empty or gone"
-        try:
-            self._manifest = self._open(block_size_bytes)
-        except DamagedManifestError as error:
-            self._set_aside(error)
-            self._manifest = self._open(block_size_bytes)
         self._lock = threading.Condition()
         self._add: list[Row] = []
         self._remove: list[int] = []
@@ -52,7 +47,16 @@ class Keeper:
         self._trusted = True
         self.broken = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
+        # Before the manifest is in use: without a thread nobody would note its clean end.
         self._thread.start()
+        with ExitStack() as undo:
+            undo.callback(self._end_thread)
+            try:
+                self._manifest = self._open(block_size_bytes)
+            except DamagedManifestError as error:
+                self._set_aside(error)
+                self._manifest = self._open(block_size_bytes)
+            undo.pop_all()
 
     def _open(self, block_size_bytes: int) -> Manifest:
         path = self.tier.root / "manifest.sqlite"
@@ -176,12 +180,16 @@ class Keeper:
                 log.warning("tier %s: copies cannot be recorded: %s", self.tier.root, error)
             self.broken = True
 
-    def end(self) -> None:
-        """Commits the waiting rows, notes a clean end and closes the manifest."""
+    def _end_thread(self) -> None:
+        """Returns once the waiting rows are committed."""
         with self._lock:
             self._ending = True
             self._lock.notify()
         self._thread.join()
+
+    def end(self) -> None:
+        """Commits the waiting rows, notes a clean end and closes the manifest."""
+        self._end_thread()
         try:
             if not self._trusted and not self.tier.gone:
                 self._manifest.keep_unchecked()

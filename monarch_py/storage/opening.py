@@ -25,16 +25,24 @@ class OpenTiers:
         self.tiers: list[Tier | None] = []
         self.keepers: dict[int, Keeper] = {}
         self.why: list[str] = []
-        for number, tier_config in enumerate(config.tiers):
-            try:
-                self.tiers.append(self._open(number, tier_config))
-                self.why.append("")
-            except TierError as error:
-                log.warning("%s", error)
-                self.tiers.append(None)
-                self.why.append(str(error))
+        try:
+            for number, tier_config in enumerate(config.tiers):
+                self._add(number, tier_config)
+        except BaseException:  # no thread, no memory, or a signal
+            self.end_unused()
+            raise
         if not any(self.tiers):
             raise TierError("no tier can be used: " + "; ".join(self.why))
+
+    def _add(self, number: int, config: TierConfig) -> None:
+        """Opens a tier, or notes why it cannot be used."""
+        try:
+            self.tiers.append(self._open(number, config))
+            self.why.append("")
+        except TierError as error:
+            log.warning("%s", error)
+            self.tiers.append(None)
+            self.why.append(str(error))
 
     def _open(self, number: int, config: TierConfig) -> Tier:
         refuse_replaceable(config.mount_point)

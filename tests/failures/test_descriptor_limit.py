@@ -3,16 +3,29 @@ same, and what it has open stays as it was. A daemon that has none left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from support.files import Files, check_all
+from support.manifests import wait_recorded
 from support.segments import is_changed, segments
 from support.session import Session, wait_until
 from support.steps import Steps
 from support.watch import settle
+
+from monarch_py.config import load_config
+from monarch_py.daemon.copies.copies import Ids
+from monarch_py.daemon.fill import failures
+from monarch_py.daemon.server import Daemon
+from monarch_py.native import JobKind, State, state_of
 
 # All numbers that the process may have are in use when it changes what the test tells it to.
 AT_THE_LIMIT = """
@@ -154,21 +167,195 @@ def test_what_lies_below_a_renamed_directory_is_recorded_too(
         assert session.run(["cat", files.root / "d" / "below"]).returncode == 1
 
 
+# --- a daemon that has none left ----------------------------------------------------------------
+
+COMPLAINT = "fills have to wait"
+
+
+@contextmanager
+def limited(session: Session, numbers: int) -> Iterator[None]:
+    """The daemon may open no descriptor with this number or a higher one."""
+    assert session.daemon is not None
+    daemon = psutil.Process(session.daemon.pid)
+    before = daemon.rlimit(psutil.RLIMIT_NOFILE)
+    daemon.rlimit(psutil.RLIMIT_NOFILE, (numbers, before[1]))
+    try:
+        yield
+    finally:
+        daemon.rlimit(psutil.RLIMIT_NOFILE, before)
+
+
 def test_a_daemon_without_descriptors_fills_later(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
     """The limit is a passing error: neither the tier nor a file is given up for it."""
     session = session_factory(files.root, prefetch="auto").start()
     session.wait_scanned()
-    assert session.daemon is not None
-    daemon = psutil.Process(session.daemon.pid)
-    before = daemon.rlimit(psutil.RLIMIT_NOFILE)
-    daemon.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
-    try:
+    with limited(session, 3):
         check_all(session, files)
-        wait_until(lambda: "fills have to wait" in session.log.read_text(), what="its complaint")
-    finally:
-        daemon.rlimit(psutil.RLIMIT_NOFILE, before)
+        wait_until(lambda: COMPLAINT in session.log.read_text(), what="its complaint")
     wait_until(lambda: session.status()["sources"][0]["present"] == 10, what="the copies")
     assert session.status()["tiers"][0]["usable"]
     check_all(session, files)
+
+
+def wanted(session: Session) -> int:
+    return int(session.status()["sources"][0]["wanted"])
+
+
+def test_a_command_waits_for_a_daemon_without_descriptors(
+    session_factory: Callable[..., Session], files: Files
+) -> None:
+    """The daemon has one descriptor, for the command's requests; a fill needs two."""
+    session = session_factory(files.root, prefetch="none").start()
+    session.wait_scanned()
+    assert session.daemon is not None
+    taken = {int(fd.name) for fd in Path(f"/proc/{session.daemon.pid}/fd").iterdir()}
+    free = next(number for number in itertools.count() if number not in taken)
+    argv, environment = session.command("warm"), session.env(preload=False)
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            with limited(session, free + 1):
+                wait_until(lambda: COMPLAINT in session.log.read_text(), what="its complaint")
+                wait_until(lambda: wanted(session) == 10, what="the end of a try")
+                assert session.status()["pending"] == 10
+                assert process.poll() is None
+            out, _ = process.communicate(timeout=30)
+        finally:
+            if process.poll() is None:
+                process.kill()
+    assert process.returncode == 0, out
+    assert session.status()["sources"][0]["present"] == 10
+
+
+class Site:
+    """A daemon in this process, whose turns the test takes.
+
+    orders : what the engine was ordered to do, as (kind, entries, whether programs use them)
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, session: Session) -> None:
+        monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+        session.paths.make()
+        self.daemon = Daemon(load_config(session.config), session.paths)
+        self.filler = self.daemon.filler
+        self.orders: list[tuple[JobKind, list[int], bool]] = []
+        submit = self.filler.engine.submit
+
+        def record(catalog: Any, kind: JobKind, ids: Ids, *more: Any, **named: Any) -> None:
+            self.orders.append((kind, ids.tolist(), named.get("in_use", False)))
+            submit(catalog, kind, ids, *more, **named)
+
+        monkeypatch.setattr(self.filler.engine, "submit", record)
+
+    def turns_until(self, condition: Callable[[], Any], what: str) -> None:
+        wait_until(lambda: [self.daemon._turn()] and condition(), what=what)
+
+    def states(self, ids: Ids) -> set[int]:
+        return set(state_of(self.daemon.shared.catalog.words[ids]).tolist())
+
+    def wait_present(self, ids: Ids) -> None:
+        self.turns_until(lambda: self.states(ids) == {State.PRESENT}, "the copies")
+        self.turns_until(lambda: not self.filler.pending, "the last result")
+
+    def wait_put_off(self, files: int) -> None:
+        """Until so many files wait for another try, and nothing else is to be done."""
+        self.turns_until(
+            lambda: self.filler.engine.idle and self.filler.pending == files and self.orders,
+            "failures",
+        )
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process may open none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def site(
+    monkeypatch: pytest.MonkeyPatch, session_factory: Callable[..., Session], files: Files
+) -> Iterator[Site]:
+    made = Site(monkeypatch, session_factory(files.root, prefetch="none"))
+    try:
+        made.turns_until(lambda: made.daemon.scanner.scanned, "the scan")
+        yield made
+    finally:
+        made.daemon.close()
+
+
+@pytest.fixture
+def ids(site: Site, files: Files) -> Ids:
+    """The entries of all files."""
+    catalog = site.daemon.shared.catalog
+    return np.array([catalog.find(0, name) for name in files.digests], dtype=np.uint64)
+
+
+def test_what_waits_for_descriptors_is_taken_back(site: Site, ids: Ids) -> None:
+    assert site.filler.requests.warm(ids, "ticket") == len(ids)
+    with no_descriptors():
+        site.wait_put_off(len(ids))
+    assert site.filler.take_back("ticket") == len(ids)
+    assert site.states(ids) == {State.ABSENT}
+    site.turns_until(lambda: not site.filler.pending, "the end of the wait")
+    assert site.states(ids) == {State.ABSENT}
+    assert site.filler.copies.fills == 0
+
+
+def test_what_waits_for_descriptors_is_tried_again_as_what_it_was(site: Site, ids: Ids) -> None:
+    """What is filled ahead pushes nothing out and stays behind what programs use."""
+    ahead, used = ids[:5], ids[5:]
+    site.filler.requests.warm(ahead, "ticket")
+    site.filler.requests.want(used)
+    with no_descriptors():
+        site.wait_put_off(len(ids))
+    assert site.states(ahead) == {State.WANTED}
+    assert site.states(used) == {State.BYPASS}, "readers wait for what cannot be filled"
+    site.wait_present(ids)
+    uses = {in_use: {i for _, of, u in site.orders if u == in_use for i in of} for in_use in (0, 1)}
+    assert uses == {0: set(ahead.tolist()), 1: set(used.tolist())}
+
+
+def test_a_lack_of_descriptors_is_told_once_until_a_fill_goes_well(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, site: Site, ids: Ids
+) -> None:
+    monkeypatch.setattr(failures, "PASSING_S", 0.01)
+    for told, files in enumerate((ids[:5], ids[5:]), 1):
+        site.orders.clear()
+        site.filler.requests.want(files)
+        with no_descriptors():
+            site.turns_until(lambda: len(site.orders) > 3, "three more tries")
+        site.wait_present(files)
+        assert caplog.text.count(COMPLAINT) == told
+
+
+def test_checks_that_wait_for_descriptors_are_ordered_together(
+    monkeypatch: pytest.MonkeyPatch,
+    session_factory: Callable[..., Session],
+    files: Files,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tier").mkdir()
+    tier = {"mount_point": tmp_path / "tier", "max_storage_quota": 1 << 26, "persistent": True}
+    session = session_factory(files.root, tiers=[tier]).start()
+    session.wait_all_present()
+    wait_recorded(session, 10)
+    session.kill()
+    site = Site(monkeypatch, session)
+    try:
+        with monkeypatch.context() as before:
+            before.setattr(site.filler, "feed", lambda: False)
+            site.turns_until(lambda: len(site.filler.checks) == 10, "copies to check")
+        with no_descriptors():
+            site.wait_put_off(10)
+        (found,) = {tuple(sorted(entries)) for _, entries, _ in site.orders}
+        site.wait_present(np.array(found, dtype=np.uint64))
+        assert {kind for kind, _, _ in site.orders} == {JobKind.CHECK}
+        assert {len(entries) for _, entries, _ in site.orders} == {10}
+    finally:
+        site.daemon.close()

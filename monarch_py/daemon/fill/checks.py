@@ -6,6 +6,8 @@ import time
 from collections import deque
 from typing import Any
 
+import numpy as np
+
 from monarch_py.daemon.copies.copies import Copies, Ids, one
 from monarch_py.daemon.copies.engine import is_passing
 from monarch_py.daemon.fill.requests import FillRequests
@@ -26,11 +28,13 @@ class Checks:
         self._copies, self._requests = copies, requests
         self._shared, self._keepers = copies.shared, copies.keepers
         self._waiting: deque[Ids] = deque()
+        # Checks for which the daemon had no descriptor.
+        self._failed: list[int] = []
         self._not_before_s = 0.0
 
     def __len__(self) -> int:
         """The number of copies that wait for their check."""
-        return sum(map(len, self._waiting))
+        return sum(map(len, self._waiting)) + len(self._failed)
 
     def adopt_found(self) -> None:
         """Takes over the copies of earlier sessions that the scanner has found to match their
@@ -47,7 +51,12 @@ class Checks:
     def order(self, most: int) -> int:
         """Orders checks, `most` of them at most; returns how many."""
         ordered, catalog = 0, self._shared.catalog
-        while ordered < most and self._waiting and time.monotonic() >= self._not_before_s:
+        if time.monotonic() < self._not_before_s:
+            return 0
+        if self._failed:
+            self._waiting.append(np.array(self._failed, dtype=np.uint64))
+            self._failed = []
+        while ordered < most and self._waiting:
             ids = self._waiting.popleft()
             if len(ids) > most - ordered:
                 self._waiting.appendleft(ids[most - ordered :])
@@ -65,7 +74,7 @@ class Checks:
         if result["status"] == JobStatus.ABANDONED:
             self._keepers[int(result["tier"])].distrust()
         elif is_passing(result):
-            self._waiting.append(one(entry))
+            self._failed.append(entry)
             self._not_before_s = time.monotonic() + PASSING_S
         else:
             self.make_anew(entry)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.daemon.copies.copies import Copies, Ids, one
+from monarch_py.daemon.copies.copies import Copies, one
 from monarch_py.daemon.copies.engine import is_passing
 from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.requests import FillRequests
-from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State, ffi
+from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State, ffi, state_of
 
 __all__ = ["FailedFills"]
 
@@ -19,7 +19,7 @@ log = logging.getLogger("monarch.filler")
 
 # A file that changes under its fill is tried again this often before it is left to the source.
 TRIES = 3
-# A fill that failed because the daemon had no descriptor left is tried again after this time [s].
+# Fills that failed because the daemon had no descriptor left are tried again after this time [s].
 PASSING_S = 1.0
 
 
@@ -33,9 +33,16 @@ class FailedFills:
         self._copies, self._staging, self._requests = copies, staging, requests
         self._scanner, self._shared = copies.scanner, copies.shared
         self._tries: dict[int, int] = {}
-        self._passing: list[Ids] = []
+        # Files that were put off, those that programs use and those to be filled ahead.
+        self._in_use: list[int] = []
+        self._ahead: list[int] = []
         self._try_at_s = 0.0
+        self._is_told = False
         self.count = 0
+
+    def __len__(self) -> int:
+        """The number of files that wait until the daemon may have a descriptor for them."""
+        return len(self._in_use) + len(self._ahead)
 
     def take(self, result: Any) -> None:
         """Takes in the result of a fill that failed."""
@@ -47,7 +54,7 @@ class FailedFills:
             tier.adopt(catalog.entries["size"][[entry]])  # what was filled of the file takes room
             tier.fail(int(result["left"]))
         if is_passing(result):
-            self._put_off(entry, error)
+            self._put_off(entry, error, in_use=in_use)
         elif status == JobStatus.TIER_FULL and number == self._staging.number:
             # Others have filled the file system, for a while: what is staged next would not fit
             # either.
@@ -68,19 +75,37 @@ class FailedFills:
             catalog.set_state(one(entry), State.ABSENT)
             self._requests.taken_back(one(entry))
 
-    def _put_off(self, entry: int, error: int) -> None:
-        """Leaves a file to the source until the daemon may have a descriptor for it."""
-        if not self._passing:
+    def _put_off(self, entry: int, error: int, *, in_use: bool) -> None:
+        """Lets a file wait until the daemon may have a descriptor for it. The source serves it
+        meanwhile to programs that use it; a file that is filled ahead stays WANTED, so that the
+        command that asked for it waits too, or takes it back."""
+        if not self._is_told:
             log.warning("fills have to wait: %s; raise the limit (ulimit -n)", os.strerror(error))
+            self._is_told = True
+        if not len(self):
             self._try_at_s = time.monotonic() + PASSING_S
-        self._shared.catalog.set_state(one(entry), State.BYPASS, Reason.NO_ROOM)
-        self._passing.append(one(entry))
+        catalog = self._shared.catalog
+        if in_use:
+            catalog.set_state(one(entry), State.BYPASS, Reason.NO_ROOM)
+            self._in_use.append(entry)
+        else:
+            catalog.set_state(one(entry), State.WANTED)
+            self._ahead.append(entry)
 
     def try_again(self) -> None:
         """Wants the files again that were put off, once it is time."""
-        if self._passing and time.monotonic() >= self._try_at_s:
-            ids, self._passing = np.concatenate(self._passing), []
-            self._requests.again(self._requests.let_in_again(ids, Reason.NO_ROOM), in_use=True)
+        if not len(self) or time.monotonic() < self._try_at_s:
+            return
+        in_use, ahead = (np.array(ids, dtype=np.uint64) for ids in (self._in_use, self._ahead))
+        self._in_use, self._ahead = [], []
+        self._requests.again(self._requests.let_in_again(in_use, Reason.NO_ROOM), in_use=True)
+        # Others may have been taken back, or read by programs meanwhile.
+        ahead = ahead[state_of(self._shared.catalog.words[ahead]) == State.WANTED]
+        self._requests.again(ahead, in_use=False)
+
+    def note_filled(self) -> None:
+        """Takes note of a fill that went well: the next shortage of descriptors is told again."""
+        self._is_told = False
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
         """Looks a few times again at a source's file that is not what the scan saw."""

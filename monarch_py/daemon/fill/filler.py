@@ -117,9 +117,9 @@ class Filler:
 
     @property
     def pending(self) -> int:
-        """The number of orders given, of wanted files, and of copies to check or to look at
-        again."""
-        waiting = len(self.requests) + len(self.checks) + self.copies.unsettled
+        """The number of orders given, of wanted files, of files to be tried again, and of copies to
+        check or to look at again."""
+        waiting = len(self.requests) + len(self.failed) + len(self.checks) + self.copies.unsettled
         return waiting + self.engine.pending()
 
     # --- grants ------------------------------------------------------------------------------
@@ -175,8 +175,10 @@ class Filler:
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         room -= self.checks.order(room)
-        # While files wait for room, nothing is filled ahead: all of it would join them.
-        may_more = room > 0 and not self.requests.has_put_off and len(self.requests.ahead) > 0
+        # While files wait for room or descriptors, nothing is filled ahead: all of it would join
+        # them.
+        is_short = self.requests.has_put_off or len(self.failed) > 0
+        may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
 
     def _is_fetched(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -444,6 +446,8 @@ class Filler:
         results = results[self.copies.made(results)]
         self.staging.arrived(results["id"][results["tier"] == self.staging.number])
         filled = results[results["kind"] == JobKind.FILL]
+        if len(filled):
+            self.failed.note_filled()
         self.readahead.filled(filled["id"])
         if self.routes is not None:
             self.routes.know(filled["id"], filled["giver"])
@@ -475,6 +479,7 @@ class Filler:
     def take_back(self, ticket: str) -> int:
         """Cancels what a command has asked to be filled ahead, except what the engine works on and
         what others want too. Returns how many files that are."""
+        self.collect()  # a fill that has failed meanwhile may wait for another try
         waiting, ordered = self.requests.take_back(ticket)
         withdrawn = self.engine.withdraw(ordered)
         self.collect()  # another command may ask next for what is ABSENT now
