@@ -26,9 +26,13 @@ _KERNEL_FILE_SYSTEMS = frozenset(
 def is_inside(inner: Path, outer: Path) -> bool:
     """Whether `inner` lies below the directory `outer`, under whatever name, even through a bind
     mount. Directories that cannot be examined count as others."""
+    try:
+        place = os.stat(outer)  # once: it may be a slow source
+    except OSError:
+        return False
     for above in Path(os.path.realpath(inner)).parents:
         with suppress(OSError):
-            if os.path.samefile(above, outer):
+            if os.path.samestat(os.stat(above), place):
                 return True
     return False
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from support.nodes import Nodes
 from support.planned import PlannedNodes
 from support.watch import assert_quiet
@@ -33,6 +34,7 @@ def look_for_room(nodes: Nodes) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.usefixtures("alone")
 def test_no_owner_drops_what_the_others_come_for(
     planned_factory: Callable[..., PlannedNodes],
 ) -> None:

@@ -68,6 +68,7 @@ def read_once(cluster: Cluster, *ranks: int) -> float:
     return cluster.opened() / FILES
 
 
+@pytest.mark.usefixtures("alone")
 def test_the_next_node_keeps_what_the_owner_has_no_room_for(
     cluster: Cluster, full_tier: Path
 ) -> None:
