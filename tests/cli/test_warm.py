@@ -328,6 +328,7 @@ for name in sys.argv[2:]:
     return session.python(script, source, "a", "b", "d/c", "d/e", preload=preload)
 
 
+@pytest.mark.usefixtures("alone")
 def test_files_that_were_replaced_at_the_source(session: Session, source: Path) -> None:
     (source / "d/e").write_text("before")
     assert warm(session).stdout.startswith("4 files ")
@@ -350,6 +351,7 @@ def test_files_that_were_replaced_at_the_source(session: Session, source: Path) 
     assert (report["there_files"], report["replaced_files"], report["filled_files"]) == (2, 0, 0)
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_file_whose_replacement_was_noticed_before(
     session_factory: Factory, source: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from support.files import Files, digest
 from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
@@ -51,6 +52,7 @@ print(struct.unpack("hhqqi", fcntl.fcntl(fd, fcntl.F_GETLK, asked))[0] != fcntl.
 """
 
 
+@pytest.mark.usefixtures("alone")
 def test_nobody_waits_for_the_close_of_a_file_that_a_copy_has_replaced(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
 ) -> None:

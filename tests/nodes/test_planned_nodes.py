@@ -31,6 +31,7 @@ def order_of(rank: int, epoch: int) -> list[int]:
     return list(sampler)
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     planned_factory: Callable[..., PlannedNodes],
 ) -> None:
