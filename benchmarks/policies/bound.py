@@ -1,4 +1,4 @@
-"""What a placement of NoPFS 5.1 is worth, and what no placement can be worth more than."""
+"""The worth of a placement of NoPFS 5.1, and an upper bound on the worth of any placement."""
 
 from __future__ import annotations
 

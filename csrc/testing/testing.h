@@ -1,4 +1,4 @@
-/* What only tests and benchmarks call, through Python. */
+/* Functions that only tests and benchmarks call, through Python. */
 #pragma once
 
 #include "native.h"

@@ -44,7 +44,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class StartupInfo:
-    """What a process that starts the daemons of several nodes tells each of them.
+    """The information that a process gives to each daemon when it starts those of several nodes.
 
     The others are descriptors that the daemon inherits.  listener : the socket at which the other
     nodes' daemons reach this one;  record : see scan.give;  lifeline : the reading end of a pipe;

@@ -123,7 +123,7 @@ def is_empty(node: yaml.Node) -> bool:
 
 
 def describe(node: yaml.Node) -> str:
-    """What a user sees at the node, for 'cannot be ...'."""
+    """The name of the node's value in a message, as in 'cannot be a list'."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping" if node.value else "an empty mapping"
     if isinstance(node, yaml.SequenceNode):

@@ -22,7 +22,7 @@ LIMIT_S = 5.0
 
 
 def hanging(paths: Sequence[Path]) -> list[Path]:
-    """Those of `paths` whose file systems do not answer within LIMIT_S.
+    """The paths whose file systems do not answer within LIMIT_S.
 
     An error is an answer. If no process or descriptor is available for asking, the path counts as
     answering.

@@ -266,8 +266,9 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
  * The kernel makes lseek wait while another thread reads from the open file, for as long as the
  * source takes. Nothing can be pinned so long; but the number must not become another file's
  * between the check and the call, or the call would move that file's offset. So the word is marked
- * for these few instructions. Whoever wants the number and finds that the mark stays asks /proc
- * whether the call has begun. A duplicate would need no mark, but closing it may ask the source. */
+ * for these few instructions. A thread that wants the number and finds that the mark stays asks
+ * /proc whether the call has begun. A duplicate would need no mark, but closing it may ask the
+ * source. */
 
 #define SEEK_ROUNDS 64
 

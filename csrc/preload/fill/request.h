@@ -1,4 +1,5 @@
-/* Who makes a file's copy: requests to the daemon, and claims of programs that read the file. */
+/* Requests to the daemon for a file's copy, and claims of programs that read the file themselves.
+ */
 #pragma once
 
 #include "preload/session/session.h"

@@ -1,4 +1,4 @@
-"""What becomes of files whose fill has failed."""
+"""Failed fills: which files are tried again, and which are left to the source."""
 
 import logging
 import os
