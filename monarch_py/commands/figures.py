@@ -86,8 +86,8 @@ def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> npt.NDArra
 
 
 def read_bytes(timeline: Timeline, owner: npt.NDArray[np.int32], sizes: Sizes) -> list[EpochBytes]:
-    """The bytes that each epoch reads. The source is read once for a unit that has an owner, in the first
-    epoch that uses it, and each time for a unit without one."""
+    """The bytes that each epoch reads. The source is read once for a unit that has an owner, in
+    the first epoch that uses it, and each time for a unit without one."""
     found = [EpochBytes() for _ in range(timeline.epochs)]
     seen = np.zeros(timeline.units, dtype=bool)
     for section in timeline.sections():

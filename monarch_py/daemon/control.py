@@ -54,7 +54,7 @@ class Control:
         self._socket.listen(BACKLOG)
         daemon.needs(session.socket)
         daemon.at_end.callback(self._socket.close)
-        # Commands that are done between two turns of the loop, and commands that let the loop go on.
+        # Commands that are done between two turns of the loop, and commands that let it go on.
         self._between_turns: dict[str, Action] = {
             "stop": lambda _: self._identity(),
             "clear": self._clear,
