@@ -26,6 +26,7 @@ from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY
 from support.command_line import run_monarch
+from support.forking import Process, fork_monarch
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -98,7 +99,7 @@ class Session:
         self.config = directory / "tiers.yaml"
         self.config.write_text(yaml.safe_dump(document))
         self.preload = preload or LIBRARY
-        self.daemon: subprocess.Popen[bytes] | None = None
+        self.daemon: Process | None = None
         self.log = directory / "daemon.log"
 
     @staticmethod
@@ -133,11 +134,21 @@ class Session:
         return DaemonConnection(self.paths)
 
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
-        """Runs `monarch serve`; `prefix` goes before it (to run it in a cgroup or namespace)."""
-        self.daemon = self.spawn(prefix)
+        """Runs `monarch serve`; `prefix` goes before it (to run it in a cgroup or namespace).
+
+        wait : until it serves; without, the test is about the start, and the daemon is a program of
+        its own from the start
+        """
+        self.daemon = self.spawn(prefix) if prefix or not wait else self.fork()
         if wait:
             self.wait_up()
         return self
+
+    def fork(self) -> Process:
+        with self.log.open("ab") as log:
+            environment = self.env(preload=False)
+            forked = fork_monarch(self.command("serve")[3:], environment, log.fileno())
+        return forked or self.spawn()
 
     def spawn(self, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         """A process of `monarch serve` that only its caller ends; the log has what it says."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 from sqlite3 import OperationalError
 
 import psutil
+from support.forking import Process
 from support.nodes import Node
 from support.session import Session, wait_until
 from trials.leftovers import (
@@ -143,7 +143,7 @@ class Trial:
     # --- daemons --------------------------------------------------------------------------------
 
     @property
-    def daemon(self) -> subprocess.Popen[bytes]:
+    def daemon(self) -> Process:
         assert self.node.daemon is not None
         return self.node.daemon
 
@@ -216,7 +216,7 @@ class Trial:
         self.wait_operations(300)
 
 
-def handles_signals(daemon: subprocess.Popen[bytes]) -> bool:
+def handles_signals(daemon: Process) -> bool:
     """Whether it is past what Python does by itself, which leaves SIGTERM alone."""
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))

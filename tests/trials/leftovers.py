@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from support.forking import Process
 from support.manifests import copies_in
 from support.session import Session
 
@@ -50,7 +50,7 @@ def processes_with(word: str) -> list[int]:
     return found
 
 
-def is_of(pid: int, daemon: subprocess.Popen[bytes]) -> bool:
+def is_of(pid: int, daemon: Process) -> bool:
     """Whether it is the daemon, or a child that looks at a file system for it."""
     try:
         return daemon.pid in (pid, psutil.Process(pid).ppid())
@@ -58,7 +58,7 @@ def is_of(pid: int, daemon: subprocess.Popen[bytes]) -> bool:
         return True
 
 
-def files_of(daemon: subprocess.Popen[bytes], source: Path) -> list[str]:
+def files_of(daemon: Process, source: Path) -> list[str]:
     """The source's files that it has open."""
     try:
         found = [path for path, *_ in psutil.Process(daemon.pid).open_files()]
@@ -67,7 +67,7 @@ def files_of(daemon: subprocess.Popen[bytes], source: Path) -> list[str]:
     return [path for path in found if Path(path).is_relative_to(source)]
 
 
-def half_closed(daemon: subprocess.Popen[bytes]) -> list[str]:
+def half_closed(daemon: Process) -> list[str]:
     """Its connections whose other end is gone."""
     gone = [link for link in psutil.net_connections("tcp") if link.status == psutil.CONN_CLOSE_WAIT]
     return [str(link) for link in gone if link.pid == daemon.pid]

@@ -1,0 +1,149 @@
+"""Processes of `monarch` forked from one that has loaded the daemon's modules.
+
+Loading them takes longer than most tests need a daemon for. `python -m support.forking FD` is the
+process that forks: it serves the socket FD until that is closed, and a test's process has one.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+from typing import Any, NoReturn
+
+LARGEST_REQUEST = 1 << 20
+# What only a program's start reads: a process with other values of these cannot be a fork.
+READ_AT_START = ("COVERAGE", "GLIBC", "LD_", "MALLOC", "OPENBLAS", "PYTHON")
+
+
+class Forked:
+    """A process as subprocess.Popen has it. Its parent is the process that forked it, which alone
+    can wait for it."""
+
+    def __init__(self, pid: int, words: Sequence[str]) -> None:
+        self.pid, self.args = pid, list(words)
+        self.returncode: int | Any = None  # as Popen has it
+        self._end = os.pidfd_open(pid)
+
+    def __del__(self) -> None:
+        os.close(self._end)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = _ask({"wait": self.pid})
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        with DefaultSelector() as ended:
+            ended.register(self._end, EVENT_READ)
+            ended.select(timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._end, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+Process = subprocess.Popen[bytes] | Forked
+
+
+def fork_monarch(words: Sequence[str], environment: Mapping[str, str], log: int) -> Forked | None:
+    """Runs `monarch WORDS`, with the descriptor `log` as its output; None if that needs a program
+    of its own."""
+    changed = set(environment.items()) ^ set(os.environ.items())
+    if any(name.startswith(READ_AT_START) for name, _ in changed):
+        return None
+    request = {"words": list(words), "environment": dict(environment), "directory": os.getcwd()}
+    return Forked(_ask(request, log), words)
+
+
+@cache
+def _server(_tester: int) -> socket.socket:
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "support.forking", str(its.fileno())],
+            pass_fds=[its.fileno()],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=subprocess.DEVNULL,
+        )
+    atexit.register(_end, ours, process)
+    return ours
+
+
+def _end(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    server.close()
+    process.wait()
+
+
+def _ask(request: dict[str, Any], *fds: int) -> Any:
+    server = _server(os.getpid())
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    server.sendmsg([json.dumps(request).encode()], rights)
+    return json.loads(server.recv(LARGEST_REQUEST))
+
+
+def _become(request: dict[str, Any], log: int) -> NoReturn:
+    """The process forked runs the command."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.argv = ["monarch", *request["words"]]
+    from monarch_py.__main__ import main
+
+    status: Any = 1
+    try:
+        main()
+    except SystemExit as ended:
+        status = ended.code
+    finally:
+        sys.stdout.flush()
+        os._exit(status if isinstance(status, int) else 1)
+
+
+def _serve(requests: socket.socket) -> None:
+    while True:
+        data, fds, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 1)
+        if not data:
+            return
+        request = json.loads(data)
+        if pid := request.get("wait"):
+            answer, status = os.waitpid(pid, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if answer else None
+            requests.send(json.dumps(code).encode())
+            continue
+        pid = os.fork()
+        if not pid:
+            requests.close()
+            _become(request, fds[0])
+        os.close(fds[0])
+        requests.send(json.dumps(pid).encode())
+
+
+if __name__ == "__main__":
+    import monarch_py.cli.lifecycle
+    import monarch_py.daemon.lifecycle  # noqa: F401
+
+    _serve(socket.socket(fileno=int(sys.argv[1])))
