@@ -11,19 +11,7 @@ Each says whose fault it is and carries the exit status of the command that meet
     └── PolicyError         5   a policy cannot work on this job
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
-
-__all__ = [
-    "ConfigError",
-    "MonarchError",
-    "NoDaemonError",
-    "PolicyError",
-    "SessionError",
-    "SilentError",
-    "TierError",
-]
 
 
 class MonarchError(Exception):

@@ -3,15 +3,11 @@
 Commands that print no tables load this, and not `screen`.
 """
 
-from __future__ import annotations
-
 import codecs
 import errno
 import os
 import signal
 import sys
-
-__all__ = ["output_failed", "prepare", "tell", "warn", "written"]
 
 # Errors of writing to a disk, a pipe or a terminal.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)

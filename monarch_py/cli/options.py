@@ -14,16 +14,6 @@ from monarch_py.ipc.session import SessionDir, served_configurations
 from monarch_py.util.launcher import launched, with_rank
 from monarch_py.util.units import parse_size
 
-__all__ = [
-    "as_json",
-    "as_size",
-    "checked",
-    "config_option",
-    "optional_config_option",
-    "served_config_option",
-]
-
-
 CONFIG_HELP = (
     "The configuration, in YAML. {rank} in its name stands for the number that mpiexec or srun has"
     " given this process."

@@ -4,8 +4,6 @@ Text is never markup, since a path may contain brackets. Without a terminal, a t
 with one line per row, however long. On a terminal, a table that is too wide becomes a list.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +13,6 @@ from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
-
-__all__ = ["console", "print_table", "show"]
 
 
 def console() -> Console:

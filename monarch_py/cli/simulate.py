@@ -1,7 +1,5 @@
 """The commands simulate and calibrate."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The address at which the other nodes reach this node."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 
@@ -9,8 +7,6 @@ import psutil
 
 from monarch_py.config import Config
 from monarch_py.errors import ConfigError
-
-__all__ = ["is_loopback", "serving_address"]
 
 
 def is_loopback(address: str) -> bool:

@@ -3,8 +3,6 @@
 So the ranks either all go on, or all end with the same message.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,8 +10,6 @@ from typing import Any, TypeVar
 
 from monarch_py.cluster.ranks import Ranks
 from monarch_py.errors import MonarchError
-
-__all__ = ["EndError", "alike", "listed", "told_once", "together"]
 
 T = TypeVar("T")
 

@@ -1,7 +1,5 @@
 """A time limit for joining the other ranks: MPI_Init never returns if one rank does not call it."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -10,8 +8,6 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from monarch_py.util.launcher import Launch
-
-__all__ = ["bounded_join", "end_with_the_others"]
 
 # All ranks reach MPI_Init within this time of each other, even if each imports Python from a slow
 # file system [s].

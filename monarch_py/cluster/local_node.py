@@ -1,7 +1,5 @@
 """The steps by which one rank brings up the daemon of its own node."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -23,8 +21,6 @@ from monarch_py.ipc.shares import Shares
 from monarch_py.peers import listen
 from monarch_py.peers.membership import Cluster
 from monarch_py.scan import Record, give, record_sources
-
-__all__ = ["LocalNode"]
 
 # How long to wait for another start, which may list the sources for minutes, and the pause between
 # two looks at its lock [s].

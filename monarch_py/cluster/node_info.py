@@ -1,7 +1,5 @@
 """What each node tells of itself before the daemons start, and whether the nodes fit together."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket
@@ -19,8 +17,6 @@ from monarch_py.ipc.session import SessionDir, shm_root
 from monarch_py.peers import listen
 from monarch_py.peers.membership import Cluster
 from monarch_py.storage.manifest import boot_id
-
-__all__ = ["NodeInfo", "check_infos", "check_members", "make_info", "those_that_run"]
 
 THOSE_THAT_RUN = "the nodes with running daemons"
 # Hints for differences between nodes that the configuration file does not decide.

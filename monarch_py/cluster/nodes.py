@@ -4,8 +4,6 @@ Every rank prepares, rank 0 lists the sources, and every rank starts its daemon.
 a cluster run already, the missing ones are started and rejoin it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -26,8 +24,6 @@ from monarch_py.errors import SessionError
 from monarch_py.peers import new_secret
 from monarch_py.peers.membership import Cluster, Member
 from monarch_py.util.launcher import Launch
-
-__all__ = ["Node", "bring_up"]
 
 
 @dataclass(frozen=True, slots=True)

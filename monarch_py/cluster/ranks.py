@@ -1,7 +1,5 @@
 """The MPI ranks that bring up the daemons together, and their collective calls."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections import Counter
@@ -10,8 +8,6 @@ from typing import Any, TypeVar
 from monarch_py.cluster.join_timeout import bounded_join
 from monarch_py.errors import SessionError
 from monarch_py.util.launcher import Launch
-
-__all__ = ["Ranks"]
 
 T = TypeVar("T")
 

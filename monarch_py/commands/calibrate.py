@@ -4,8 +4,6 @@ Rates are those of the performance model (NoPFS, section 4): the sum over all th
 numbers of threads. Values that cannot be measured on one node are marked with a question mark.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -24,8 +22,6 @@ import numpy as np
 from monarch_py.config import Config, PathFilter
 from monarch_py.errors import ConfigError, TierError
 from monarch_py.util.units import GIB, MIB
-
-__all__ = ["THREADS", "Calibration", "calibrate", "scenario_text"]
 
 # Numbers of threads to measure with.
 THREADS = (1, 2, 4, 8)

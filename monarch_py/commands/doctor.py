@@ -32,8 +32,6 @@ from monarch_py.util.hanging import hanging
 from monarch_py.util.ownership import doubts, why_not_private
 from monarch_py.util.units import format_size
 
-__all__ = ["Finding", "examine", "switches"]
-
 NONE_RUNS = "none runs; `monarch run` starts one for its command, `monarch start` one that stays"
 # Shared memory that a catalog takes per file: at most 192 bytes and the path. (`least_shm_bytes`
 # counts the segments of fixed size.)

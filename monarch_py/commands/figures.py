@@ -16,8 +16,6 @@ from monarch_py.policies.nopfs.placement import is_placeable, place
 from monarch_py.policies.rendezvous import file_keys, owners
 from monarch_py.policies.view import PFS
 
-__all__ = ["EpochBytes", "Figures", "figures_of", "owners_of", "read_bytes"]
-
 Sizes = npt.NDArray[np.int64]
 
 

@@ -23,8 +23,6 @@ from monarch_py.native import LIBRARY
 from monarch_py.util.processes import Identity
 from monarch_py.util.signals import handling
 
-__all__ = ["Outcome", "keep_daemon", "run_job", "why_unusable"]
-
 # Exit statuses that a shell gives for a command that does not exist, or cannot be executed.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
 # Characters that suggest a line for a shell, quoted as one word.

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from monarch_py.ipc.catalog import CatalogReader, distinct
 from monarch_py.native import Kind, Reason, State, make_word, reason_of, state_of
 
-__all__ = ["PathSelection", "Place", "Root"]
-
 Ids = npt.NDArray[np.uint64]
 
 # Entries whose paths are compared at a time: 16 MiB of memory for paths of 100 bytes.

@@ -3,8 +3,6 @@
 Lines have at most 80 columns.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import textwrap
@@ -12,16 +10,6 @@ from contextlib import suppress
 from typing import Any
 
 from monarch_py.util.units import GIB, MIB, counted, format_size
-
-__all__ = [
-    "exchanged",
-    "opened",
-    "read_from_source",
-    "room_hint",
-    "since",
-    "summary",
-    "unused",
-]
 
 WIDTH = 80
 # The column at which the text after a label begins.

@@ -18,8 +18,6 @@ from monarch_py.storage.manifest import Manifest
 from monarch_py.storage.tiers import Tier, copy_name, tier_root, why_gone
 from monarch_py.util.units import MIB
 
-__all__ = ["Verdict", "clear_tiers", "tiers_out_of_use", "verify_copies"]
-
 # The most that is read at a time.
 PIECE_BYTES = 1 * MIB
 

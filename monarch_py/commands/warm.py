@@ -20,8 +20,6 @@ from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import Reason, State, ffi, lib, reason_of, state_of
 from monarch_py.util.hanging import LIMIT_S, hanging
 
-__all__ = ["Progress", "Warm"]
-
 # Entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10 bytes for an
 # entry: 8 digits, a comma and a space.
 ORDER = 65536

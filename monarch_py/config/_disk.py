@@ -1,19 +1,8 @@
 """What the file system tells about a directory of the configuration. It writes nothing."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path
-
-__all__ = [
-    "capacity_bytes",
-    "is_in_ram",
-    "is_inside",
-    "is_writable",
-    "kernel_file_system",
-    "mount_options",
-]
 
 _RAM_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 # File systems in which the kernel presents its own state. No file can be made there, even where

@@ -4,8 +4,6 @@ schema.py declares what may be written. This module checks that the parts fit to
 disk, so that what cannot work is refused now, before a job starts.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,8 +27,6 @@ from monarch_py.config.schema import (
 from monarch_py.document import Spot, load_document, missing, read_as
 from monarch_py.util.hanging import LIMIT_S, hanging
 from monarch_py.util.units import GIB, MIB, TIB, format_size
-
-__all__ = ["load_config"]
 
 # The hint for a missing dataset. It does not suggest creating the directory, because an empty one
 # would hide that the file system is not mounted.

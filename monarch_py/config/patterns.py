@@ -6,13 +6,9 @@ earliest match of what follows it and never tries another, because a later match
 next star no more to choose from. `fnmatch.translate` does the same for names without directories.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
-
-__all__ = ["PathFilter", "checked_glob"]
 
 # One step of a glob. `**/` includes its slash, because it also stands for no directory at all.
 _STEP = re.compile(

@@ -1,7 +1,5 @@
 """Reads the rates of source and network from a scenario that `monarch calibrate` has written."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -10,8 +8,6 @@ from msgspec import Meta
 
 from monarch_py.document import Keys, load_document, read_as
 from monarch_py.document.values import Rate
-
-__all__ = ["Performance", "load_performance"]
 
 
 @dataclass(frozen=True, slots=True)

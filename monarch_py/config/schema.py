@@ -4,8 +4,6 @@ Each class is both: its fields declare the keys of a mapping (see document/keys.
 make up a checked configuration. Objects are frozen, and the names of their fields carry units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address

@@ -23,8 +23,6 @@ from monarch_py.errors import MonarchError, SessionError
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import Identity
 
-__all__ = ["Control"]
-
 log = logging.getLogger("monarch.daemon")
 
 REQUEST_BYTES = 1 << 20

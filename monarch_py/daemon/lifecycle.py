@@ -29,8 +29,6 @@ from monarch_py.native import lib
 from monarch_py.scan import take
 from monarch_py.util.signals import handle
 
-__all__ = ["end_process", "serve"]
-
 log = logging.getLogger("monarch.daemon")
 
 # The descriptors that a daemon may have open, if the administrator allows as many.

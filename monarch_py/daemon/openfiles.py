@@ -18,8 +18,6 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import State, ffi, state_of, tier_of
 from monarch_py.util.processes import own_processes
 
-__all__ = ["Opened", "all_opened", "open_files", "writers"]
-
 
 def _regular_files(
     process: Path, is_meant: Callable[[Path, int], bool] = lambda *_: True

@@ -16,8 +16,6 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.ipc.shares import Shares
 from monarch_py.util.processes import Identity, own_processes
 
-__all__ = ["OrphanWatch"]
-
 log = logging.getLogger("monarch.orphan")
 
 # Interval between two looks; and how long nobody must have used the daemon before it ends, because

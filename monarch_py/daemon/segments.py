@@ -17,8 +17,6 @@ from monarch_py.ipc.session import Segment, SessionDir, open_private
 from monarch_py.native import SessionState, ffi, lib, pointer
 from monarch_py.storage.tiers import Tier
 
-__all__ = ["Shared", "close_old_session"]
-
 # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7).
 READ_EVERYTHING = 1 << 1 | 1 << 2
 # The counters of a client, in their order.

@@ -37,8 +37,6 @@ from monarch_py.scan import ALL_NAMES, END_LIMIT_S, Record
 from monarch_py.storage.opening import OpenTiers
 from monarch_py.storage.watch import TierWatch
 
-__all__ = ["Daemon"]
-
 log = logging.getLogger("monarch.daemon")
 
 # How long the loop sleeps when no client rings the doorbell [ms]. Switch files, recently changed

@@ -22,8 +22,6 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.util.processes import Identity
 from monarch_py.util.signals import handle
 
-__all__ = ["ENDING", "SHARED", "STAY", "StartupInfo", "ignore_the_jobs", "spawn", "wait_for"]
-
 # A starting daemon must answer within this time [s]. It takes less than a second, but for slow
 # sources and tiers.
 START_LIMIT_S = 60.0

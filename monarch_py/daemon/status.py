@@ -16,8 +16,6 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import Kind, Reason, State
 from monarch_py.storage.tiers import Tier
 
-__all__ = ["SCHEMA_VERSION", "status"]
-
 SCHEMA_VERSION = 1
 # Counters of programs that the daemon alone uses, or that are told in other units.
 NOT_TOLD = ("wait_ns", "source_opens", "source_open_ns")

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from monarch_py.util.hanging import LIMIT_S
 
-__all__ = ["Switches"]
-
 log = logging.getLogger("monarch.switches")
 
 # Interval between two looks, a bit shorter than an idle turn of the daemon's loop [s].

@@ -10,8 +10,6 @@ A class is a pattern of coloured cells, hidden in noise that differs for each im
 learns the patterns within a few epochs, but not without training.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,8 +20,6 @@ from numpy.typing import NDArray
 
 from monarch_py.errors import MonarchError
 from monarch_py.util.units import MIB, format_size
-
-__all__ = ["DatasetSummary", "make_dataset"]
 
 Bytes = NDArray[np.uint8]
 

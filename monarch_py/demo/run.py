@@ -4,8 +4,6 @@ The same script trains twice for three epochs on the same dataset and seed. The 
 (demo/slowsource.py), not Monarch, counts what reaches it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -25,8 +23,6 @@ from monarch_py.demo.dataset import make_dataset
 from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
 from monarch_py.errors import MonarchError
 from monarch_py.util.units import GIB, MIB, format_size
-
-__all__ = ["run_demo"]
 
 EPOCHS = 3
 SEED = 0

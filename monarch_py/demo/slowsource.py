@@ -25,13 +25,6 @@ from typing import IO
 
 from monarch_py.errors import MonarchError
 
-__all__ = [
-    "SlowSource",
-    "SlowSourceError",
-    "find_slowsource",
-    "why_unavailable",
-]
-
 # The number that reads "SLOWSRC1" in a little-endian file, and the layout that this module knows.
 CONTROL_MAGIC = 0x31435253574F4C53
 CONTROL_VERSION = 1

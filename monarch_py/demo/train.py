@@ -14,8 +14,6 @@ With --lockstep it prints "end of epoch N" after each epoch, and waits for a lin
 standard input. Meanwhile its caller can count what the epoch has cost elsewhere.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

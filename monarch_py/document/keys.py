@@ -33,18 +33,6 @@ from monarch_py.document.values import FLAG, TEXT, Kind, choice, integer
 from monarch_py.errors import ConfigError
 from monarch_py.util.spelling import nearest
 
-__all__ = [
-    "DERIVED",
-    "Declared",
-    "Key",
-    "Keys",
-    "declared",
-    "kind_of",
-    "missing",
-    "read_as",
-    "schema",
-]
-
 K = TypeVar("K", bound="Keys")
 
 

@@ -9,8 +9,6 @@ import yaml
 
 from monarch_py.errors import ConfigError
 
-__all__ = ["Spot", "is_empty", "load_document"]
-
 # People write a few lines. The limit keeps a data file given by mistake out of memory.
 MAX_FILE_BYTES = 1 << 20
 

@@ -4,8 +4,6 @@ A kind reads the text of a scalar and ignores the type that YAML gives it. So a 
 quotes, as in configurations of the original Monarch, and `1:30` or `1_000` is not a number.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,23 +18,6 @@ from msgspec import Meta
 from monarch_py.document.nodes import Spot, is_empty
 from monarch_py.util.spelling import hint as did_you_mean
 from monarch_py.util.units import format_size, parse_amount, parse_rate, parse_size
-
-__all__ = [
-    "FLAG",
-    "Amount",
-    "Directory",
-    "Duration",
-    "Kind",
-    "Rate",
-    "Share",
-    "Size",
-    "choice",
-    "file",
-    "integer",
-    "path",
-    "scalar",
-    "words",
-]
 
 _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?", re.ASCII)
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

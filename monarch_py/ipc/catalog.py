@@ -20,8 +20,6 @@ from monarch_py.native import (
     state_of,
 )
 
-__all__ = ["Catalog", "CatalogReader", "distinct"]
-
 Ids = npt.NDArray[np.uint64]
 
 # Entries of a new catalog. A dataset of files that hold many samples each never outgrows it.

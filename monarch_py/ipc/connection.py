@@ -10,8 +10,6 @@ from monarch_py.errors import NoDaemonError, SessionError, SilentError
 from monarch_py.ipc.session import Segment, SessionDir, shm_root
 from monarch_py.native import SessionState, ffi
 
-__all__ = ["HAS_CHANGED", "DaemonConnection", "catalog_trouble", "troubles"]
-
 # The message for a configuration that has changed since its daemon read it.
 HAS_CHANGED = (
     "{} has changed since its daemon was started; run `monarch stop` and `monarch start` to apply"

@@ -22,22 +22,6 @@ from monarch_py.native import ffi, lib
 from monarch_py.util.ownership import why_not_private
 from monarch_py.util.units import MIB, format_size
 
-__all__ = [
-    "FileId",
-    "HeldError",
-    "Segment",
-    "SessionDir",
-    "full_shm",
-    "hold",
-    "holder_of",
-    "id_of",
-    "least_shm_bytes",
-    "open_private",
-    "private_directory",
-    "served_configurations",
-    "shm_root",
-]
-
 # The most that is read of a lock file, which names a process and a configuration [bytes].
 SAID_BYTES = 8192
 

@@ -9,8 +9,6 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 from monarch_py.util.processes import Identity
 
-__all__ = ["Shares"]
-
 # The most that is read of `users`, which has one line for each run that a daemon has seen [bytes].
 MOST_BYTES = 1 << 20
 # A process that starts or ends a daemon holds the turn for seconds, or for as long as it takes to

@@ -37,19 +37,6 @@ from monarch_py.native import lib
 from monarch_py.peers.membership import Cluster
 from monarch_py.peers.status import PeerStatus, Unreachable
 
-__all__ = [
-    "LIBCRYPTO_HINT",
-    "NO_LIBCRYPTO",
-    "Greeter",
-    "Keys",
-    "Party",
-    "Purpose",
-    "has_libcrypto",
-    "introduce",
-    "new_secret",
-    "receive",
-]
-
 NO_LIBCRYPTO = "libcrypto (OpenSSL 1.1 or later), which authenticates nodes, is not found"
 LIBCRYPTO_HINT = "install OpenSSL's library (libssl3, openssl-libs), or set LD_LIBRARY_PATH"
 

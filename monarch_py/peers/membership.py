@@ -5,15 +5,10 @@ is passed to the daemon in memory, because its secret must not appear on a comma
 file. A daemon tells its cluster only to its own user, so that a daemon that ended can rejoin.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field
 
 from monarch_py.errors import SessionError
-
-__all__ = ["Cluster", "Member"]
-
 
 SECRET_BYTES = 32
 

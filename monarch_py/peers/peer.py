@@ -4,8 +4,6 @@ C (csrc/peers/peer.c) keeps the idle links, and calls this module for a new link
 failure.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -14,8 +12,6 @@ from typing import Any
 
 from monarch_py.native import ffi, lib
 from monarch_py.peers.status import PeerStatus, Unreachable
-
-__all__ = ["Peer"]
 
 log = logging.getLogger("monarch.peers")
 

@@ -1,7 +1,5 @@
 """What daemons ask each other besides files: short answers, made in Python."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 import socket
@@ -13,8 +11,6 @@ from collections.abc import Callable
 from monarch_py.peers.handshake import Keys, Party, Purpose, receive
 from monarch_py.peers.status import PeerStatus, Unreachable
 from monarch_py.peers.tcp import connected
-
-__all__ = ["StatusResponder", "ask"]
 
 log = logging.getLogger("monarch.peers")
 

@@ -3,8 +3,6 @@
 C (csrc/peers/server.c) answers requests from the shared files.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import selectors
@@ -21,8 +19,6 @@ from monarch_py.errors import SessionError
 from monarch_py.native import ffi, lib
 from monarch_py.peers.handshake import Greeter, Party, Purpose
 from monarch_py.peers.queries import StatusResponder
-
-__all__ = ["PeerServer", "listen"]
 
 # A few threads suffice, since they wait only for this node's own disks.
 THREADS = 4

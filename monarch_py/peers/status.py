@@ -1,12 +1,8 @@
 """The outcomes of requests to a peer."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from monarch_py.native import lib
-
-__all__ = ["PeerStatus", "Unreachable"]
 
 
 class PeerStatus(IntEnum):

@@ -1,7 +1,5 @@
 """Links over TCP: connected and authenticated here, used by C (csrc/peers/client.c)."""
 
-from __future__ import annotations
-
 import socket
 import time
 from typing import Any
@@ -9,8 +7,6 @@ from typing import Any
 from monarch_py.native import ffi, lib
 from monarch_py.peers.handshake import Keys, Party, Purpose, introduce
 from monarch_py.peers.status import PeerStatus, Unreachable
-
-__all__ = ["TcpTransport", "connected"]
 
 # Limit for connection and handshake [s]. Nodes of one cluster answer within a millisecond. A lost
 # first packet is sent again only after a second, when the source would have answered already.

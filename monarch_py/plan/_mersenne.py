@@ -1,13 +1,9 @@
 """MT19937 in C, seeded as torch and NumPy's RandomState seed it."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.native import ffi, lib, pointer
-
-__all__ = ["Mersenne"]
 
 
 class Mersenne:

@@ -1,7 +1,5 @@
 """Converts samplers and loaders to text and arrays, for a file without pickles, and back."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 
@@ -11,8 +9,6 @@ import numpy.typing as npt
 from monarch_py.plan import samplers
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import Sampler
-
-__all__ = ["SAMPLERS", "loader_from", "loader_to"]
 
 Arrays = dict[str, npt.NDArray[Any]]
 

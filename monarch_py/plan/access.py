@@ -4,8 +4,6 @@ Epochs are streamed, so memory grows with the number of units, not with the numb
 loops over accesses are in C (csrc/plan/access.c).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,21 +12,8 @@ import numpy.typing as npt
 
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.native import lib, pointer
-from monarch_py.plan.samplers import NONE, Order
+from monarch_py.plan.samplers import Order
 from monarch_py.plan.timeline import Section, Timeline
-
-__all__ = [
-    "NEVER",
-    "NodeAccess",
-    "add_first_uses",
-    "add_uses",
-    "all_frequencies",
-    "analyse",
-    "files_per_step",
-    "next_uses",
-    "reuse_distances",
-    "spread",
-]
 
 # The position of a use that never comes, later than all others: MONARCH_PLAN_NEVER.
 NEVER = int(np.iinfo(np.int64).max)
@@ -125,28 +110,6 @@ def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Position
         )
         check(status)
         yield section, following
-
-
-def reuse_distances(section: Section, following: Positions) -> Positions:
-    """The number of the node's accesses from each access of a section up to and including its next
-    use; NEVER without one. Divide by Section.per_step for steps, which Lobster (section 4) counts.
-
-    following : (accesses,) int64 of next_uses
-    """
-    own = np.arange(section.start, section.start + len(following))
-    return np.where(following == NEVER, NEVER, following - own)
-
-
-def files_per_step(section: Section, node: int) -> npt.NDArray[np.int64]:
-    """The number of different units that a node accesses in each step, (steps,) int64."""
-    own, size = section.node(node), section.per_step
-    steps = -(-len(own) // size)
-    full = np.full(steps * size, NONE, dtype=np.int32)
-    full[: len(own)] = own
-    ordered = np.sort(full.reshape(steps, size), axis=1)
-    is_new = np.diff(ordered, axis=1, prepend=NONE) != 0
-    is_new[:, 0] = True
-    return np.asarray((is_new & (ordered != NONE)).sum(axis=1))
 
 
 def spread(frequency: npt.NDArray[np.uint32]) -> float:

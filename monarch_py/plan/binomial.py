@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
 
-__all__ = ["distribution", "expected_above", "lemma_1"]
-
 
 def distribution(epochs: int, nodes: int) -> npt.NDArray[np.float64]:
     """P(X = k) for k = 0 ... epochs, (epochs + 1,) (NoPFS, 3.1).

@@ -5,8 +5,6 @@ as many units as have room for their accesses, and every pass draws all epochs a
 exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,8 +16,6 @@ from monarch_py.errors import MonarchError
 from monarch_py.native import lib, pointer
 from monarch_py.plan.access import add_uses, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
-
-__all__ = ["NOBODY", "Holders", "find_holders"]
 
 # A unit that no node accesses.
 NOBODY = -1

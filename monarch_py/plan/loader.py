@@ -1,7 +1,5 @@
 """The loader, which deals a sampler's order to ranks, batches and workers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,8 +7,6 @@ import numpy as np
 
 from monarch_py.errors import ConfigError
 from monarch_py.plan.samplers import NONE, Order, Sampler
-
-__all__ = ["SPLITS", "Loader"]
 
 # strided : rank r takes the samples r, r + ranks, ... of the order (DistributedSampler)
 # slices : rank r takes the r-th slice of each global batch (NoPFS)

@@ -19,8 +19,6 @@ from monarch_py.plan.index import GRAINS, Index, Units, load_arrays, save_arrays
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.timeline import Part, Timeline, lookup_of
 
-__all__ = ["DEFAULT_RANGE_BYTES", "Plan", "PlanPart"]
-
 # Marks a file of this version of the format.
 FORMAT = "monarch plan 1"
 

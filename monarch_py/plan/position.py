@@ -22,8 +22,6 @@ from monarch_py.errors import ConfigError
 from monarch_py.plan.run import RECENT, SEARCHED, UNSEEN, Run, Units
 from monarch_py.plan.samplers import NONE
 
-__all__ = ["NOT_SOON", "Distances", "PositionEstimator"]
-
 # JUDGED: last accesses that decide whether a node is lost. WEIGHED: last accesses per rank that
 # decide whether the plan is wrong; 100 of a rank must be enough, however the looks divide them.
 JUDGED, WEIGHED = 40, 70

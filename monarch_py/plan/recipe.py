@@ -1,7 +1,5 @@
 """Reads plan.yaml, the description from which a plan is made. docs/plan.md shows its keys."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, replace
@@ -24,8 +22,6 @@ from monarch_py.plan.samplers import MAX_SAMPLES, Sampler, read_indices
 from monarch_py.plan.samplers._dali import READERS
 from monarch_py.plan.samplers._pytorch import LOADER_DRAWS
 from monarch_py.plan.timeline import MAX_NODES
-
-__all__ = ["PartKeys", "PlanKeys", "SamplerKeys", "read_plan"]
 
 T = TypeVar("T")
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Section
 
-__all__ = ["RECENT", "SEARCHED", "UNSEEN", "Run", "Units", "locate"]
-
 # USUAL_AHEAD: batches that a DataLoader's workers usually have in flight, if the plan does not say
 # (eight workers with four each). SLACK: the window is this many times larger, since some accesses
 # are never seen, but that makes it at most 1 / AMPLE_SHARE of a run, or any order would fit.

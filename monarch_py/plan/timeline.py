@@ -12,8 +12,6 @@ from monarch_py.errors import ConfigError
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import NONE, Order
 
-__all__ = ["MAX_NODES", "Part", "Section", "Timeline"]
-
 # Arrays with the accesses of all nodes store a node's number in two bytes.
 MAX_NODES = 1 << 16
 

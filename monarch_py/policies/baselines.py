@@ -4,8 +4,6 @@ Perfect, Naive, StagingBuffer, DeepIO and LBANN follow section 6 of the NoPFS pa
 papers. Baselines that change the order are in `reordering`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from monarch_py.errors import PolicyError
@@ -13,17 +11,6 @@ from monarch_py.policies.caches import used_in_order
 from monarch_py.policies.filling import copies_of, first_fit_policy, shards
 from monarch_py.policies.view import STAGING, Decision, Job, When
 from monarch_py.util.units import format_size
-
-__all__ = [
-    "MEMORY",
-    "DeepIO",
-    "LBANNDynamic",
-    "LBANNPreloading",
-    "Naive",
-    "Perfect",
-    "StagingBuffer",
-    "need_memory",
-]
 
 # The class of a node's memory: the fastest one after the staging buffer.
 MEMORY = STAGING + 1

@@ -4,8 +4,6 @@ LRU and Belady work for every node by itself. With `shared` they work for all no
 file has one home, the only node that may hold it, and the other nodes read it from there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -17,8 +15,6 @@ from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.rendezvous import Keys, file_keys, homes, owners
 from monarch_py.policies.replay import Replay, in_time, next_uses
 from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
-
-__all__ = ["LRU", "Belady", "FirstFit", "Hash"]
 
 # Runs accesses through one cache. Arguments: node, epoch, files, and numbers of the accesses.
 Use = Callable[[int, int, npt.NDArray[np.int32], npt.NDArray[np.int64]], Uses]

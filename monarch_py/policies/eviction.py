@@ -20,8 +20,6 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import STAGING, Ints
 
-__all__ = ["MISS", "FarthestUse", "LeastRecent", "Uses", "exchange"]
-
 # Stands for "the file is not there" in place of a storage class. (The staging buffer holds no
 # copies.)
 MISS = STAGING

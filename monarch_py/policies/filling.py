@@ -1,7 +1,5 @@
 """Fills storage classes with files in a given order, by array operations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -11,8 +9,6 @@ from monarch_py.plan.access import NEVER
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import TierRoom
 from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Ints, Job
-
-__all__ = ["classes_of", "copies_of", "first_fit_policy", "owners_of", "rooms_of", "shards"]
 
 
 def rooms_of(capacity: Ints, files: int) -> list[TierRoom]:

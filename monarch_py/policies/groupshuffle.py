@@ -1,14 +1,10 @@
 """Group shuffle with double buffering (section III of Lee and others, 2021)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import NO_FILE, STAGING, Decision, Ints, Job, same_shape
 from monarch_py.util.units import format_size
-
-__all__ = ["GroupShuffle"]
 
 # One group is trained on while the next one is read.
 BUFFERS = 2

@@ -1,7 +1,5 @@
 """The policies by their names on the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from monarch_py.errors import PolicyError
@@ -20,8 +18,6 @@ from monarch_py.policies.nopfs import NoPFS, NoPFSLiteral, Planned
 from monarch_py.policies.reordering import DeepIOOpportunistic, LocalityAware, ParallelStaging
 from monarch_py.policies.solar import Solar
 from monarch_py.policies.view import Policy
-
-__all__ = ["DAEMON", "NAMES", "SUMMARIES", "make_policy"]
 
 # Each policy with a one-line summary, for users who choose one; docs/simulator.md has the sources.
 _MAKERS: tuple[tuple[Callable[[], Policy], str], ...] = (

@@ -3,8 +3,6 @@
 The daemon has one such object, that of its own node. The simulator has one for each node of a job.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -14,8 +12,6 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
 from monarch_py.policies.view import PFS, Ints
-
-__all__ = ["ASKED", "NOBODY", "UNPLANNED", "Holders", "NodePolicy", "planned_tiers"]
 
 # The holder of a file that only the source has.
 NOBODY = PFS

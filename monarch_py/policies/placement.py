@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NOWHERE", "TierRoom", "first_fit", "take"]
-
 # No tier has room for the file now.
 NOWHERE = -1
 # More than any tier holds, but small enough that 2048 of them add up within 64 bits [bytes].

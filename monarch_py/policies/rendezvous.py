@@ -5,24 +5,11 @@ communication. When a node joins or leaves, only its own files change owners (Th
 1998; weights as in Schindelhauer and Schomaker 2005).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, STAGING, Cluster, Floats, Ints
-
-__all__ = [
-    "Keys",
-    "file_keys",
-    "first_nodes",
-    "homes",
-    "next_nodes",
-    "owners",
-    "scores",
-    "second_copies",
-]
 
 Keys = npt.NDArray[np.uint64]
 

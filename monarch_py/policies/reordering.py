@@ -5,8 +5,6 @@ opportunistic mode and ParallelStaging draw their own orders; if the dataset doe
 never use a part of it (section 6 of the NoPFS paper marks them so).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
@@ -25,8 +23,6 @@ from monarch_py.policies.view import (
     need_equal_ranks,
     same_shape,
 )
-
-__all__ = ["DeepIOOpportunistic", "LocalityAware", "ParallelStaging", "exchange"]
 
 NOT_ALL = "uses only what is held in {what}, which is not the whole dataset"
 

@@ -4,8 +4,6 @@ The content of a cache at the start of an epoch depends on all epochs before. So
 written as a generator of epochs, and `Replay` answers for any epoch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -14,8 +12,6 @@ import numpy.typing as npt
 
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import NO_FILE, Ints, Job
-
-__all__ = ["Replay", "in_time", "next_uses"]
 
 # Epochs whose answers are kept: the running one, and those that a prefetcher looks into.
 KEPT_EPOCHS = 3

@@ -1,7 +1,5 @@
 """Holder or source: from where a node reads a file that another node is known to have (NoPFS 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,8 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.view import PFS, Ints
-
-__all__ = ["SOURCES", "TRY_AGAIN_S", "Routing"]
 
 # Routing have numbers: SOURCES for the sources together, n + 1 for node n.
 SOURCES = 0

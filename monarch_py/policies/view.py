@@ -18,21 +18,6 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.plan.access import NEVER, add_first_uses, add_uses
 
-__all__ = [
-    "NO_FILE",
-    "PFS",
-    "STAGING",
-    "Cluster",
-    "Copies",
-    "Decision",
-    "Job",
-    "Policy",
-    "Served",
-    "When",
-    "need_equal_ranks",
-    "same_shape",
-]
-
 Ints = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.float64]
 

@@ -1,13 +1,9 @@
 """The interface of a scan, which yields what it finds in batches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
-
-__all__ = ["ALL_NAMES", "END_LIMIT_S", "Batch", "Root", "Scan"]
 
 # Arguments of `Scan.allow` for no limit.
 ALL_NAMES = (-1, -1)

@@ -4,8 +4,6 @@ Columns that change little from file to file are delta-encoded. All columns are 
 bytes of all entries, then second bytes) and compressed.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from typing import Any
@@ -14,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.native import ENTRY, Kind
-
-__all__ = ["pack", "unpack"]
 
 HEAD = struct.Struct("<II")  # entries, bytes of text
 # Compression level. Higher levels take twice as long and save only a thirtieth.

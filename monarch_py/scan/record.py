@@ -6,8 +6,6 @@ The bytes come over MPI from a process of the same version and the same user. Th
 against mistakes, not against malice.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct
@@ -23,8 +21,6 @@ from monarch_py.native import Kind, ffi
 from monarch_py.scan.batch import END_LIMIT_S, Batch, Root
 from monarch_py.scan.columns import pack, unpack
 from monarch_py.scan.walk import Walk, read_root
-
-__all__ = ["Record", "give", "record_sources", "take"]
 
 LENGTH = struct.Struct("<Q")
 BEGAN = struct.Struct("<d")

@@ -1,7 +1,5 @@
 """Lists a source with the threads of csrc/scan."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time
@@ -12,8 +10,6 @@ import numpy as np
 
 from monarch_py.native import ENTRY, ffi, lib
 from monarch_py.scan.batch import ALL_NAMES, END_LIMIT_S, Batch, Root
-
-__all__ = ["Walk", "read_root"]
 
 
 class Walk:

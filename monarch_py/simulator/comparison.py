@@ -1,7 +1,5 @@
 """Simulates one scenario under several policies, named as on the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 from monarch_py.errors import ConfigError, MonarchError, PolicyError
@@ -12,8 +10,6 @@ from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import Result, Unsupported
 from monarch_py.simulator.scenario import Scenario
 from monarch_py.util.spelling import hint
-
-__all__ = ["compare"]
 
 
 def compare(

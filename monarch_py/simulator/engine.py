@@ -1,7 +1,5 @@
 """Runs a policy's decision on a scenario through the C simulator (csrc/simulator)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -12,8 +10,6 @@ from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, 
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
 from monarch_py.simulator.scenario import Scenario
-
-__all__ = ["Measured", "measure", "simulate"]
 
 Floats = npt.NDArray[np.float64]
 

@@ -1,7 +1,5 @@
 """Makes the `Job` of a scenario, which policies see."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from itertools import pairwise
 
@@ -11,8 +9,6 @@ import numpy.typing as npt
 from monarch_py.errors import ConfigError
 from monarch_py.policies.view import NO_FILE, Cluster, Job
 from monarch_py.simulator.scenario import Scenario
-
-__all__ = ["cluster_of", "job_of"]
 
 # Epochs whose orders are kept: the engine asks for two, a policy that looks ahead for a few more.
 ORDERS_KEPT = 4

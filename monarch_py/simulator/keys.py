@@ -3,8 +3,6 @@
 A scenario that cannot be simulated is refused here, in one sentence that names file, line and key.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 from dataclasses import replace
@@ -23,8 +21,6 @@ from monarch_py.simulator.scenario import (
     scanned_sizes,
 )
 from monarch_py.util.spelling import hint
-
-__all__ = ["load_scenario", "shipped_scenarios"]
 
 # If a smaller share of draws lies between min and max, drawing again would take too long.
 LEAST_SHARE = 1e-3

@@ -3,15 +3,11 @@
 A bar is a policy's time, divided by where the bytes come from.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from monarch_py.errors import MonarchError
-
-__all__ = ["can_draw", "draw"]
 
 COLOURS = {"staging": "#e2e8f0", "local": "#2b6cb0", "remote": "#63b3ed", "pfs": "#c53030"}
 KINDS = (".png", ".svg", ".pdf", ".jpg", ".webp")

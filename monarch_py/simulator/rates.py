@@ -14,8 +14,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Curve"]
-
 Floats = npt.NDArray[np.float64]
 
 

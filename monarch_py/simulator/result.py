@@ -29,15 +29,11 @@ For each policy it gives seconds [s], bytes, and shares of all samples' bytes fr
 A policy that cannot run in the scenario has ``{"unsupported": REASON}`` instead.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-__all__ = ["IMBALANCE", "PLACES", "SCHEMA", "Result", "Unsupported", "to_document", "validate"]
 
 SCHEMA = 1
 PLACES = ("staging", "local", "remote", "pfs")

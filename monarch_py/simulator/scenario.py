@@ -5,8 +5,6 @@ scenario's YAML file (see document/keys.py), which keys.py reads and checks. A s
 in Python is not checked.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field, replace
@@ -33,18 +31,6 @@ from monarch_py.document.values import (
 from monarch_py.errors import ConfigError
 from monarch_py.simulator.rates import Curve
 from monarch_py.util.units import parse_size
-
-__all__ = [
-    "LINKS",
-    "Checkpoint",
-    "Dataset",
-    "NodeOverride",
-    "Rates",
-    "Scenario",
-    "SizeLaw",
-    "StorageClass",
-    "least_share",
-]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -18,8 +18,6 @@ from monarch_py.storage.manifest import DamagedManifestError, Manifest, Row, dam
 from monarch_py.storage.tiers import Tier, remove_any
 from monarch_py.util.units import counted
 
-__all__ = ["Keeper"]
-
 log = logging.getLogger("monarch.keeper")
 
 # Rows wait at most this long for their commit, so that one sync serves many copies [s].

@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from monarch_py.errors import TierError
 
-__all__ = ["ROW", "DamagedManifestError", "Manifest", "Row", "boot_id", "damage_told"]
-
 VERSION = 1
 # Makes a signed number of SQLite the unsigned one of the same 64 bits; `signed` does the reverse.
 MASK = (1 << 64) - 1

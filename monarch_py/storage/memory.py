@@ -8,8 +8,6 @@ cgroup leaves.
 import os
 from pathlib import Path
 
-__all__ = ["available_bytes"]
-
 # Share of the limit that stays free for the job's own growth.
 HEADROOM = 1 / 16
 # cgroup v1 expresses "no limit" by a number near 2**63.

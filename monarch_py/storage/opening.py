@@ -7,8 +7,6 @@ from monarch_py.errors import TierError
 from monarch_py.storage.durability import Keeper
 from monarch_py.storage.tiers import Tier, refuse_replaceable
 
-__all__ = ["OpenTiers"]
-
 log = logging.getLogger("monarch.tiers")
 
 

@@ -28,20 +28,6 @@ from monarch_py.policies.placement import TierRoom
 from monarch_py.storage import memory
 from monarch_py.util.ownership import Doubt, doubts
 
-__all__ = [
-    "NO_DESCRIPTOR",
-    "Tier",
-    "copy_name",
-    "copy_number",
-    "held_elsewhere",
-    "refuse_replaceable",
-    "remove_any",
-    "slack_of",
-    "tier_root",
-    "why_gone",
-    "why_refused",
-]
-
 log = logging.getLogger("monarch.tiers")
 
 # Part of the quota kept for the names and manifest rows of files that are placed at once [bytes].

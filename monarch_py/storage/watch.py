@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from monarch_py.storage.tiers import Tier, why_gone, why_refused
 from monarch_py.util.ownership import doubts
 
-__all__ = ["TierWatch"]
-
 # Time between two looks [s].
 LOOK_S = 1.0
 

@@ -4,8 +4,6 @@ A system call on such a file system may never return, and no signal ends it. So 
 call and is left behind if it hangs; a thread that hangs would keep this process from ending.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -14,8 +12,6 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-
-__all__ = ["LIMIT_S", "hanging"]
 
 # How long a file system may take for the attributes of a directory; a busy one takes a second [s].
 LIMIT_S = 5.0

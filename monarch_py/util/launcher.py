@@ -1,15 +1,11 @@
 """Finds out from the environment whether a launcher started this process as one of several."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_py.errors import ConfigError
-
-__all__ = ["Launch", "launched", "with_rank"]
 
 # (number of processes, this one's rank). mpiexec's come first, since inside an allocation mpiexec
 # itself runs in a Slurm step.

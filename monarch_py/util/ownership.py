@@ -4,8 +4,6 @@ Only a directory's owner can rename or remove it if nobody else may change the d
 and so on up to the root. Links on the way count like directories.
 """
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd
@@ -13,8 +11,6 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-__all__ = ["Doubt", "doubts", "user_name", "why_not_private"]
 
 # Most links to follow on one path, as in the kernel.
 MAX_LINKS = 40

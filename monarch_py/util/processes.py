@@ -10,8 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Identity", "began", "own_processes"]
-
 PROC = Path("/proc")
 # Pause between two looks whether a process has ended [s].
 LOOK_S = 0.01

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["handle", "handling"]
-
 Handler = Callable[[int, FrameType | None], object]
 
 

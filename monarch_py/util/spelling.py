@@ -1,10 +1,6 @@
 """Guesses which known word a user meant who wrote an unknown one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-
-__all__ = ["hint", "nearest"]
 
 # Shorter pieces occur in too many words.
 LEAST_PIECE = 4

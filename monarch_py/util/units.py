@@ -1,21 +1,7 @@
 """Reads and writes sizes and rates as people write them."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
-
-__all__ = [
-    "GIB",
-    "KIB",
-    "MIB",
-    "TIB",
-    "counted",
-    "format_size",
-    "parse_amount",
-    "parse_rate",
-    "parse_size",
-]
 
 KIB = 1 << 10
 MIB = 1 << 20

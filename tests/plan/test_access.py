@@ -25,7 +25,7 @@ from monarch_py.plan import (
     find_holders,
     next_uses,
 )
-from monarch_py.plan.access import files_per_step, reuse_distances, spread
+from monarch_py.plan.access import spread
 from monarch_py.plan.binomial import distribution, expected_above, lemma_1
 from monarch_py.plan.loader import SPLITS
 from monarch_py.plan.samplers import (
@@ -95,10 +95,8 @@ def test_frequencies_first_and_next_uses(timeline: Timeline, draw: st.DataObject
     told = {}
     for section, positions in next_uses(timeline, node):
         own = section.node(node)
-        distances = reuse_distances(section, positions)
         for i in np.flatnonzero(own >= 0).tolist():
             told[section.start + i] = int(positions[i])
-            assert distances[i] in (NEVER, positions[i] - section.start - i)
     assert told == following
 
 
@@ -137,16 +135,6 @@ def test_three_epochs_by_hand() -> None:
     assert find_holders(timeline).holder.tolist() == [0, 1, 1, 0, 0, 1]
     told = {section.epoch: positions.tolist() for section, positions in next_uses(timeline, 0)}
     assert told == {0: [6, NEVER, 8], 1: [NEVER, 7, NEVER], 2: [NEVER, NEVER, NEVER]}
-
-
-def test_files_per_step() -> None:
-    files = lookup_of(np.array([0, 0, 0, 1, 1, 2, 2, 2], dtype=np.int32))
-    part = Part("training", Loader(SequentialSampler(8), 2, 2), lookup=files)
-    section = Timeline((part,), 1, 1, 3).section(0)
-    assert section.node(0).tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
-    assert files_per_step(section, 0).tolist() == [2, 2]
-    odd = Part("training", Loader(SequentialSampler(8), 1, 3), lookup=files)
-    assert files_per_step(Timeline((odd,), 1, 1, 3).section(0), 0).tolist() == [1, 2, 1]
 
 
 def test_files_of_many_samples_are_accessed_alike() -> None:

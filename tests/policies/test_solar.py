@@ -15,7 +15,7 @@ from policies.jobs import cluster, holders, loads, order_of, shuffled, written
 from monarch_py.errors import PolicyError
 from monarch_py.policies.solar import Solar
 from monarch_py.policies.solar.assignment import assign
-from monarch_py.policies.solar.chunks import join, worthwhile_gap
+from monarch_py.policies.solar.chunks import join
 from monarch_py.policies.solar.epochs import edge_costs, lower_bound, order_epochs, path_cost
 from monarch_py.policies.solar.mapping import balanced, deal
 from monarch_py.policies.view import NO_FILE, PFS
@@ -127,8 +127,6 @@ def test_reads_are_joined_by_hand() -> None:
     assert reads.read_of.tolist() == [4, 0, 0, 0, 3, 3, 2, 1]
     # With nothing to be read in vain 3 stands alone, and neighbours stay joined.
     assert join(np.array([3, 5, 6]), gap=1, chunk=10, vain=0).count.tolist() == [1, 2]
-    # 1 ms at 1 GB/s are 1 MB: five samples of 200 KB.
-    assert worthwhile_gap(1e-3, 1e9, 200e3) == 5
 
 
 @settings(max_examples=40, deadline=None)

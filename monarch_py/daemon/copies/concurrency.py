@@ -7,8 +7,6 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["Counted", "Delay", "ReadsInFlight"]
-
 # Fills in flight at first.
 FIRST = 8
 # A window, over which rates are taken, lasts WINDOW_S [s] at least, and until chance does not

@@ -29,8 +29,6 @@ from monarch_py.native import (
 from monarch_py.storage.manifest import Row
 from monarch_py.storage.tiers import Tier
 
-__all__ = ["NONE", "Copies", "Ids", "one"]
-
 log = logging.getLogger("monarch.copies")
 
 Ids = npt.NDArray[np.uint64]

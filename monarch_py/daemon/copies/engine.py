@@ -29,8 +29,6 @@ from monarch_py.policies.placement import TierRoom
 from monarch_py.storage.memory import available_bytes
 from monarch_py.storage.tiers import NO_DESCRIPTOR, Tier
 
-__all__ = ["Engine", "as_array", "block_sums", "is_passing"]
-
 # Results taken at a time.
 RESULTS = 1024
 

@@ -8,8 +8,6 @@ and only if that file is used again sooner (the rule of coordination with prefet
 comes, and without a plan.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -23,8 +21,6 @@ from monarch_py.native import State, copy_of, state_of, tier_of
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.eviction import exchange
 from monarch_py.policies.placement import NOWHERE
-
-__all__ = ["Evictions", "Foresight"]
 
 # Two looks lie at least LOOK_S apart [s], and looks take no more than the part SHARE of the time.
 LOOK_S, SHARE = 0.1, 0.05

@@ -7,8 +7,6 @@ from monarch_py.config import Config
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.ipc.session import SessionDir
 
-__all__ = ["Handovers"]
-
 log = logging.getLogger("monarch.handovers")
 
 

@@ -4,8 +4,6 @@ import os
 
 import psutil
 
-__all__ = ["IdleCores"]
-
 # Work that nobody waits for goes on while this many processors are idle. LOOK_S : how often they
 # are looked at [s].
 IDLE_CORES, LOOK_S = 0.5, 0.1

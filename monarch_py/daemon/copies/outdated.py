@@ -25,8 +25,6 @@ from monarch_py.native import (
     tier_of,
 )
 
-__all__ = ["Compared", "Outdated"]
-
 log = logging.getLogger("monarch.outdated")
 
 # One request compares for no longer than this [ns]: whoever asks goes on with the next request.

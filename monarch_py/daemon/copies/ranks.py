@@ -21,8 +21,6 @@ from monarch_py.native import ffi, lib
 from monarch_py.policies.lobster.queues import queue_seconds
 from monarch_py.policies.lobster.threads import share_threads
 
-__all__ = ["Ranks", "shares_of"]
-
 # A prediction is made every WINDOW_S [s], and takes the part MOST_OF_TIME of the daemon's time at
 # most.
 WINDOW_S = 0.1

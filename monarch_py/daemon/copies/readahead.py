@@ -17,8 +17,6 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import JobKind, JobStatus, State, copy_of, state_of, tier_of
 from monarch_py.storage.tiers import Tier
 
-__all__ = ["ReadAhead"]
-
 Bools = npt.NDArray[np.bool_]
 
 # How much is brought at a time [files, bytes]: what is nearer may be known a moment later.

@@ -22,8 +22,6 @@ from monarch_py.storage import memory
 from monarch_py.storage.tiers import Tier, refuse_replaceable
 from monarch_py.util.units import GIB
 
-__all__ = ["Staging", "open_staging"]
-
 log = logging.getLogger("monarch.staging")
 
 # An area that nobody has configured takes at most DEFAULT_BYTES [bytes], 1/SHARE_OF_DISK of what

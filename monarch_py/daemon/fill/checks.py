@@ -13,8 +13,6 @@ from monarch_py.daemon.copies.engine import is_passing
 from monarch_py.daemon.fill.requests import FillRequests
 from monarch_py.native import JobKind, JobStatus, State, copy_of, make_word, tier_of
 
-__all__ = ["Checks"]
-
 log = logging.getLogger("monarch.filler")
 
 # No check is ordered for this long after one for which the daemon had no descriptor [s].

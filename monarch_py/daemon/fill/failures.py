@@ -13,8 +13,6 @@ from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.requests import FillRequests
 from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State, ffi, state_of
 
-__all__ = ["FailedFills"]
-
 log = logging.getLogger("monarch.filler")
 
 # A file that changes under its fill is tried again this often before it is left to the source.

@@ -38,8 +38,6 @@ from monarch_py.policies.node import NOBODY, NodePolicy
 from monarch_py.policies.placement import NOWHERE, TierRoom
 from monarch_py.storage.tiers import Tier
 
-__all__ = ["Filler"]
-
 log = logging.getLogger("monarch.filler")
 
 # Orders that the engine has at a time for each way, from sources and from peers: enough that its

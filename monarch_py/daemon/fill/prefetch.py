@@ -20,8 +20,6 @@ from monarch_py.daemon.fill.unused import UnusedPrefetch
 from monarch_py.native import State, ffi, lib, pointer
 from monarch_py.policies.placement import NOWHERE
 
-__all__ = ["Directories", "DirectoryPrefetch"]
-
 # A directory is filled once NAMES of its files were read to their end. All below it is filled once
 # files in NAMES of its subdirectories were.
 NAMES = 4

@@ -8,8 +8,6 @@ import numpy.typing as npt
 
 from monarch_py.daemon.copies.copies import NONE, Ids
 
-__all__ = ["PrefetchQueue"]
-
 # Entries that `prefetch: eager` looks at in one turn of the daemon's loop.
 MEETS = 65536
 

@@ -24,8 +24,6 @@ from monarch_py.native import (
     tier_of,
 )
 
-__all__ = ["FillRequests"]
-
 # Plain numbers: Python makes an exception and a call of each comparison with an enumeration's
 # member.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value

@@ -11,8 +11,6 @@ from monarch_py.daemon.copies.copies import NONE, Ids
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import State, state_of
 
-__all__ = ["BYTES_AT_FIRST", "BYTES_FOR_EACH_READ", "UnusedPrefetch"]
-
 # How much may be filled ahead and lie unused [bytes]: BYTES_FOR_EACH_READ for each byte that
 # programs have read, which counts once however often it is read, and BYTES_AT_FIRST besides, so
 # that there is some before they have read anything.

@@ -1,15 +1,11 @@
 """The status of all nodes of a cluster, for `status --all`: each daemon is asked for its own."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from monarch_py.peers import Party, PeerStatus, Purpose, Unreachable, ask
 from monarch_py.peers.membership import Cluster, Member
-
-__all__ = ["all_nodes"]
 
 # A daemon answers between two turns of its loop; `status` waits this long for all of them together
 # [s].

@@ -4,8 +4,6 @@ The nodes do not negotiate this. Every node computes the same from the catalog a
 quotas, which all of them were given alike when they started (policies/rendezvous.py).
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -22,8 +22,6 @@ from monarch_py.peers import Peer, PeerStatus
 from monarch_py.policies.node import NOBODY
 from monarch_py.policies.routing import Routing
 
-__all__ = ["PEER_THREADS", "RouteChooser"]
-
 # Threads that wait for peers: enough to ask all nodes of a small job at a time. A single peer gets
 # two thirds of them; the others are left for the peer that is asked next (can_ask in
 # csrc/engine/schedule.c).

@@ -1,8 +1,6 @@
 """Serves peers the copies of this node's catalog, whole or being filled
 (csrc/serving/holdings.c)."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +17,6 @@ from monarch_py.native import ffi, lib, pointer
 from monarch_py.peers import Party, PeerServer
 from monarch_py.peers.membership import Cluster
 from monarch_py.storage.tiers import Tier
-
-__all__ = ["ReplicaServer", "Membership"]
 
 
 @dataclass(frozen=True)

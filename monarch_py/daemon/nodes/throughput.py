@@ -3,8 +3,6 @@
 The rates are measured while copies are made, for the performance model (NoPFS 4).
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
@@ -15,8 +13,6 @@ import numpy.typing as npt
 from monarch_py.config import Performance
 from monarch_py.native import lib
 from monarch_py.policies.routing import SOURCES
-
-__all__ = ["LEVELS", "Throughput"]
 
 # Numbers of readers are grouped by powers of two.
 LEVELS: int = lib.MONARCH_LEVELS

@@ -1,13 +1,9 @@
 """How fast programs go through their files."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["Pace"]
 
 # An open that is longer ago than this counts for little [s]. After so long without any open,
 # nothing is foreseen.

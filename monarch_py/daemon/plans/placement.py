@@ -25,8 +25,6 @@ from monarch_py.policies.node import ASKED, NOBODY, Holders, planned_tiers
 from monarch_py.policies.nopfs.placement import is_placeable, place
 from monarch_py.policies.placement import NOWHERE, TierRoom
 
-__all__ = ["PlacementResult", "PlacementTask"]
-
 log = logging.getLogger("monarch.planned")
 
 NO_IDS: Ids = np.zeros(0, dtype=np.uint64)

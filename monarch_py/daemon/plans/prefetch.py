@@ -18,8 +18,6 @@ from monarch_py.daemon.plans.tracker import PlanTracker
 from monarch_py.native import State, copy_of, state_of
 from monarch_py.plan import NEVER
 
-__all__ = ["WINDOW_LEAVES", "PlanPrefetch"]
-
 # How many files of a plan are looked at ahead at most. The window ends earlier if the staging area
 # cannot hold more.
 LOOK = 65536

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from monarch_py.util.processes import began, own_processes
 
-__all__ = ["Job", "Version", "version_of"]
-
 # The version of a plan's file: its inode, size and mtime. Another plan in the file changes one of
 # them.
 Version = tuple[int, int, int] | None

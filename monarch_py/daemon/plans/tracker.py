@@ -29,8 +29,6 @@ from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
 
-__all__ = ["PlanTracker", "Found", "Loaded", "load_plan", "observe"]
-
 # The version of a plan's file, and the plan.
 Loaded = tuple[Version, Plan]
 

@@ -2,8 +2,6 @@
 
 from monarch_py.scan import ALL_NAMES
 
-__all__ = ["ScanPace"]
-
 # The scan stays ahead of fills by as many names as they fill in AHEAD_S [s], and by LEAST names at
 # least. The kernel keeps what a look has brought for about a second: a fill that comes later makes
 # it ask the source again.

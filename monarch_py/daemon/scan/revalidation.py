@@ -18,8 +18,6 @@ from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import Kind, ffi, lib
 
-__all__ = ["Metadata"]
-
 log = logging.getLogger("monarch.metadata")
 
 # The times that file systems keep may be as coarse as this [s]: a directory that changed less than

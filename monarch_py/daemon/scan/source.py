@@ -12,8 +12,6 @@ from monarch_py.config import Config, PathFilter, SourceConfig
 from monarch_py.native import Kind
 from monarch_py.scan import Batch, Record, Root, Scan, Walk, read_root
 
-__all__ = ["Parts", "Source"]
-
 log = logging.getLogger("monarch.scanner")
 
 # How many directories that programs read are kept, the latest ones: as many as a scan keeps

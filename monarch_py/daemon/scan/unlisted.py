@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["Path", "UnlistedFiles"]
-
 log = logging.getLogger("monarch.unmet")
 
 Seen = TypeVar("Seen")

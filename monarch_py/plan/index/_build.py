@@ -17,9 +17,6 @@ from monarch_py.config import PathFilter
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.plan.index._index import Index
 
-__all__ = ["PATTERNS", "index_files", "index_fixed", "index_hdf5", "index_image_folder"]
-__all__ += ["index_tfrecord", "index_webdataset"]
-
 # Default patterns by format; image_folder selects names itself.
 PATTERNS = {
     "files": ("**",),

@@ -19,8 +19,6 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib, pointer
 from monarch_py.plan.samplers import MAX_SAMPLES, NONE
 
-__all__ = ["GRAINS", "Index", "Units"]
-
 # What a unit is:
 # samples : one sample
 # files : a whole file

@@ -1,7 +1,5 @@
 """The base of all samplers, which yield the order of one epoch after the other."""
 
-from __future__ import annotations
-
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -13,16 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
-
-__all__ = [
-    "MAX_SAMPLES",
-    "NONE",
-    "Buffers",
-    "Order",
-    "Sampler",
-    "check_length",
-    "in_blocks_backwards",
-]
 
 # Numbers of samples. They take 4 bytes each, because a plan for 14 million samples needs many.
 Order = npt.NDArray[np.int32]

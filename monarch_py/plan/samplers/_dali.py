@@ -5,8 +5,6 @@ storage sees the order in which the buffer is filled: for the file reader, that 
 is shuffled once with a fixed seed; for readers of records, that of the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,8 +15,6 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.native import ffi, lib, pointer
 from monarch_py.plan._mersenne import Mersenne
 from monarch_py.plan.samplers._base import NONE, Order, Sampler, check_length
-
-__all__ = ["READERS", "DALIReader"]
 
 # file : readers of a list of files; records : tfrecord and other readers with an index
 READERS = ("file", "records")

@@ -1,7 +1,5 @@
 """The sampler of NoPFS (Dryden et al., SC'21): std::shuffle of libstdc++."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isqrt
@@ -16,8 +14,6 @@ from monarch_py.plan.samplers._base import (
     in_blocks_backwards,
 )
 from monarch_py.plan.samplers._numpy import BLOCK_EPOCHS
-
-__all__ = ["NoPFSSampler"]
 
 # std::minstd_rand0: x -> 16807 x mod this.
 _MODULUS = (1 << 31) - 1

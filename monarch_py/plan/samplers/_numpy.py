@@ -1,7 +1,5 @@
 """The sampler of programs that draw their orders with NumPy; it uses NumPy itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isqrt
@@ -16,8 +14,6 @@ from monarch_py.plan.samplers._base import (
     Sampler,
     in_blocks_backwards,
 )
-
-__all__ = ["NumpySampler"]
 
 # name -> function that makes the generator from a seed
 _GENERATORS = {"RandomState": np.random.RandomState, "default_rng": np.random.default_rng}

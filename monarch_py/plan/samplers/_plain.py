@@ -1,7 +1,5 @@
 """Samplers without a generator: sequential, listed in a file, or recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,6 @@ import numpy.typing as npt
 from monarch_py.errors import ConfigError
 from monarch_py.plan.samplers._base import Order, Sampler
 from monarch_py.plan.samplers._pytorch import as_order
-
-__all__ = ["Listed", "Recorded", "SequentialSampler", "read_indices"]
 
 
 @dataclass(frozen=True)

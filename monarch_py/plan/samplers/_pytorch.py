@@ -4,8 +4,6 @@ A torch.Generator on the CPU is MT19937; only the low 32 bits of its seed count.
 Fisher-Yates shuffle with one draw per item, and from 2**32 / 20 items on, another one with two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -17,15 +15,6 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import lib, pointer
 from monarch_py.plan._mersenne import Mersenne
 from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_length
-
-__all__ = [
-    "LOADER_DRAWS",
-    "DistributedSampler",
-    "GlobalRandomSampler",
-    "RandomSampler",
-    "SubsetRandomSampler",
-    "WeightedRandomSampler",
-]
 
 # From this many items on, randperm takes two draws per item (TensorFactories.cpp).
 LARGE_RANDPERM = ((1 << 32) - 1) // 20

@@ -1,7 +1,5 @@
 """tf.data.Dataset.shuffle without TensorFlow: the very indices that TensorFlow 2.21 gives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,8 +8,6 @@ import numpy as np
 from monarch_py.errors import MonarchError
 from monarch_py.native import lib, pointer
 from monarch_py.plan.samplers._base import Order, Sampler, check_length
-
-__all__ = ["TensorFlowShuffle"]
 
 # The global seed if tf.random.set_seed was not called (random_seed.py).
 _DEFAULT_GLOBAL_SEED = 87654321

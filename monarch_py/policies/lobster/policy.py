@@ -1,7 +1,5 @@
 """Lobster as a policy: eviction by reuse (4.4), with threads shared among GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,8 +26,6 @@ from monarch_py.policies.view import (
 )
 
 Flags = npt.NDArray[np.bool_]
-
-__all__ = ["Evictions", "Lobster", "no_more_use", "too_far"]
 
 
 @dataclass

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Floats
 
-__all__ = ["PiecewiseLinear"]
-
 
 @dataclass(frozen=True)
 class PiecewiseLinear:

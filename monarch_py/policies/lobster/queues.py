@@ -1,15 +1,11 @@
 """The time of each GPU's loading queue by the number of threads (Lobster 4.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.view import Floats
-
-__all__ = ["Rate", "queue_bytes", "queue_seconds"]
 
 # Number of threads -> their rate together [bytes/s].
 Rate = Callable[[npt.NDArray[np.float64]], Floats]

@@ -1,14 +1,10 @@
 """Shares loading threads among the queues of the GPUs (Lobster 4.3, Algorithm 1)."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Floats
-
-__all__ = ["share_threads"]
 
 # Bound on the numbers in memory at a time, which decides how many windows are tried together. (A
 # simulation asks for all steps of an epoch at once, a daemon for one step.)

@@ -1,15 +1,11 @@
 """The performance model: how long a file takes from each place that has it (NoPFS 4)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
 from monarch_py.policies.view import Cluster, Floats, Ints
-
-__all__ = ["NONE", "Places", "Source", "fetch_seconds"]
 
 # Stands for "no such copy" in place of a node or a storage class.
 NONE = -1

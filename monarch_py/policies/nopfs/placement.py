@@ -7,8 +7,6 @@ size over all copies is maximised, subject to the quotas and to one holder for e
 holders only get room that is left (`place`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +18,6 @@ from monarch_py.policies.node import ASKED, NOBODY, Holders
 from monarch_py.policies.nopfs.prices import Prices, Program, Rows, find_prices
 from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, Floats, Ints
-
-__all__ = ["Placement", "Weighted", "is_placeable", "literal", "place"]
 
 # The placement holds how often each node uses each file, twice over: BYTES_OF_USES for each node
 # and file [bytes]. It is not made where that is more than MOST_OF_USES [bytes]. Every node must

@@ -3,8 +3,6 @@
 `Planned` is our variant, in which a file's owner alone reads it from the source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,8 +20,6 @@ from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats,
 # If the standard deviation of the frequencies divided by their mean is below this, the best
 # placement saves so little that any other one does as well.
 LEAST_SPREAD = 0.1
-
-__all__ = ["NoPFS", "NoPFSLiteral", "Planned"]
 
 
 class NoPFS:

@@ -6,8 +6,6 @@ separates into one problem per file, solved by comparing numbers. For any prices
 what any placement can reach (weak duality); at the best prices it is the linear program's optimum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.view import Floats, Ints
-
-__all__ = ["Prices", "Program", "Rows", "find_prices"]
 
 # For each node an array (files,): a table, or rows that are made one at a time.
 Rows = Sequence[npt.NDArray[Any]]

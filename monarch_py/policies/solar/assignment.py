@@ -1,13 +1,9 @@
 """Solves the assignment problem: the cheapest one-to-one assignment of rows to columns."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.view import Floats
-
-__all__ = ["assign"]
 
 
 def assign(costs: Floats) -> npt.NDArray[np.int64]:

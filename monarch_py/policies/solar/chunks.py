@@ -5,8 +5,6 @@ read of the whole range, including the unwanted samples in between, is faster th
 The unwanted samples are counted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +12,6 @@ import numpy.typing as npt
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Ints
-
-__all__ = ["Reads", "join", "worthwhile_gap"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +27,6 @@ class Reads:
     count: npt.NDArray[np.int64]
     redundant: npt.NDArray[np.int64]
     read_of: npt.NDArray[np.int64]
-
-
-def worthwhile_gap(latency_s: float, bytes_per_s: float, sample_bytes: float) -> int:
-    """How many unwanted samples can be read in the time that another read takes to begin."""
-    return int(latency_s * bytes_per_s / max(1.0, sample_bytes))
 
 
 def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:

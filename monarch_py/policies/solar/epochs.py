@@ -13,8 +13,6 @@ shuffles they cannot come from the order alone; but SOLAR also replaces the buff
 the future, which takes loads from 1.3 to 2.6 (D - C) down to D - C in the same benchmark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -23,8 +21,6 @@ import numpy.typing as npt
 from monarch_py.policies.replay import in_time
 from monarch_py.policies.solar.assignment import assign
 from monarch_py.policies.view import Floats, Ints
-
-__all__ = ["edge_costs", "lower_bound", "order_epochs", "path_cost"]
 
 # Files in one block when all epochs are compared with all; for 100 epochs a block takes 50 MB.
 BLOCK_FILES = 1 << 16

@@ -5,14 +5,10 @@ sample goes to the node that holds it. Samples that must be loaded are dealt so 
 about as many. Nodes' batches then differ in size, up to a cap.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.view import PFS, Ints
-
-__all__ = ["balanced", "deal"]
 
 
 def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:

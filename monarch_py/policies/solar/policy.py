@@ -1,7 +1,5 @@
 """SOLAR as a policy: buffers that know the future, and batches that follow their content."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -25,8 +23,6 @@ from monarch_py.policies.view import (
     When,
     need_equal_ranks,
 )
-
-__all__ = ["Solar"]
 
 
 class Solar:
