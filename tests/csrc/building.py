@@ -8,22 +8,28 @@ or flag added there counts here.
 from __future__ import annotations
 
 import ast
+import fcntl
 import os
 import shlex
 import shutil
+import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from xxhash import xxh64_intdigest
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 INCLUDES = ["-D_GNU_SOURCE", f"-I{CSRC}"]
 HERE = Path(__file__).resolve().parent
+# Locked at a place for each object that is compiled.
+COMPILING = ROOT / "build" / "compiling.lock"
 
 
 def constants(path: Path) -> dict[str, Any]:
@@ -51,29 +57,54 @@ def compiler() -> list[str]:
     return words
 
 
-def cc(*words: str | Path, compiler_words: Sequence[str] = ()) -> None:
+def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT) -> None:
     """Runs the compiler; what it says goes into the failure. ccache, where it is installed, knows
-    the objects that other tests have compiled in the same way."""
-    cache = ["ccache"] if "-c" in words and shutil.which("ccache") else []
-    command = [*cache, *(compiler_words or compiler()), *(str(word) for word in words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    the objects that other tests have compiled in the same way, also in another directory."""
+    command = [*(compiler_words or compiler()), *(str(word) for word in words)]
+    cached = "-c" in words and shutil.which("ccache")
+    with _no_other_compiles(command) if cached else nullcontext():
+        done = subprocess.run(
+            ["ccache", *command] if cached else command,
+            env={**os.environ, "CCACHE_NOHASHDIR": "1"},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stderr}"
+
+
+@contextmanager
+def _no_other_compiles(command: list[str]) -> Iterator[None]:
+    """Has two workers that need one object compile it once: the second finds it in the cache."""
+    named = command.index("-o")
+    key = xxh64_intdigest(shlex.join(command[:named] + command[named + 2 :]).encode()) >> 2
+    COMPILING.parent.mkdir(exist_ok=True)
+    with COMPILING.open("w") as file:
+        lock = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, key, 1, 0)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLKW, lock)
+        yield
+
+
+def compile_all(place: Path, sources: Sequence[Path], flags: Sequence[str]) -> list[Path]:
+    """The objects of the sources, in their order; what is an object already stays where it is."""
+
+    def compile_one(numbered: tuple[int, Path]) -> Path:
+        number, source = numbered
+        if source.suffix == ".o":
+            return source
+        made = place / f"{number}-{source.stem}.o"
+        cc("-c", *INCLUDES, *flags, "-o", made, source)
+        return made
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compile_one, enumerate(sources)))
 
 
 def build(out: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path:
     """Compiles each source by itself and links the objects; `sources` may have objects too."""
     with TemporaryDirectory(prefix="monarch-objects-") as place:
-
-        def compile_one(numbered: tuple[int, Path]) -> Path:
-            number, source = numbered
-            if source.suffix == ".o":
-                return source
-            made = Path(place) / f"{number}-{source.stem}.o"
-            cc("-c", *INCLUDES, *flags, "-o", made, source)
-            return made
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_one, enumerate(sources)))
+        objects = compile_all(Path(place), sources, flags)
         # Libraries are looked through for what the objects before them lack.
         libraries = [flag for flag in flags if flag.startswith("-l")]
         cc(*flags, "-o", out, *objects, *libraries)

@@ -1,174 +1,55 @@
-"""The C parts under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
-
-The library's files are linked into the stress programs themselves: a preloaded library would come
-before the sanitizer's runtime, which refuses that. It works because an executable is searched for
-symbols first: the program's own open() is ours, and the sanitizer's runtime lies behind it like any
-other library, so that real.c finds the runtime's interceptors, and those find libc. What the
-library asks of libc is thereby checked too.
-"""
+"""The library in programs that read, and the daemon's C parts, under AddressSanitizer,
+UndefinedBehaviorSanitizer and ThreadSanitizer."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, HERE, INCLUDES, NATIVE, PRELOAD, PRELOAD_FLAGS, build_program, cc
+from csrc.building import HERE, NATIVE, PRELOAD
+from csrc.sanitizing import (
+    OPTIONS,
+    RUN_LIMIT_S,
+    SANITIZERS,
+    Built,
+    Program,
+    assert_clean,
+    build_sanitized,
+    with_names,
+)
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 
 from monarch_py.native import JobStatus
 
-# What a sanitizer ends a program with that has a bug; no program here uses it itself.
-EXIT_CODE = 99
-OPTIONS = {
-    # symbolize=0: the names are put to addresses afterwards. A runtime that looks them up while it
-    # reports opens files, which is the library's open() in the program; that may be the next thing
-    # to report, and the runtime then waits for ever for its own lock.
-    "TSAN_OPTIONS": f"exitcode={EXIT_CODE} symbolize=0",
-    "ASAN_OPTIONS": f"exitcode={EXIT_CODE} detect_leaks=1 detect_stack_use_after_return=1",
-    "UBSAN_OPTIONS": f"exitcode={EXIT_CODE} print_stacktrace=1",
-}
-REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitizer|Sanitizer:DEADLY")
-# A program that hangs is ended, and fails the test, well before the test's own limit [s].
-RUN_LIMIT_S = 150
-WARNINGS = ("-Wall", "-Wextra", "-Werror=implicit-function-declaration")
-SEED = 20220822
-# Which program needs which files of csrc besides its own.
-PROGRAMS: dict[str, Sequence[str]] = {
-    "planted": NATIVE,
-    "reader": PRELOAD,
-    # It includes demand.c, with another bound on what a mapping waits for.
-    "mappings": [name for name in PRELOAD if name != "preload/fill/demand.c"],
-    "engine": NATIVE,
-    "wakes": NATIVE,
-    # It includes segments.c, to reach the functions that judge a segment.
-    "segments": sorted({*PRELOAD, *NATIVE} - {"preload/session/segments.c"}),
-}
-
-
-@dataclass(frozen=True)
-class Built:
-    """The programs of one sanitizer. prefix : goes before every command line."""
-
-    sanitizer: str
-    directory: Path
-    prefix: tuple[str, ...] = ()
-
-    def program(self, name: str) -> Path:
-        return self.directory / name
-
-    def command(self, name: str, *words: object) -> list[str]:
-        return [*self.prefix, str(self.program(name)), *(str(word) for word in words)]
-
-    def run(self, name: str, *words: object) -> subprocess.CompletedProcess[str]:
-        """Runs it without any session."""
-        plain = {key: value for key, value in os.environ.items() if key != "MONARCH_CONFIG"}
-        return subprocess.run(
-            self.command(name, *words),
-            env={**plain, **OPTIONS},
-            capture_output=True,
-            text=True,
-            timeout=RUN_LIMIT_S,
-            check=False,
-        )
-
-    def check(self, name: str, *words: object) -> str:
-        """Runs it; it must end well, and no sanitizer may have said anything."""
-        done = self.run(name, *words)
-        assert_clean(done.returncode, done.stderr, self.program(name))
-        return done.stdout
-
-
-def with_names(report: str, program: Path, lines: int = 300) -> str:
-    """The report with functions and lines beside the program's bare addresses."""
-    report = "\n".join(report.splitlines()[:lines])
-    place = rf"\((?:\S*/)?{program.name}\+(0x[0-9a-f]+)\)"
-    addresses = sorted(set(re.findall(place, report)))
-    if not addresses:
-        return report
-    command = ["addr2line", "-f", "-s", "-e", str(program), *addresses]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = done.stdout.splitlines()
-    names = dict(
-        zip(addresses, map(" ".join, zip(said[::2], said[1::2], strict=False)), strict=False)
+# Our stress programs, and the files of csrc that each needs.
+PROGRAMS = {
+    name: Program(HERE / f"stress_{name}.c", files, flags)
+    for name, files, flags in (
+        ("planted", NATIVE, ()),
+        ("reader", PRELOAD, ()),
+        # It includes demand.c, with another bound on what a mapping waits for.
+        ("mappings", [file for file in PRELOAD if file != "preload/fill/demand.c"], ["-DINSIDE"]),
+        ("engine", NATIVE, ()),
+        ("wakes", NATIVE, ()),
+        # It includes segments.c, to reach the functions that judge a segment.
+        (
+            "segments",
+            sorted({*PRELOAD, *NATIVE} - {"preload/session/segments.c"}),
+            ["-DINSIDE"],
+        ),
     )
-    return re.sub(place, lambda found: names.get(found[1], found[0]), report)
-
-
-def assert_clean(status: int | None, stderr: str, program: Path) -> None:
-    good = status == 0 and not REPORT.search(stderr)
-    assert good, f"status {status}\n{with_names(stderr, program)}"
-
-
-def flags_of(sanitizer: str) -> list[str]:
-    return [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
-
-
-def skip_without(sanitizer: str, directory: Path) -> tuple[str, ...]:
-    """What has to stand before a program so that this sanitizer works; skips if nothing helps."""
-    source, probe = directory / "probe.c", directory / "probe"
-    source.write_text("int main(void) { return 0; }\n")
-    try:
-        cc(*flags_of(sanitizer), "-o", probe, source)
-    except AssertionError as error:
-        pytest.skip(f"the compiler has no -fsanitize={sanitizer}: {error}")
-    said = ""
-    # A kernel that spreads mappings further than the runtime knows stops it before main().
-    for prefix in ((), ("setarch", "-R")):
-        if prefix and shutil.which(prefix[0]) is None:
-            continue
-        done = subprocess.run(
-            [*prefix, str(probe)],
-            env={**os.environ, **OPTIONS},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode == 0 and not done.stderr:
-            return prefix
-        said = said or done.stderr
-    pytest.skip(f"a program with -fsanitize={sanitizer} does not run here: {said.strip()}")
-
-
-def build_all(sanitizer: str, directory: Path) -> Built:
-    prefix = skip_without(sanitizer, directory)
-    flags = flags_of(sanitizer)
-    compiled = [flag for flag in PRELOAD_FLAGS if not flag.startswith("-Wl,")]
-
-    def object_of(name: str) -> Path:
-        """Files of two rooms may have one name."""
-        return directory / f"{name.replace('/', '-')}.o"
-
-    def compile_one(name: str) -> None:
-        out = object_of(name)
-        cc("-O1", "-g", "-c", *WARNINGS, *INCLUDES, *compiled, *flags, "-o", out, CSRC / name)
-
-    def build_one(name: str) -> None:
-        objects = [object_of(part) for part in PROGRAMS[name]]
-        sources = [HERE / f"stress_{name}.c", *objects]
-        own = ["-DINSIDE"] if name in {"segments", "mappings"} else []
-        build_program(directory / name, *sources, flags=[*flags, *own, "-pthread"])
-
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        list(pool.map(compile_one, sorted({*PRELOAD, *NATIVE})))
-        list(pool.map(build_one, PROGRAMS))
-    return Built(sanitizer, directory, prefix)
-
-
-SANITIZERS = {"address": "address,undefined", "thread": "thread"}
+}
+SEED = 20220822
 
 
 @pytest.fixture(scope="module", params=SANITIZERS)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     name = request.param
-    return build_all(SANITIZERS[name], tmp_path_factory.mktemp(f"sanitizer_{name}"))
+    return build_sanitized(name, tmp_path_factory.mktemp(f"sanitizer_{name}"), PROGRAMS)
 
 
 # --- the sanitizers see bugs -----------------------------------------------------------------

@@ -81,10 +81,10 @@ class Trials:
     def _compile(self, name: str, sources: Path | None = None) -> Path:
         """Without the functions of ThreadSanitizer, which accesses.c has."""
         sources = sources or self._sources
+        out = sources / f"{name}.o"
         flags = [flag for flag in PRELOAD_FLAGS if not flag.startswith(("-Wl,", "-nostart"))]
         stepped = ["-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"]
-        out = sources / f"{name}.o"
-        cc("-O1", "-g", "-c", f"-I{sources}", *flags, *stepped, "-o", out, sources / name)
+        cc("-O1", "-g", "-c", "-I.", *flags, *stepped, "-o", out, name, cwd=sources)
         if name.startswith(ENGINE) and name != OF_SCANS:
             renamed = [f"--redefine-sym={call}=daemon_{call}" for call in OF_DAEMON]
             subprocess.run(["objcopy", *renamed, out], check=True)
@@ -92,8 +92,8 @@ class Trials:
 
     def _compile_own(self, source: Path) -> Path:
         out = self._directory / f"{source.name}.o"
-        include = f"-I{self._sources}"
-        cc("-O1", "-g", "-c", "-D_GNU_SOURCE", *WARNINGS, include, "-o", out, source)
+        words = ["-O1", "-g", "-c", "-D_GNU_SOURCE", *WARNINGS, "-I."]
+        cc(*words, "-o", out, source, cwd=self._sources)
         return out
 
     def program(self, name: str, *changes: Change) -> Path:

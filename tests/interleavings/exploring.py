@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from csrc.test_sanitizers import with_names
+from csrc.sanitizing import with_names
 from support.segments import segments
 from support.session import MIB, Session
 

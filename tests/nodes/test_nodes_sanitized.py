@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, NATIVE, build_program
-from csrc.test_sanitizers import SANITIZERS, Built, flags_of, skip_without
+from csrc.building import NATIVE
+from csrc.sanitizing import SANITIZERS, Built, Program, build_sanitized
 
 SECONDS, SEED, MOST_ROUNDS = 4, 20220829, 4
 # What the program says, in its order, and how much of it there must have been.
@@ -24,13 +24,9 @@ LEAST = {
 
 @pytest.fixture(scope="module", params=SANITIZERS)
 def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    sanitizer = SANITIZERS[request.param]
-    directory = tmp_path_factory.mktemp(f"nodes_{request.param}")
-    prefix = skip_without(sanitizer, directory)
-    sources = [Path(__file__).with_name("stress_nodes.c"), *(CSRC / name for name in NATIVE)]
-    flags = ["-pthread", *flags_of(sanitizer)]
-    build_program(directory / "nodes", *sources, flags=flags)
-    return Built(sanitizer, directory, prefix)
+    program = Program(Path(__file__).with_name("stress_nodes.c"), NATIVE)
+    name = request.param
+    return build_sanitized(name, tmp_path_factory.mktemp(f"nodes_{name}"), {"nodes": program})
 
 
 def test_nodes_that_fill_from_each_other(stress: Built, tmp_path: Path) -> None:

@@ -5,23 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, NATIVE, build_program
-from csrc.test_sanitizers import SANITIZERS, Built, flags_of, skip_without
+from csrc.building import NATIVE
+from csrc.sanitizing import SANITIZERS, Built, Program, build_sanitized
 
 PLACES = ("peers/", "testing/peer_table.c", "shared/xxh3.c")
-SOURCES = [name for name in NATIVE if name.startswith(PLACES)]
+FILES = [name for name in NATIVE if name.startswith(PLACES)]
 SECONDS, SEED = 1.5, 20210914
 
 
 @pytest.fixture(scope="module", params=SANITIZERS)
 def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    sanitizer = SANITIZERS[request.param]
-    directory = tmp_path_factory.mktemp(f"peers_{request.param}")
-    prefix = skip_without(sanitizer, directory)
-    sources = [Path(__file__).with_name("stress_peers.c"), *(CSRC / name for name in SOURCES)]
-    flags = ["-pthread", *flags_of(sanitizer)]
-    build_program(directory / "peers", *sources, flags=flags)
-    return Built(sanitizer, directory, prefix)
+    program = Program(Path(__file__).with_name("stress_peers.c"), FILES)
+    name = request.param
+    return build_sanitized(name, tmp_path_factory.mktemp(f"peers_{name}"), {"peers": program})
 
 
 def test_traffic_of_all_kinds(stress: Built) -> None:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from tempfile import TemporaryFile
 from unittest import mock
 
 from monarch_py.cli import main
+from support.forking import fork_monarch
 
 # These become another program, start one, take signals, or read what is typed.
 PROCESSES = {"calibrate", "demo", "run", "serve", "start"}
@@ -24,7 +26,7 @@ def run_monarch(
     timeout : of a command with a process of its own [s]; any other has the test's
     """
     if PROCESSES.intersection(words) or "-" in words or "-f" in words:
-        return subprocess.run(
+        return _forked(words, environment, timeout) or subprocess.run(
             [sys.executable, "-m", "monarch_py", *words],
             env=environment,
             capture_output=True,
@@ -46,6 +48,26 @@ def run_monarch(
     assert isinstance(status, int)
     said, errors = (_text(stream) for stream in (out, err))
     return subprocess.CompletedProcess(["monarch", *words], status, said, errors)
+
+
+def _forked(
+    words: Sequence[str], environment: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str] | None:
+    if "-" in words or "-f" in words:
+        return None  # it reads what is typed, or goes on
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        process = fork_monarch(words, environment, out.fileno(), err.fileno())
+        if process is None:
+            return None
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(process.args, status, out.read(), err.read())
 
 
 def _text(stream: io.TextIOWrapper) -> str:

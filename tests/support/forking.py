@@ -21,6 +21,8 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NoReturn
 
 LARGEST_REQUEST = 1 << 20
+# The process that forks has fewer open.
+MOST_DESCRIPTORS = 64
 # What only a program's start reads: a process with other values of these cannot be a fork.
 READ_AT_START = ("COVERAGE", "GLIBC", "LD_", "MALLOC", "OPENBLAS", "PYTHON")
 
@@ -65,14 +67,16 @@ class Forked:
 Process = subprocess.Popen[bytes] | Forked
 
 
-def fork_monarch(words: Sequence[str], environment: Mapping[str, str], log: int) -> Forked | None:
-    """Runs `monarch WORDS`, with the descriptor `log` as its output; None if that needs a program
-    of its own."""
+def fork_monarch(
+    words: Sequence[str], environment: Mapping[str, str], out: int, err: int
+) -> Forked | None:
+    """Runs `monarch WORDS` with the descriptors `out` and `err` as its output; None if that needs a
+    program of its own."""
     changed = set(environment.items()) ^ set(os.environ.items())
     if any(name.startswith(READ_AT_START) for name, _ in changed):
         return None
     request = {"words": list(words), "environment": dict(environment), "directory": os.getcwd()}
-    return Forked(_ask(request, log), words)
+    return Forked(_ask(request, out, err), words)
 
 
 @cache
@@ -102,14 +106,14 @@ def _ask(request: dict[str, Any], *fds: int) -> Any:
     return json.loads(server.recv(LARGEST_REQUEST))
 
 
-def _become(request: dict[str, Any], log: int) -> NoReturn:
+def _become(request: dict[str, Any], out: int, err: int) -> NoReturn:
     """The process forked runs the command."""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.closerange(3, MOST_DESCRIPTORS)
     sys.argv = ["monarch", *request["words"]]
     from monarch_py.__main__ import main
 
@@ -125,7 +129,7 @@ def _become(request: dict[str, Any], log: int) -> NoReturn:
 
 def _serve(requests: socket.socket) -> None:
     while True:
-        data, fds, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 1)
+        data, fds, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 2)
         if not data:
             return
         request = json.loads(data)
@@ -136,9 +140,9 @@ def _serve(requests: socket.socket) -> None:
             continue
         pid = os.fork()
         if not pid:
-            requests.close()
-            _become(request, fds[0])
-        os.close(fds[0])
+            _become(request, *fds)
+        for fd in fds:
+            os.close(fd)
         requests.send(json.dumps(pid).encode())
 
 

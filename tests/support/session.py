@@ -147,7 +147,8 @@ class Session:
     def fork(self) -> Process:
         with self.log.open("ab") as log:
             environment = self.env(preload=False)
-            forked = fork_monarch(self.command("serve")[3:], environment, log.fileno())
+            words = self.command("serve")[3:]
+            forked = fork_monarch(words, environment, log.fileno(), log.fileno())
         return forked or self.spawn()
 
     def spawn(self, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
