@@ -175,13 +175,16 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
     check_all(session, files)
 
 
+@pytest.mark.parametrize(("version", "size"), [(-1, -8), (1, 0), (1, 4096)])
 def test_another_version_is_said_once(
-    session_factory: Callable[..., Session], files: Files
+    session_factory: Callable[..., Session], files: Files, version: int, size: int
 ) -> None:
+    """version, size : compared with ours. What an older version shares may be shorter."""
     session = session_factory(files.root).start()
     session.kill()
     at = ffi.offsetof("struct monarch_control", "version")
     with session.paths.control.open("r+b") as control:
         control.seek(at)
-        control.write((lib.MONARCH_VERSION + 1).to_bytes(4, "little"))
+        control.write((lib.MONARCH_VERSION + version).to_bytes(4, "little"))
+        control.truncate(ffi.sizeof("struct monarch_control") + size)
     check_job(session, files, ["another version than libmonarch.so"])

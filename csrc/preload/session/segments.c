@@ -137,14 +137,15 @@ static int paths_fit(const struct monarch_control *k) {
 }
 
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size) {
-    if (size < sizeof *k || k->magic != MONARCH_MAGIC)
+    /* Another version's may be shorter, but begins alike. */
+    if (size < offsetof(struct monarch_control, state) || k->magic != MONARCH_MAGIC)
         return 0;
     if (k->version != MONARCH_VERSION) {
         monarch_warn("the daemon runs another version than", "libmonarch.so",
                      "Restart the daemon with the `monarch` command of this installation.");
         return 0;
     }
-    return k->state == MONARCH_SERVING && paths_fit(k);
+    return size >= sizeof *k && k->state == MONARCH_SERVING && paths_fit(k);
 }
 
 /* --- ranges --------------------------------------------------------------------------------- */
