@@ -259,6 +259,7 @@ def test_what_was_removed_after_the_scan_is_gone(
 # --- files that are newer than the scan ---------------------------------------------------------
 
 
+@pytest.mark.usefixtures("alone")  # a new file may get the number of one that others write
 def test_files_and_directories_that_come_later(session: Session, source: Path) -> None:
     session.wait_scanned()
     later = Files(source)

@@ -37,7 +37,7 @@ RUN_LIMIT_S = 150
 # csrc is compiled in one way for all programs of a sanitizer, so that they share the objects.
 CSRC_FLAGS = [
     "-O1",
-    "-g",
+    "-g1",
     "-Wall",
     "-Wextra",
     "-Werror=implicit-function-declaration",

@@ -84,7 +84,7 @@ class Trials:
         out = sources / f"{name}.o"
         flags = [flag for flag in PRELOAD_FLAGS if not flag.startswith(("-Wl,", "-nostart"))]
         stepped = ["-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"]
-        cc("-O1", "-g", "-c", "-I.", *flags, *stepped, "-o", out, name, cwd=sources)
+        cc("-O1", "-g1", "-c", "-I.", *flags, *stepped, "-o", out, name, cwd=sources)
         if name.startswith(ENGINE) and name != OF_SCANS:
             renamed = [f"--redefine-sym={call}=daemon_{call}" for call in OF_DAEMON]
             subprocess.run(["objcopy", *renamed, out], check=True)
@@ -92,7 +92,7 @@ class Trials:
 
     def _compile_own(self, source: Path) -> Path:
         out = self._directory / f"{source.name}.o"
-        words = ["-O1", "-g", "-c", "-D_GNU_SOURCE", *WARNINGS, "-I."]
+        words = ["-O1", "-g1", "-c", "-D_GNU_SOURCE", *WARNINGS, "-I."]
         cc(*words, "-o", out, source, cwd=self._sources)
         return out
 

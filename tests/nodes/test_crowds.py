@@ -14,6 +14,9 @@ from support.session import wait_until
 from monarch_py.demo.slowsource import SlowSource
 
 KIB = 1 << 10
+# How long a read of the node takes that gives nothing, and the time within which the others give
+# what they have [s].
+HANGS_S, SOON_S = 8.0, 4.0
 # Files that are opened and not read, in the order of their names.
 OPEN = """
 import os, sys
@@ -28,13 +31,13 @@ def test_a_node_that_gives_nothing_leaves_threads_for_the_others(
     files, size = 150, 100 * KIB
     cluster = cluster_factory(3, files, size)
     asker, stuck, well = cluster.nodes
-    cluster.mounts[1].latency(read=20.0)
+    cluster.mounts[1].latency(read=HANGS_S)
     asker.want_all()
     coming = int(well.nodes()["own_files"]) * size
     assert int(stuck.nodes()["own_files"]) > 24
     wait_until(
         lambda: asker.totals()["bytes_from_peers"] >= coming,
-        timeout=4,
+        timeout=SOON_S,
         what="what the other node has",
     )
     assert asker.seen_by(stuck)["usable"]
@@ -53,7 +56,7 @@ def test_orders_that_wait_for_a_node_leave_room_for_what_it_asks_for(
         (backing / name).write_bytes(bytes(size))
     nodes = nodes_factory(sources, [64 * MIB] * 2).start()
     slow, crowded = nodes.all
-    sources[0].latency(read=20.0)
+    sources[0].latency(read=HANGS_S)
     listed = tmp_path / "small"
     listed.write_text("".join(f"{sources[1].mountpoint / str(name)}\n" for name in small))
     script = f"import sys; sys.stdin = open({str(listed)!r})\n{OPEN}"
@@ -63,6 +66,8 @@ def test_orders_that_wait_for_a_node_leave_room_for_what_it_asks_for(
         [sys.executable, "-c", OPEN, *(sources[0].mountpoint / name for name in large)], check=True
     )
     wait_until(
-        lambda: slow.totals()["bytes_from_peers"] >= size, timeout=4, what="what the other node has"
+        lambda: slow.totals()["bytes_from_peers"] >= size,
+        timeout=SOON_S,
+        what="what the other node has",
     )
     sources[0].latency(read=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
 from support.session import wait_until
@@ -12,6 +13,7 @@ KIB = 1 << 10
 THREADS = 8
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_slow_source_is_not_asked_by_others_as_well(
     cluster_factory: Callable[..., Cluster],
 ) -> None:

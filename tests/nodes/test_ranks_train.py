@@ -72,7 +72,7 @@ def end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_losses_are_the_same_to_the_bit(
     nodes_factory: Callable[..., Nodes],
     mounts: Callable[[int], list[SlowSource]],
