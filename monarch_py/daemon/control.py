@@ -1,5 +1,6 @@
 """The socket on which commands reach the daemon, and what the daemon does for them."""
 
+import contextlib
 import json
 import logging
 import os
@@ -50,8 +51,8 @@ class Control:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         session.bind(self._socket, session.socket)
         self._socket.listen(BACKLOG)
+        self._attended: set[socket.socket] = set()
         daemon.needs(session.socket)
-        daemon.at_end.callback(self._socket.close)
         # Commands that are done between two turns of the loop, and commands that let it go on.
         self._between_turns: dict[str, Action] = {
             "stop": lambda _: self._identity(),
@@ -75,6 +76,13 @@ class Control:
     def begin(self) -> None:
         """Begins to answer, in a thread."""
         threading.Thread(target=self._answer_forever, name="control", daemon=True).start()
+
+    def end(self) -> None:
+        """Tells all clients that nobody answers any more. The end of the process tells them only
+        when its last thread ends, which may hang in a source's file system."""
+        for connection in (self._socket, *list(self._attended)):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     # --- the socket ---------------------------------------------------------------------------
 
@@ -101,6 +109,7 @@ class Control:
 
     def _attend(self, connection: socket.socket) -> None:
         with connection:
+            self._attended.add(connection)
             try:
                 self._answer(connection)
             except OSError as error:
@@ -108,6 +117,8 @@ class Control:
             except Exception:
                 # One bad request must not leave the daemon deaf; the log keeps the traceback.
                 log.exception("a command failed in the daemon")
+            finally:
+                self._attended.discard(connection)
 
     def _answer(self, connection: socket.socket) -> None:
         connection.settimeout(5)

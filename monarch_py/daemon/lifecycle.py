@@ -124,6 +124,7 @@ def serve(
         gc.freeze()
         control.begin()
         daemon.run()
+        control.end()
         log.info("the daemon has ended")
         _raise_if_lost(daemon)
         # The daemon has ended well. One more signal, of which Python would die, must not change

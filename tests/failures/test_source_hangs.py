@@ -22,6 +22,7 @@ from monarch_py.storage.tiers import tier_root
 COUNT = 5
 ENDED = [
     "the daemon is ending",
+    "the daemon ended before it answered",
     "no daemon serves this configuration; start one with `monarch start`",
 ]
 # Longer than any command here may take, and what one may [s].
