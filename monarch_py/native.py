@@ -10,32 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py._native import ffi, lib
+import monarch_py._native
 
-__all__ = [
-    "ENTRY",
-    "HOME",
-    "LIBRARY",
-    "PLACED",
-    "RESULT",
-    "ROOM",
-    "JobKind",
-    "JobStatus",
-    "Kind",
-    "Reason",
-    "SessionState",
-    "State",
-    "copy_of",
-    "ffi",
-    "lib",
-    "make_word",
-    "path_hash",
-    "pointer",
-    "reason_of",
-    "state_of",
-    "tier_of",
-]
-
+ffi: Any = monarch_py._native.ffi
+lib: Any = monarch_py._native.lib
 LIBRARY = Path(__file__).with_name("libmonarch.so")
 
 Words = npt.NDArray[np.uint64]

@@ -33,7 +33,8 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import FileId, SessionDir, id_of
 from monarch_py.native import lib
 from monarch_py.peers.membership import Cluster
-from monarch_py.scan import ALL_NAMES, END_LIMIT_S, Record
+from monarch_py.scan.record import Listed
+from monarch_py.scan.walk import ALL_NAMES, END_LIMIT_S
 from monarch_py.storage.opening import OpenTiers
 from monarch_py.storage.watch import TierWatch
 
@@ -78,7 +79,7 @@ class Daemon:
         session: SessionDir,
         cluster: Cluster | None = None,
         listener: socket.socket | None = None,
-        scanned: tuple[Record, float] | None = None,
+        scanned: tuple[list[Listed], float] | None = None,
         *,
         awaits_job: bool = False,
     ) -> None:
@@ -104,7 +105,7 @@ class Daemon:
         session: SessionDir,
         plans: Sequence[tuple[Path, Loaded]],
         listener: socket.socket | None,
-        scanned: tuple[Record, float] | None,
+        scanned: tuple[list[Listed], float] | None,
     ) -> None:
         config = self.config
         self.tiers.append(open_staging(config, session, needed=bool(plans or self.cluster)))

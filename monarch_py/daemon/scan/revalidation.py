@@ -84,8 +84,7 @@ class Metadata:
         self._young = np.flatnonzero(young).tolist()
         self._young_at = time.monotonic() + YOUNG_S
         for source in self.scanner.sources:
-            slot = self.shared.control.source[source.number]
-            slot.up_ino = source.root().up_ino
+            self.shared.control.source[source.number].up_ino = source.up_ino()
 
     def _begin(self) -> None:
         """Begins to compare: all that is known was looked at since the scanner began."""

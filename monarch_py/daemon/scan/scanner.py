@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from monarch_py.daemon.scan.source import Source
 from monarch_py.daemon.scan.unlisted import Path, UnlistedFiles
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, make_word, state_of
-from monarch_py.scan import ALL_NAMES, Record, Scan
+from monarch_py.scan.record import Listed, Scan
+from monarch_py.scan.walk import ALL_NAMES
 from monarch_py.storage.durability import Keeper
 from monarch_py.storage.tiers import Tier
 
@@ -96,15 +98,16 @@ class Scanner:
         shared: Shared,
         tiers: list[Tier | None],
         keepers: dict[int, Keeper],
-        told: tuple[Record, float] | None = None,
+        told: tuple[list[Listed], float] | None = None,
     ) -> None:
         # What is listed is at least as new as `began`, on time.monotonic() [s].
         record, self.began = told or (None, time.monotonic())
         self._began_ns = time.time_ns()
         self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
         is_lazy = config.scan == "lazy" and record is None
+        listed: Sequence[Listed | None] = record or [None] * len(config.sources)
         self.sources = [
-            Source(i, source, record, is_lazy=is_lazy) for i, source in enumerate(config.sources)
+            Source(i, source, listed[i], is_lazy=is_lazy) for i, source in enumerate(config.sources)
         ]
         self._adopted: list[Adopted] = []
         self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]

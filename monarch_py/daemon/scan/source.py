@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from monarch_py.config import Config, PathFilter, SourceConfig
 from monarch_py.native import Kind
-from monarch_py.scan import Batch, Record, Root, Scan, Walk, read_root
+from monarch_py.scan.record import Listed, Scan, Told
+from monarch_py.scan.walk import Batch, Walk, read_up
 
 log = logging.getLogger("monarch.scanner")
 
@@ -65,12 +66,12 @@ class Source:
     """
 
     def __init__(
-        self, number: int, config: SourceConfig, told: Record | None, *, is_lazy: bool
+        self, number: int, config: SourceConfig, told: Listed | None, *, is_lazy: bool
     ) -> None:
         self.number = number
         self.config = config
         self._told = told
-        self._root = None if told is None else told.root(number)
+        self._up_ino = None if told is None else told.up_ino
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
@@ -121,7 +122,7 @@ class Source:
         told, self._told = self._told, None  # it is large, and needed once
         try:
             if told is not None:
-                self.scan = told.scan(self.number)
+                self.scan = Told(self.number, told)
             else:
                 self.scan = Walk(
                     self.fd,
@@ -162,8 +163,9 @@ class Source:
         # A scan whose threads could not be started has not even found the root.
         self.is_whole |= self._becomes_whole and self.found > 0
 
-    def root(self) -> Root:
-        return self._root or read_root(self.fd)
+    def up_ino(self) -> int:
+        """The inode of the root's "..", 0 if unknown."""
+        return read_up(self.fd) if self._up_ino is None else self._up_ino
 
     @property
     def takes_all(self) -> bool:
