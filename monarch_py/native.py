@@ -1,4 +1,4 @@
-"""The C parts as Python sees them: layouts as numpy dtypes, enumerations, words of the catalog.
+"""The C parts as Python sees them: layouts as numpy dtypes, enumerations.
 
 No layout is written down here: every offset, size and number comes from the compiled headers.
 """
@@ -15,8 +15,6 @@ import monarch_py._native
 ffi: Any = monarch_py._native.ffi
 lib: Any = monarch_py._native.lib
 LIBRARY = Path(__file__).with_name("libmonarch.so")
-
-Words = npt.NDArray[np.uint64]
 
 
 class SessionState(IntEnum):
@@ -86,32 +84,6 @@ RESULT = struct_dtype("struct monarch_result")
 ROOM = struct_dtype("struct monarch_room")
 PLACED = struct_dtype("struct monarch_placed")
 HOME = struct_dtype("struct monarch_home")
-
-
-def make_word(state: int, reason: int = 0, tier: Any = 0, copy: Any = 0) -> Any:
-    """Packs an entry's word (uint64); if `tier` or `copy` is an array, so is the result."""
-    tiers, copies = np.asarray(tier, dtype=np.uint64), np.asarray(copy, dtype=np.uint64)
-    return np.uint64(state | reason << 4) | (tiers << np.uint64(8)) | (copies << np.uint64(12))
-
-
-def state_of(words: Words) -> Words:
-    states: Words = words & np.uint64(15)
-    return states
-
-
-def reason_of(words: Words) -> Words:
-    reasons: Words = (words >> np.uint64(4)) & np.uint64(15)
-    return reasons
-
-
-def tier_of(words: Words) -> Words:
-    tiers: Words = (words >> np.uint64(8)) & np.uint64(15)
-    return tiers
-
-
-def copy_of(words: Words) -> Words:
-    copies: Words = words >> np.uint64(12)
-    return copies
 
 
 def pointer(array: npt.NDArray[Any], ctype: str) -> Any:

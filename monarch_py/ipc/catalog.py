@@ -7,18 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.ipc.session import Segment, SessionDir
-from monarch_py.native import (
-    ENTRY,
-    Kind,
-    State,
-    ffi,
-    lib,
-    make_word,
-    pointer,
-    reason_of,
-    state_of,
-)
+from monarch_py.native import ENTRY, Kind, State, ffi, lib, pointer
 
 Ids = npt.NDArray[np.uint64]
 
@@ -94,7 +85,7 @@ class CatalogReader:
     def counts(self, source: int, kind: int) -> dict[tuple[int, int], tuple[int, int]]:
         """(state, reason) -> (files, bytes) over the entries of one source and kind."""
         chosen = self.entries[(self.entries["source"] == source) & (self.entries["kind"] == kind)]
-        keys = state_of(chosen["word"]) * np.uint64(16) + reason_of(chosen["word"])
+        keys = word.state(chosen["word"]) * np.uint64(16) + word.reason(chosen["word"])
         found = {}
         for key in np.unique(keys):
             rows = chosen[keys == key]
@@ -189,13 +180,13 @@ class Catalog(CatalogReader):
 
     def set_state(self, ids: Ids, state: State, reason: int = 0) -> None:
         if len(ids):
-            self.set_words(ids, make_word(state, reason))
+            self.set_words(ids, word.make(state, reason))
 
     def want(self, ids: Ids) -> None:
         """Makes entries (n,) WANTED. The number of a copy that is being removed stays in the word,
         since the copy's open descriptors are recognised by it until the copy is gone."""
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
-        self.set_words(ids, number_and_tier | make_word(State.WANTED))
+        self.set_words(ids, number_and_tier | word.make(State.WANTED))
 
     def set_sums(self, ids: Ids, sums: npt.NDArray[np.uint64]) -> None:
         self._table["sum"][ids] = sums

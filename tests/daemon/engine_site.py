@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from support.session import wait_until
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import one
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import SessionDir
@@ -26,7 +27,6 @@ from monarch_py.native import (
     State,
     ffi,
     lib,
-    make_word,
     pointer,
 )
 from monarch_py.policies.placement import TierRoom
@@ -67,12 +67,12 @@ class Engine:
         for number, descriptor in enumerate(self._descriptors[1:]):
             lib.monarch_engine_tier(self.c, number, descriptor)
 
-    def order(self, entry: int, word: int | None = None) -> int:
-        """Orders a fill. Returns the number of the copy.  word : of the entry, if it is not FILLING
-        of this copy"""
+    def order(self, entry: int, set_to: int | None = None) -> int:
+        """Orders a fill. Returns the number of the copy.  set_to : the entry's word, if it is not
+        FILLING of this copy"""
         self._copy += 1
-        filling = make_word(State.FILLING, 0, 0, self._copy)
-        self.catalog.set_words(one(entry), np.uint64(filling if word is None else word))
+        filling = word.make(State.FILLING, 0, 0, self._copy)
+        self.catalog.set_words(one(entry), np.uint64(filling if set_to is None else set_to))
         ids, tiers = one(entry), np.zeros(1, dtype=np.uint32)
         copies = np.array([self._copy], dtype=np.uint64)
         lib.monarch_engine_submit(

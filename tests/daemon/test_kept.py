@@ -14,7 +14,8 @@ import pytest
 from daemon.engine_site import Engine
 from support.session import wait_until
 
-from monarch_py.native import ENTRY, State, ffi, lib, pointer, state_of
+from monarch_py import word
+from monarch_py.native import ENTRY, State, ffi, lib, pointer
 from monarch_py.policies.placement import TierRoom
 
 PLENTY, NOTHING = TierRoom(1 << 20, 1000, 4096, 512), TierRoom(0, 0, 4096, 512)
@@ -104,7 +105,7 @@ def turn(engine: Engine) -> None:
 
 def await_made(engine: Engine, name: str, entry: int) -> None:
     engine.result()
-    assert state_of(engine.catalog.words[entry]) == State.PRESENT
+    assert word.state(engine.catalog.words[entry]) == State.PRESENT
     wait_until(lambda: not is_held(engine, name), what="the descriptor's end")
     engine.settle()
 
@@ -118,7 +119,7 @@ def test_it_waits_for_a_grant(engine: Engine, by: socket.socket) -> None:
     for _ in range(3):
         engine.result()
     for entry in range(3):
-        assert state_of(engine.catalog.words[entry]) == State.PRESENT
+        assert word.state(engine.catalog.words[entry]) == State.PRESENT
         wait_until(partial(is_closed, engine, f"f{entry}"), what="its end")
         assert not engine.is_claimed(entry)
     assert sorted(engine.end_grant()["id"].tolist()) == [0, 1, 2]
@@ -142,7 +143,7 @@ def test_an_order_for_another_state_of_the_file_leaves_it(
     engine.catalog.entries["ino"][1] += 1
     engine.grant(PLENTY)
     wait_until(lambda: not is_held(engine, "f1"), what="its end")
-    assert state_of(engine.catalog.words[1]) == State.ABSENT
+    assert word.state(engine.catalog.words[1]) == State.ABSENT
     assert wanted(engine) == [1]
 
 

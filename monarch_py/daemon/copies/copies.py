@@ -9,23 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.daemon.copies.engine import Engine, block_sums, is_passing
 from monarch_py.daemon.scan.scanner import Scanner
-from monarch_py.native import (
-    JobKind,
-    JobStatus,
-    Kind,
-    Reason,
-    State,
-    copy_of,
-    lib,
-    make_word,
-    path_hash,
-    pointer,
-    reason_of,
-    state_of,
-    tier_of,
-)
+from monarch_py.native import JobKind, JobStatus, Kind, Reason, State, lib, path_hash, pointer
 from monarch_py.storage.manifest import Row
 from monarch_py.storage.tiers import Tier
 
@@ -92,7 +79,7 @@ class Copies:
         self._decide(results[results["is_published"] == 0])
         # Somebody may have dropped a copy between its publication and this turn.
         ids = np.ascontiguousarray(results["id"])
-        words = make_word(State.PRESENT, 0, results["tier"], results["copy"])
+        words = word.make(State.PRESENT, 0, results["tier"], results["copy"])
         serves: Bools = self.shared.catalog.words[ids] == words
         # If a file was changed while its copy was published, `drop_changed` may have seen the mark
         # and not the copy.
@@ -120,7 +107,7 @@ class Copies:
         changed = self.changed(ids)
         lost = self._is_lost(results["tier"]) & ~changed
         good = results[~(changed | lost)]
-        words = make_word(State.PRESENT, 0, good["tier"], good["copy"])
+        words = word.make(State.PRESENT, 0, good["tier"], good["copy"])
         made = good["kind"] == JobKind.FILL
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
         self.forget(ids[lost], State.ABSENT)
@@ -133,7 +120,7 @@ class Copies:
         if self.tier(tier_number).gone:
             self.forget(ids, State.ABSENT)
             return
-        words = make_word(State.PRESENT, 0, tier_number, rows["copy"])
+        words = word.make(State.PRESENT, 0, tier_number, rows["copy"])
         made = np.zeros(len(ids), dtype=bool)
         if not self._show(ids, words, rows["copy_ino"], rows["sum"], made):
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
@@ -232,7 +219,7 @@ class Copies:
         filled elsewhere."""
         lib.monarch_lose_tier(self.shared.catalog.writer, number)
         words = self.shared.catalog.words
-        here = (state_of(words) == State.PRESENT) & (tier_of(words) == number)
+        here = (word.state(words) == State.PRESENT) & (word.tier(words) == number)
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
     def _is_lost(self, tiers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -249,10 +236,10 @@ class Copies:
             return
         catalog = self.shared.catalog
         words = catalog.words[ids]
-        tiers, numbers = tier_of(words), copy_of(words)
+        tiers, numbers = word.tier(words), word.copy(words)
         # The word keeps tier and number until the copy's file is gone: they lead the file's
         # descriptors back to the entry, and say that no new copy can be made yet.
-        catalog.set_words(ids, make_word(state, reason, tiers, numbers))
+        catalog.set_words(ids, word.make(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)
         sizes = catalog.entries["size"][ids]
@@ -294,9 +281,8 @@ class Copies:
             self.tier(number).release(int(result["copy"]), size)
         self._leaving[number] -= self.tier(number).rounded(size)
         entry, catalog = int(result["id"]), self.shared.catalog
-        if entry < len(catalog) and copy_of(catalog.words[entry]) == result["copy"]:
-            word = catalog.words[entry]
-            catalog.set_state(one(entry), State(int(state_of(word))), int(reason_of(word)))
+        if entry < len(catalog) and word.copy(now := catalog.words[entry]) == result["copy"]:
+            catalog.set_state(one(entry), State(int(word.state(now))), int(word.reason(now)))
 
     def changed(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """(n,) whether a client has changed the file; now and then also True when none has."""
@@ -319,12 +305,12 @@ class Copies:
         if marks == self._changes_seen:
             return
         self._changes_seen = marks
-        states = state_of(self.shared.catalog.words)
+        states = word.state(self.shared.catalog.words)
         files = self.shared.catalog.entries["kind"] == Kind.FILE
         candidates = np.isin(states, (State.PRESENT, State.ABSENT, State.WANTED))
         ids = np.flatnonzero(candidates & files).astype(np.uint64)
         ids = ids[self.changed(ids)]
-        present = state_of(self.shared.catalog.words[ids]) == State.PRESENT
+        present = word.state(self.shared.catalog.words[ids]) == State.PRESENT
         self.forget(ids[present], State.BYPASS, Reason.CHANGED)
         self.shared.catalog.set_state(ids[~present], State.BYPASS, Reason.CHANGED)
 
@@ -337,7 +323,7 @@ class Copies:
 
     def clear(self) -> int:
         """Drops every copy; returns how many there were."""
-        ids = np.flatnonzero(state_of(self.shared.catalog.words) == State.PRESENT)
+        ids = np.flatnonzero(word.state(self.shared.catalog.words) == State.PRESENT)
         self.forget(ids.astype(np.uint64), State.ABSENT)
         self.drop_foreign()
         return len(ids)
@@ -346,5 +332,5 @@ class Copies:
         """Drops copies that somebody else has found damaged."""
         known = [entry for entry in entries if 0 <= entry < len(self.shared.catalog)]
         ids = np.array(known, dtype=np.uint64)
-        present = state_of(self.shared.catalog.words[ids]) == State.PRESENT
+        present = word.state(self.shared.catalog.words[ids]) == State.PRESENT
         self.forget(ids[present], State.ABSENT)

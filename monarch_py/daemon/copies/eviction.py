@@ -16,8 +16,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import Copies, Ids
-from monarch_py.native import State, copy_of, state_of, tier_of
+from monarch_py.native import State
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.eviction import exchange
 from monarch_py.policies.placement import NOWHERE
@@ -106,7 +107,7 @@ class Evictions:
             return
         catalog, placement = self._copies.shared.catalog, plan.placement
         words = catalog.words[: len(placement)]
-        absent = (state_of(words) == State.ABSENT) & (copy_of(words) == 0)
+        absent = (word.state(words) == State.ABSENT) & (word.copy(words) == 0)
         promised = absent & (placement == number)
         room = tier.room()
         sizes = catalog.entries["size"][: len(placement)]
@@ -132,7 +133,7 @@ class Evictions:
         coming, needs = coming[fits], needs[fits]
         if not len(coming):
             return
-        here = (state_of(words) == State.PRESENT) & (tier_of(words) == number)
+        here = (word.state(words) == State.PRESENT) & (word.tier(words) == number)
         held = np.flatnonzero(here & (first > second[coming].min())).astype(np.uint64)
         held = held[plan.may_go(held)]
         most = TIMES * len(coming)

@@ -7,23 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import Copies, Ids
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import (
-    ENTRY,
-    Kind,
-    Reason,
-    State,
-    copy_of,
-    ffi,
-    lib,
-    make_word,
-    pointer,
-    reason_of,
-    state_of,
-    tier_of,
-)
+from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, pointer
 
 log = logging.getLogger("monarch.outdated")
 
@@ -76,9 +64,9 @@ class Outdated:
         that can be filled anew, which are ABSENT, and the directories that list something else
         now."""
         catalog = self.shared.catalog
-        kinds, states = catalog.entries["kind"][compared.ids], state_of(compared.words)
+        kinds, states = catalog.entries["kind"][compared.ids], word.state(compared.words)
         directories = compared.ids[(kinds == Kind.DIR) & (compared.found != lib.MONARCH_SAME)]
-        is_left = (states == State.BYPASS) & (reason_of(compared.words) == Reason.CHANGED)
+        is_left = (states == State.BYPASS) & (word.reason(compared.words) == Reason.CHANGED)
         meant = (kinds == Kind.FILE) & (is_left | (states == State.PRESENT))
         meant &= is_left | (compared.found != lib.MONARCH_SAME)
         # Others have dealt with the entries that have changed meanwhile.
@@ -89,9 +77,9 @@ class Outdated:
         self.copies.forget(lost, State.BYPASS, Reason.CHANGED)
         self.copies.forget(compared.ids[usable & present], State.ABSENT)
         again, words = compared.ids[usable & is_left], compared.words[usable & is_left]
-        catalog.set_words(again, make_word(State.ABSENT, 0, tier_of(words), copy_of(words)))
+        catalog.set_words(again, word.make(State.ABSENT, 0, word.tier(words), word.copy(words)))
         for i in np.flatnonzero(usable & (compared.found == lib.MONARCH_REPLACED)).tolist():
-            copy = int(copy_of(compared.words[i]))
+            copy = int(word.copy(compared.words[i]))
             self._fresh[int(compared.ids[i])] = copy, compared.fresh[i : i + 1].copy()
         self.step()
         return compared.ids[usable], directories
@@ -115,7 +103,7 @@ class Outdated:
             return
         catalog = self.shared.catalog
         ids = np.fromiter(self._fresh, dtype=np.uint64, count=len(self._fresh))
-        for entry, copy in zip(ids.tolist(), copy_of(catalog.words[ids]).tolist(), strict=True):
+        for entry, copy in zip(ids.tolist(), word.copy(catalog.words[ids]).tolist(), strict=True):
             old, fresh = self._fresh[entry]
             if copy and copy == old:
                 continue  # the old copy is being removed

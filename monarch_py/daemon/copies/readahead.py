@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.config.schema import MAX_TIERS
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import JobKind, JobStatus, State, copy_of, state_of, tier_of
+from monarch_py.native import JobKind, JobStatus, State
 from monarch_py.storage.tiers import Tier
 
 Bools = npt.NDArray[np.bool_]
@@ -43,7 +44,7 @@ class ReadAhead:
     def is_for(self, ids: Ids) -> Bools:
         """Which of (n,) files have their copies in slow tiers."""
         words = self.shared.catalog.words[ids]
-        there: Bools = (state_of(words) == State.PRESENT) & self._is_slow[tier_of(words)]
+        there: Bools = (word.state(words) == State.PRESENT) & self._is_slow[word.tier(words)]
         return there
 
     def wants(self, ids: Ids) -> Bools:
@@ -69,7 +70,7 @@ class ReadAhead:
         self._set_brought(ids, brought=True)
         self._under_way.update(zip(ids.tolist(), sizes.tolist(), strict=True))
         words = catalog.words[ids]
-        self.engine.submit(catalog, JobKind.PAGE_IN, ids, tier_of(words), copy_of(words))
+        self.engine.submit(catalog, JobKind.PAGE_IN, ids, word.tier(words), word.copy(words))
 
     def ended(self, result: Any) -> None:
         """Takes in the engine's result. If a copy could not be read, whoever opens it will find

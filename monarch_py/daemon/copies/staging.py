@@ -10,12 +10,13 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.config import Config, TierConfig
 from monarch_py.config.schema import MAX_TIERS
 from monarch_py.daemon.copies.copies import Copies, Ids
 from monarch_py.errors import TierError
 from monarch_py.ipc.session import SessionDir, shm_root
-from monarch_py.native import Reason, State, make_word, state_of, tier_of
+from monarch_py.native import Reason, State
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import take
 from monarch_py.storage import memory
@@ -146,7 +147,7 @@ class Staging:
         assert self.tier is not None
         ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
         words = self.copies.shared.catalog.words[ids]
-        here = (state_of(words) == State.PRESENT) & (tier_of(words) == self.number)
+        here = (word.state(words) == State.PRESENT) & (word.tier(words) == self.number)
         for entry in ids[~here].tolist():
             del self._entries[entry]
         ids = ids[here]
@@ -176,5 +177,5 @@ class Staging:
             return
         ids, self._refused = np.concatenate(self._refused), []
         catalog = self.copies.shared.catalog
-        still = catalog.words[ids] == make_word(State.BYPASS, Reason.NO_ROOM)
+        still = catalog.words[ids] == word.make(State.BYPASS, Reason.NO_ROOM)
         catalog.set_state(ids[still], State.ABSENT)

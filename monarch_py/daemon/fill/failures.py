@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import Copies, one
 from monarch_py.daemon.copies.engine import is_passing
 from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.requests import FillRequests
-from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State, ffi, state_of
+from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State, ffi
 
 log = logging.getLogger("monarch.filler")
 
@@ -98,7 +99,7 @@ class FailedFills:
         self._in_use, self._ahead = [], []
         self._requests.again(self._requests.let_in_again(in_use, Reason.NO_ROOM), in_use=True)
         # Others may have been taken back, or read by programs meanwhile.
-        ahead = ahead[state_of(self._shared.catalog.words[ahead]) == State.WANTED]
+        ahead = ahead[word.state(self._shared.catalog.words[ahead]) == State.WANTED]
         self._requests.again(ahead, in_use=False)
 
     def note_filled(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import Copies, Ids
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.copies.handovers import Handovers
@@ -23,17 +24,7 @@ from monarch_py.daemon.nodes.nodes import Membership, Nodes
 from monarch_py.daemon.nodes.remote_copies import PEER_THREADS, RouteChooser
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.ipc.catalog import distinct
-from monarch_py.native import (
-    JobKind,
-    JobStatus,
-    Reason,
-    State,
-    copy_of,
-    lib,
-    make_word,
-    state_of,
-    tier_of,
-)
+from monarch_py.native import JobKind, JobStatus, Reason, State, lib
 from monarch_py.policies.node import NOBODY, NodePolicy
 from monarch_py.policies.placement import NOWHERE, TierRoom
 from monarch_py.storage.tiers import Tier
@@ -194,7 +185,7 @@ class Filler:
             or len(ids := self.requests.next_in_use(ORDERS, from_peers=False))
             or len(ids := self.requests.next_in_use(ORDERS, from_peers=True))
         ):
-            ids = ids[state_of(self.shared.catalog.words[ids]) == State.WANTED]
+            ids = ids[word.state(self.shared.catalog.words[ids]) == State.WANTED]
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
             self._early.append(ids)
 
@@ -218,7 +209,7 @@ class Filler:
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
         while room > 0 and looked_at < ORDERS:
-            begun = begun[state_of(catalog.words[begun]) == State.FILLING]
+            begun = begun[word.state(catalog.words[begun]) == State.FILLING]
             room_bytes = AHEAD_BYTES - float(sizes[begun].sum(dtype=np.float64))
             ids = self.requests.ahead.next(AHEAD_FILES - len(begun), room, sizes, room_bytes)
             if not len(ids):
@@ -230,7 +221,7 @@ class Filler:
 
     def _is_open(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """(n,) whether these files will get a copy."""
-        return np.isin(state_of(self.shared.catalog.words[ids]), (State.WANTED, State.FILLING))
+        return np.isin(word.state(self.shared.catalog.words[ids]), (State.WANTED, State.FILLING))
 
     def order_planned(self, ids: Ids, horizon: int) -> None:
         """Fills what a plan needs next, in this order. What is staged for the plan may push out
@@ -245,7 +236,7 @@ class Filler:
         room."""
         ids = distinct(ids)
         words = self.shared.catalog.words[ids]
-        wanted, leaving = state_of(words) == State.WANTED, copy_of(words) != 0
+        wanted, leaving = word.state(words) == State.WANTED, word.copy(words) != 0
         if (wanted & leaving).any():
             self.requests.put_off(ids[wanted & leaving], in_use=in_use)
         ids = ids[wanted & ~leaving]
@@ -305,7 +296,7 @@ class Filler:
             self.copies.tier(number).reserve(sizes[tiers == number])
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
-        catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
+        catalog.set_words(ids, word.make(State.FILLING, 0, tiers, copies))
         self.readahead.filled(ids)
         peers = None
         if self.nodes is not None and self.routes is not None:
@@ -367,9 +358,9 @@ class Filler:
             return own
         spare = self.policy.second_copies()
         words = self.shared.catalog.words[spare]
-        is_here = tier_of(words) < self.staging.number
-        is_coming = is_here & (state_of(words) == State.FILLING)
-        is_whole = is_here & (state_of(words) == State.PRESENT)
+        is_here = word.tier(words) < self.staging.number
+        is_coming = is_here & (word.state(words) == State.FILLING)
+        is_whole = is_here & (word.state(words) == State.PRESENT)
         # Other nodes' files without a copy are given up too: they would take the room again.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
@@ -499,9 +490,9 @@ class Filler:
         many of the engine's threads have not ended within limit_s."""
         self.begin_turn()
         words = self.shared.catalog.words
-        unchecked = state_of(words) == State.FILLING
+        unchecked = word.state(words) == State.FILLING
         for number, keeper in self.keepers.items():
-            here = bool((unchecked & (tier_of(words) == number)).any())
+            here = bool((unchecked & (word.tier(words) == number)).any())
             if keeper.must_check and (here or self.scanner.has_unmet(number)):
                 keeper.distrust()
         if self.nodes is not None:

@@ -6,28 +6,17 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import NONE, Ids
 from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import distinct
-from monarch_py.native import (
-    Kind,
-    Reason,
-    State,
-    copy_of,
-    ffi,
-    lib,
-    make_word,
-    pointer,
-    reason_of,
-    state_of,
-    tier_of,
-)
+from monarch_py.native import Kind, Reason, State, ffi, lib, pointer
 
 # Plain numbers: Python makes an exception and a call of each comparison with an enumeration's
 # member.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
-NOTHING = make_word(State.BYPASS, Reason.UNSUPPORTED)
+NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
 # The bits of a demand that name its entry: catalog.h, monarch_demand_entry.
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 # How many wanted files are taken in one turn of the daemon's loop at most.
@@ -82,7 +71,7 @@ class FillRequests:
             known = len(self.shared.catalog)
             entries = {(demand >> 32 & ENTRY_OF_DEMAND) - 1 for demand in fresh.tolist()}
             ids = np.array([e for e in entries if 0 <= e < known], dtype=np.uint64)
-            ids = ids[state_of(self._words_of_files(ids)) == WANTED]
+            ids = ids[word.state(self._words_of_files(ids)) == WANTED]
             if len(ids):
                 self._awaited.append(ids)
 
@@ -97,7 +86,7 @@ class FillRequests:
         for a reason stays as it is."""
         if not len(ids):
             return
-        states = state_of(self._words_of_files(ids))
+        states = word.state(self._words_of_files(ids))
         ids = ids[(states == ABSENT) | (states == WANTED)]
         if len(ids):
             self.shared.catalog.want(ids)
@@ -132,7 +121,7 @@ class FillRequests:
         """With `prefetch: eager`, fills ahead what the catalog has got since the last call, but for
         adopted copies. Returns whether there is more."""
         ids, more = self.ahead.meet(len(self.shared.catalog))
-        self.fill_ahead(ids[state_of(self._words_of_files(ids)) == State.ABSENT])
+        self.fill_ahead(ids[word.state(self._words_of_files(ids)) == State.ABSENT])
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
@@ -141,7 +130,7 @@ class FillRequests:
         command's too. Returns how many files have no copy yet and get one."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
-        states, reasons = state_of(words), reason_of(words)
+        states, reasons = word.state(words), word.reason(words)
         again = (states == State.BYPASS) & np.isin(reasons, (Reason.NO_ROOM, Reason.FAILED))
         ordered = (states == State.FILLING) & self.ahead.had_turn(ids)
         ids = ids[again | ordered | np.isin(states, (State.ABSENT, State.WANTED))]
@@ -158,7 +147,7 @@ class FillRequests:
         """Wants (n,) files that nobody has opened, behind all others of their kind."""
         if len(ids):
             # The engine may publish a copy at any moment, so what is being filled stays as it is.
-            states = state_of(self.shared.catalog.words[ids])
+            states = word.state(self.shared.catalog.words[ids])
             self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
             self.ahead.add(ids, ticket)
 
@@ -171,10 +160,10 @@ class FillRequests:
         for wanted in (*self._all_in_use(), *self.ahead.meant()):
             kept[wanted] = True
         ids = ids[~kept[ids]]
-        states = state_of(catalog.words[ids])
+        states = word.state(catalog.words[ids])
         waiting, ordered = ids[states == State.WANTED], ids[states == State.FILLING]
         words = catalog.words[waiting]
-        catalog.set_words(waiting, make_word(State.ABSENT, 0, tier_of(words), copy_of(words)))
+        catalog.set_words(waiting, word.make(State.ABSENT, 0, word.tier(words), word.copy(words)))
         self.taken_back(waiting)
         return len(waiting), ordered
 
@@ -194,7 +183,7 @@ class FillRequests:
         """Makes those of (n,) files ABSENT that have no copy for one of these reasons; returns
         them."""
         words = self.shared.catalog.words[ids]
-        still = (state_of(words) == State.BYPASS) & np.isin(reason_of(words), reasons)
+        still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
         again: Ids = ids[still]
         self.shared.catalog.set_state(again, State.ABSENT)
         return again

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import NONE, Ids
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import State, state_of
+from monarch_py.native import State
 
 # How much may be filled ahead and lie unused [bytes]: BYTES_FOR_EACH_READ for each byte that
 # programs have read, which counts once however often it is read, and BYTES_AT_FIRST besides, so
@@ -94,7 +95,7 @@ class UnusedPrefetch:
 
     def settle(self) -> int:
         """Forgets files that will get no copy. Returns how many are still on their way."""
-        states = state_of(self.shared.catalog.words[self._under_way])
+        states = word.state(self.shared.catalog.words[self._under_way])
         open_ = (states == State.WANTED) | (states == State.FILLING)
         lost = self._under_way[~open_ & (states != State.PRESENT)]
         self._leave(self.ordered(lost))
@@ -104,7 +105,7 @@ class UnusedPrefetch:
     def copies(self) -> tuple[Ids, int]:
         """The (n,) files that have a copy nobody has used, and their bytes."""
         ids = np.flatnonzero(self._marks & ORDERED).astype(np.uint64)
-        ids = ids[state_of(self.shared.catalog.words[ids]) == State.PRESENT]
+        ids = ids[word.state(self.shared.catalog.words[ids]) == State.PRESENT]
         return ids, self._bytes_of(ids)
 
     def drop(self, ids: Ids) -> None:

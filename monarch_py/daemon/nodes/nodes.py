@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.nodes.serving import Membership, ReplicaServer
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import SessionError
-from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
+from monarch_py.native import Kind, Reason, State, lib
 from monarch_py.peers import Party, Peer, TcpTransport
 from monarch_py.peers.membership import Cluster
 from monarch_py.policies.node import NOBODY, Holders, NodePolicy
@@ -183,8 +184,8 @@ class Nodes:
         catalog alone)."""
         entries = self.shared.catalog.entries[:count]
         words = entries["word"]
-        left_out = (state_of(words) == State.BYPASS) & np.isin(
-            reason_of(words), (Reason.EXCLUDED, Reason.UNSUPPORTED)
+        left_out = (word.state(words) == State.BYPASS) & np.isin(
+            word.reason(words), (Reason.EXCLUDED, Reason.UNSUPPORTED)
         )
         files = np.flatnonzero((entries["kind"] == Kind.FILE) & ~left_out)
         hashes, sizes = entries["hash"][files], UNIT.rounded(entries["size"][files])

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.eviction import Evictions
 from monarch_py.daemon.fill.filler import Filler
@@ -24,7 +25,7 @@ from monarch_py.daemon.plans.prefetch import NONE, PlanPrefetch
 from monarch_py.daemon.plans.retry import Job, Version, version_of
 from monarch_py.daemon.plans.tracker import Loaded, PlanTracker, load_plan, observe
 from monarch_py.errors import MonarchError
-from monarch_py.native import State, state_of
+from monarch_py.native import State
 from monarch_py.plan import Plan
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.node import NOBODY
@@ -308,7 +309,7 @@ class PlanManager:
             return None
         ids, rank = following[0].due()
         words, sizes = self.shared.catalog.words[ids], self.shared.catalog.entries["size"][ids]
-        missing = np.isin(state_of(words), (State.ABSENT, State.WANTED, State.FILLING))
+        missing = np.isin(word.state(words), (State.ABSENT, State.WANTED, State.FILLING))
         ranks = following[0].timeline.ranks_per_node
         return np.bincount(rank[missing], sizes[missing], ranks).astype(np.float64)
 

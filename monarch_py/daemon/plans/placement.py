@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.config import SourceConfig
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.nodes.nodes import UNIT, Nodes, rooms_of
 from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import State, state_of, tier_of
+from monarch_py.native import State
 from monarch_py.plan import NEVER, Timeline, all_frequencies, analyse
 from monarch_py.plan.samplers import NONE
 from monarch_py.policies.node import ASKED, NOBODY, Holders, planned_tiers
@@ -86,8 +87,8 @@ class PlacementTask:
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
         holders, mine = agreed[0][back], agreed[1][back]
         # Copies stay in their tiers; their room is counted already.
-        here = state_of(self.words[ids]) == State.PRESENT
-        tier = np.where(here, tier_of(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
+        here = word.state(self.words[ids]) == State.PRESENT
+        tier = np.where(here, word.tier(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
         todo = np.flatnonzero(mine & ~here)
         tier[todo] = planned_tiers(frequency[todo], first[todo], sizes[todo], self.rooms)
         tier[tier >= len(self.rooms)] = NOWHERE

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.pace import Pace
 from monarch_py.daemon.plans.tracker import PlanTracker
-from monarch_py.native import State, copy_of, state_of
+from monarch_py.native import State
 from monarch_py.plan import NEVER
 
 # How many files of a plan are looked at ahead at most. The window ends earlier if the staging area
@@ -102,7 +103,9 @@ class PlanPrefetch:
     def _is_absent(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For which of (n,) files a fill can be ordered."""
         words = self.shared.catalog.words[ids]
-        absent: npt.NDArray[np.bool_] = (state_of(words) == State.ABSENT) & (copy_of(words) == 0)
+        absent: npt.NDArray[np.bool_] = (word.state(words) == State.ABSENT) & (
+            word.copy(words) == 0
+        )
         return absent
 
     def step(self) -> None:
@@ -112,7 +115,7 @@ class PlanPrefetch:
         self.filler.readahead.order(self._paged)
         catalog = self.shared.catalog
         sizes = catalog.entries["size"]
-        states = state_of(catalog.words[self._begun])
+        states = word.state(catalog.words[self._begun])
         begun = self._begun[(states == State.WANTED) | (states == State.FILLING)]
         files = MOST_FILES - len(begun)
         bytes_ = MOST_BYTES - int(sizes[begun].sum(dtype=np.float64))
@@ -141,7 +144,7 @@ class PlanPrefetch:
         if not len(ids):
             return
         self.filler.order_planned(ids, self._horizon)
-        left = ids[state_of(self.shared.catalog.words[ids]) == State.ABSENT]
+        left = ids[word.state(self.shared.catalog.words[ids]) == State.ABSENT]
         kept = self._policy.keeps(left)
         # A tier may be fuller than was thought: such a file is staged when its time comes.
         self._policy.lose(left[kept])

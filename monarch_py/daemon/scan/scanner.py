@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.config import Config
 from monarch_py.daemon.scan.source import Source
 from monarch_py.daemon.scan.unlisted import Path, UnlistedFiles
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, make_word, state_of
+from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib
 from monarch_py.scan.record import Listed, Scan
 from monarch_py.scan.walk import ALL_NAMES
 from monarch_py.storage.durability import Keeper
@@ -297,7 +298,7 @@ class Scanner:
             return os.fsdecode(ffi.buffer(pool + int(entry["path"]), int(entry["path_len"]))[:])
 
         out = source.excluded(entries, path) & (entries["word"] == 0)
-        entries["word"][out] = make_word(State.BYPASS, Reason.EXCLUDED)
+        entries["word"][out] = word.make(State.BYPASS, Reason.EXCLUDED)
         try:
             catalog.add(entries, pool)
         except OSError as error:
@@ -313,7 +314,7 @@ class Scanner:
         new = np.arange(before, self._known, dtype=np.uint64)
         if int(self.shared.clients.renames) != self._renames:
             self._look_again(source, new)
-        self._validate(new[state_of(catalog.words[new]) == State.ABSENT])
+        self._validate(new[word.state(catalog.words[new]) == State.ABSENT])
 
     def _look_again(self, source: Source, ids: Ids) -> None:
         """Looks at files again after a directory was renamed during the session: what was listed
