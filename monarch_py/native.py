@@ -65,6 +65,12 @@ class JobStatus(IntEnum):
     ABANDONED = lib.MONARCH_ABANDONED
 
 
+# The C types of arrays, by dtype.
+C_TYPES: dict[np.dtype[Any], str] = {np.dtype(np.float64): "double"}
+INTEGERS = ("int8", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
+C_TYPES |= {np.dtype(name): f"{name}_t" for name in INTEGERS}
+
+
 def struct_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of a C struct of plain numbers and pointers: same offsets, same size."""
     ctype = ffi.typeof(name)
@@ -74,9 +80,11 @@ def struct_dtype(name: str) -> np.dtype[Any]:
         names.append(field)
         formats.append(f"{'i' if is_signed else 'u'}{ffi.sizeof(info.type)}")
         offsets.append(info.offset)
-    return np.dtype(
+    dtype = np.dtype(
         {"names": names, "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(ctype)}
     )
+    C_TYPES[dtype] = name
+    return dtype
 
 
 ENTRY = struct_dtype("struct monarch_entry")
@@ -86,9 +94,14 @@ PLACED = struct_dtype("struct monarch_placed")
 HOME = struct_dtype("struct monarch_home")
 
 
-def pointer(array: npt.NDArray[Any], ctype: str) -> Any:
-    """The array's memory as a C pointer; the array must be contiguous and outlive the call."""
-    return ffi.cast(ctype, ffi.from_buffer(array))
+def pointer(array: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> Any:
+    """The memory of an array as a C array of its dtype's type. The array must be contiguous.
+
+    dtype : what C takes; it reads a copy where the array is another one or not contiguous
+    """
+    if dtype is not None:
+        array = np.ascontiguousarray(array, dtype)
+    return ffi.from_buffer(f"{C_TYPES[array.dtype]}[]", array)
 
 
 def path_hash(path: bytes) -> int:

@@ -214,7 +214,7 @@ class Shared:
         return self._take(self.clients.read)
 
     def _take(self, bits: Any) -> npt.NDArray[np.uint64]:
-        where = pointer(self._taken, "uint64_t *")
+        where = pointer(self._taken)
         count = lib.monarch_take_bits(ffi.addressof(bits), len(self.catalog), where, TAKEN)
         return np.array(self._taken[:count])
 

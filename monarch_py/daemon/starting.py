@@ -77,11 +77,7 @@ def _command(config_file: Path, words: list[str]) -> list[str]:
 
 
 def spawn(
-    config_file: Path,
-    *,
-    detach: bool,
-    startup: StartupInfo | None = None,
-    is_shared: bool = False,
+    config_file: Path, *, detach: bool, startup: StartupInfo | None = None, is_shared: bool = False
 ) -> "subprocess.Popen[bytes]":
     """Starts a daemon and waits until it answers. The daemon has a session of its own, and nothing
     of ours is left open in it, so that neither a shell's `wait` nor a pipe's reader waits for it.

@@ -145,10 +145,10 @@ class Catalog(CatalogReader):
             done += int(
                 lib.monarch_catalog_add(
                     self.writer,
-                    pointer(entries[done:], "struct monarch_entry *"),
+                    pointer(entries[done:]),
                     len(entries) - done,
                     pool,
-                    pointer(ids[done:], "uint64_t *"),
+                    pointer(ids[done:]),
                     added,
                 )
             )
@@ -171,12 +171,8 @@ class Catalog(CatalogReader):
         lib.monarch_collapse(os.fsencode(self.segment.path))
 
     def set_words(self, ids: Ids, words: npt.NDArray[np.uint64] | np.uint64) -> None:
-        if np.ndim(words) == 0:
-            words = np.full(len(ids), words, dtype=np.uint64)
-        words = np.ascontiguousarray(words, dtype=np.uint64)
-        lib.monarch_set_words(
-            self.writer, len(ids), pointer(ids, "uint64_t *"), pointer(words, "uint64_t *")
-        )
+        given = pointer(np.broadcast_to(words, len(ids)), np.uint64)
+        lib.monarch_set_words(self.writer, len(ids), pointer(ids, np.uint64), given)
 
     def set_state(self, ids: Ids, state: State, reason: int = 0) -> None:
         if len(ids):
@@ -197,25 +193,25 @@ class Catalog(CatalogReader):
         words: npt.NDArray[np.uint64],
         inodes: Ids,
         sums: npt.NDArray[np.uint64],
-        made: npt.NDArray[np.bool_] | None = None,
+        made: npt.NDArray[np.bool_],
     ) -> None:
         """Makes copies visible: from here on, opens of these files get their copies.
 
-        made : (n,) whether this daemon made the copy; None if it made none of them
+        made : (n,) whether this daemon made the copy
         """
-        columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, words, inodes, sums)]
-        mine = np.zeros(len(ids), dtype=np.uint8) if made is None else made.astype(np.uint8)
-        pointers = [*(pointer(a, "uint64_t *") for a in columns), pointer(mine, "uint8_t *")]
-        if lib.monarch_publish(self.writer, len(ids), *pointers) != 0:
+        copies = [pointer(a, np.uint64) for a in (ids, words, inodes, sums)]
+        copies.append(pointer(made, np.uint8))
+        if lib.monarch_publish(self.writer, len(ids), *copies) != 0:
             self._resize(max(int(self.c.capacity), len(self) + 256), int(self.c.pool_bytes))
-            if lib.monarch_publish(self.writer, len(ids), *pointers) != 0:
+            if lib.monarch_publish(self.writer, len(ids), *copies) != 0:
                 self._resize(int(self.c.capacity * 2), int(self.c.pool_bytes))
-                lib.monarch_publish(self.writer, len(ids), *pointers)
+                lib.monarch_publish(self.writer, len(ids), *copies)
 
-    def update(self, entry: int, fresh: Any) -> None:
-        """Sets new attributes (a `struct monarch_entry *`) of a file that has no copy."""
-        if lib.monarch_catalog_update(self.writer, entry, fresh) != 0:
+    def update(self, entry: int, fresh: npt.NDArray[Any]) -> None:
+        """Sets new attributes, (1,) of dtype ENTRY, of a file that has no copy. OSError if shared
+        memory is full."""
+        if lib.monarch_catalog_update(self.writer, entry, pointer(fresh)) != 0:
             # The index of inodes is full, since replaced files left their old inodes in it. A new
             # index holds the present inodes alone.
             self._resize(int(self.c.capacity), int(self.c.pool_bytes))
-            lib.monarch_catalog_update(self.writer, entry, fresh)
+            lib.monarch_catalog_update(self.writer, entry, pointer(fresh))

@@ -119,7 +119,7 @@ def publish(
 ) -> None:
     words = word.make(State.PRESENT, 0, tier, np.array(copies, dtype=np.uint64))
     columns = [np.array(column, dtype=np.uint64) for column in (ids, inodes, copies)]
-    catalog.publish(columns[0], words, columns[1], columns[2])
+    catalog.publish(columns[0], words, columns[1], columns[2], np.zeros(len(words), dtype=bool))
 
 
 def test_published_copies_are_found_by_their_inode(catalog: Catalog) -> None:
@@ -183,8 +183,7 @@ def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int)
     """Every file becomes one with another inode: its own, and `more`."""
     entries, _ = batch([(source, path, ino + more) for source, path, ino in rows])
     for entry in range(len(rows)):
-        fresh = ffi.cast("struct monarch_entry *", ffi.from_buffer(entries[entry : entry + 1]))
-        catalog.update(entry, fresh)
+        catalog.update(entry, entries[entry : entry + 1])
         assert catalog.find_inode(0, int(entries["ino"][entry])) == entry
 
 

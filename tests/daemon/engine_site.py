@@ -56,7 +56,7 @@ class Engine:
             name = f"f{number}".encode()
             (source / name.decode()).write_bytes(os.urandom(size))
             target = ffi.new("char[]", 4096)
-            where = pointer(entries, "struct monarch_entry *")
+            where = pointer(entries)
             root = self._descriptors[0]
             assert lib.monarch_stat_entry(root, 0, name, where, target, 4096) == 0
             entries["path_len"] = len(name)
@@ -81,9 +81,9 @@ class Engine:
             JobKind.FILL,
             0,
             1,
-            pointer(ids, "uint64_t *"),
-            pointer(tiers, "uint32_t *"),
-            pointer(copies, "uint64_t *"),
+            pointer(ids),
+            pointer(tiers),
+            pointer(copies),
             ffi.NULL,
             ffi.NULL,
         )
@@ -92,14 +92,14 @@ class Engine:
     def drop(self, entry: int, copy: int) -> None:
         """Orders the removal of a copy."""
         numbers = [np.array([number], dtype=np.uint64) for number in (entry, copy, SIZE)]
-        ids, copies, sizes = (pointer(each, "uint64_t *") for each in numbers)
+        ids, copies, sizes = (pointer(each) for each in numbers)
         tiers = np.zeros(1, dtype=np.uint32)
-        lib.monarch_engine_drop(self.c, 1, ids, pointer(tiers, "uint32_t *"), copies, sizes)
+        lib.monarch_engine_drop(self.c, 1, ids, pointer(tiers), copies, sizes)
 
     def result(self) -> Results:
         """(1,) the next one, which went well. It is settled by the caller."""
         out = np.zeros(1, dtype=RESULT)
-        where = pointer(out, "struct monarch_result *")
+        where = pointer(out)
         wait_until(lambda: lib.monarch_engine_results(self.c, where, 1), what="a result")
         assert out["status"] == JobStatus.DONE
         return out
@@ -155,13 +155,13 @@ class Engine:
             given["bytes"], given["inodes"] = room.free_bytes, room.free_inodes
             given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
             given["is_part"] = is_part
-        where = pointer(granted, "struct monarch_room *")
+        where = pointer(granted)
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> npt.NDArray[Any]:
         """(n,) of dtype PLACED: what was ordered under it."""
         placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
-        n = lib.monarch_engine_end_grant(self.c, pointer(placed, "struct monarch_placed *"))
+        n = lib.monarch_engine_end_grant(self.c, pointer(placed))
         return placed[:n]
 
     def is_left(self) -> bool:

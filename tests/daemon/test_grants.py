@@ -243,7 +243,7 @@ def homes(engine: Engine, ids: list[int], *, is_kept: bool, asked: int = -1) -> 
     said = np.zeros(len(ids), dtype=HOME)
     said["asked_first"], said["asked_then"] = asked, -1
     said["is_kept"] = is_kept
-    pointers = pointer(entries, "uint64_t *"), pointer(said, "struct monarch_home *")
+    pointers = pointer(entries), pointer(said)
     assert lib.monarch_engine_homes(engine.c, len(ids), *pointers) == 0
 
 
@@ -256,8 +256,7 @@ def test_where_nodes_share_programs_see_whose_a_file_is(engine: Engine) -> None:
     # Attributes that were read anew say nothing of it.
     fresh = engine.catalog.entries[:1].copy()
     fresh["flags"] = lib.MONARCH_ATTRIBUTES
-    where = pointer(fresh, "struct monarch_entry *")
-    engine.catalog.update(0, where)
+    engine.catalog.update(0, fresh)
     assert flags[0] == lib.MONARCH_OWN | lib.MONARCH_ATTRIBUTES
     homes(engine, [0], is_kept=False, asked=2)
     assert flags[0] == lib.MONARCH_OF_OTHERS | lib.MONARCH_ATTRIBUTES

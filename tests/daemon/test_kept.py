@@ -91,7 +91,7 @@ def stays_held(engine: Engine, name: str) -> bool:
 def wanted(engine: Engine) -> list[int]:
     """Files that policy is asked for."""
     ids = np.zeros(1024, dtype=np.uint64)
-    where = pointer(ids, "uint64_t *")
+    where = pointer(ids)
     n = lib.monarch_take_bits(
         ffi.addressof(engine.clients.wanted), len(engine.catalog), where, 1024
     )
@@ -181,9 +181,7 @@ def test_one_of_a_file_without_an_entry_becomes_known(engine: Engine, by: socket
     assert engine.catalog.find(0, "new") == known
     assert not engine.is_claimed(number_of(engine, "new"))
     read = np.zeros(1024, dtype=np.uint64)
-    n = lib.monarch_take_bits(
-        ffi.addressof(engine.clients.read), known + 1, pointer(read, "uint64_t *"), 1024
-    )
+    n = lib.monarch_take_bits(ffi.addressof(engine.clients.read), known + 1, pointer(read), 1024)
     assert read[:n].tolist() == [known], "its program has read it"
 
 
@@ -195,7 +193,7 @@ def test_policy_is_told_of_one_that_the_engine_may_not_take(
     hand(engine, by, "new")
     wait_until(lambda: engine.clients.doorbell > 0, what="a ring for the loop")
     entries, pool = np.zeros(4, dtype=ENTRY), ffi.new("char[]", 4 * lib.MONARCH_SCAN_HINT_PATH)
-    where = pointer(entries, "struct monarch_entry *")
+    where = pointer(entries)
     assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 1
     assert ffi.string(pool) == b"new"
     assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 0, "it is told once"

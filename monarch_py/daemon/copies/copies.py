@@ -284,6 +284,18 @@ class Copies:
         if entry < len(catalog) and word.copy(now := catalog.words[entry]) == result["copy"]:
             catalog.set_state(one(entry), State(int(word.state(now))), int(word.reason(now)))
 
+    def renew(self, entry: int, fresh: npt.NDArray[Any]) -> bool:
+        """Gives a file without a copy its present attributes, (1,) of dtype ENTRY. Returns whether
+        it could; else the source goes on serving the file."""
+        catalog = self.shared.catalog
+        try:
+            catalog.update(entry, fresh)
+        except OSError as full:  # shared memory is full
+            log.warning("%s stays at the source: %s", catalog.path(entry), full)
+            catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
+            return False
+        return True
+
     def changed(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """(n,) whether a client has changed the file; now and then also True when none has."""
         flags = np.zeros(len(ids), dtype=np.uint8)
@@ -292,8 +304,8 @@ class Copies:
             self.shared.control,
             self.shared.catalog.c,
             len(ids),
-            pointer(ids, "uint64_t *"),
-            pointer(flags, "uint8_t *"),
+            pointer(ids),
+            pointer(flags),
         )
         return flags.astype(bool)
 

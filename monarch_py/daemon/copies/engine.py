@@ -33,11 +33,6 @@ from monarch_py.storage.tiers import NO_DESCRIPTOR, Tier
 RESULTS = 1024
 
 
-def as_array(ctype: str, values: npt.NDArray[Any]) -> Any:
-    """Values as a C array of this type (`uint64_t`), which C only reads and which keeps them."""
-    return ffi.from_buffer(f"{ctype}[]", np.ascontiguousarray(values, ctype.removesuffix("_t")))
-
-
 def block_sums(result: Any) -> bytes:
     """XXH3-64 of every block of the copy that a result tells of, 8 bytes each, little-endian."""
     if not result["blocks"]:
@@ -150,7 +145,7 @@ class Engine:
     def flows(self, places: int) -> npt.NDArray[np.uint64]:
         """(places, 2, MONARCH_LEVELS) bytes and times [ns], as struct monarch_flow has them."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
-        out = pointer(counts.reshape(-1), "struct monarch_flow *")
+        out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
         return counts
 
@@ -187,11 +182,11 @@ class Engine:
             kind,
             in_use,
             len(ids),
-            as_array("uint64_t", ids),
-            as_array("uint32_t", tiers),
-            as_array("uint64_t", copies),
-            as_array("uint64_t", np.zeros(len(ids)) if sums is None else sums),
-            ffi.NULL if peers is None else as_array("int32_t", peers),
+            pointer(ids, np.uint64),
+            pointer(tiers, np.uint32),
+            pointer(copies, np.uint64),
+            pointer(np.zeros(len(ids)) if sums is None else sums, np.uint64),
+            ffi.NULL if peers is None else pointer(peers, np.int32),
         )
 
     def grant(self, rooms: list[TierRoom], first_copy: int, meets: int) -> None:
@@ -208,13 +203,13 @@ class Engine:
             given["is_part"] = room.free_bytes > GRANT_BYTES
             given["inodes"] = max(room.free_inodes, 0)
             given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
-        where = pointer(granted, "struct monarch_room *")
+        where = pointer(granted)
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> npt.NDArray[Any]:
         """Ends the grant. Returns the orders that were made under it, (n,) of dtype PLACED, valid
         until the next call."""
-        where = pointer(self._placed, "struct monarch_placed *")
+        where = pointer(self._placed)
         return self._placed[: lib.monarch_engine_end_grant(self.c, where)]
 
     def set_homes(
@@ -226,8 +221,8 @@ class Engine:
         homes = np.zeros(len(ids), dtype=HOME)
         homes["asked_first"], homes["asked_then"] = asked.T
         homes["is_kept"] = keeps
-        where = pointer(homes, "struct monarch_home *")
-        if lib.monarch_engine_homes(self.c, len(ids), as_array("uint64_t", ids), where) != 0:
+        where = pointer(homes)
+        if lib.monarch_engine_homes(self.c, len(ids), pointer(ids, np.uint64), where) != 0:
             raise MemoryError("no memory for the table of nodes that fills ask")
 
     def rest(self, limit_s: float) -> bool:
@@ -238,26 +233,26 @@ class Engine:
     def withdraw(self, ids: npt.NDArray[np.uint64]) -> int:
         """Takes back the fills of (n,) entries that no thread has begun and no program waits for.
         They are among the results at once, as ABANDONED. Returns how many they are."""
-        return int(lib.monarch_engine_withdraw(self.c, len(ids), as_array("uint64_t", ids)))
+        return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
         """(peers,) how many orders without a result yet ask each of the peers first."""
         lengths = np.zeros(peers, dtype=np.uint32)
-        lib.monarch_engine_queues(self.c, pointer(lengths, "uint32_t *"), peers)
+        lib.monarch_engine_queues(self.c, pointer(lengths), peers)
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
         """Sets how many turns the readers of each rank have, beside those of the others:
         (MONARCH_RANKS,) by the rank's number in a demand, 0 for a number that is no rank's."""
-        lib.monarch_engine_shares(self.c, pointer(shares, "uint32_t *"))
+        lib.monarch_engine_shares(self.c, pointer(shares))
 
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
         """Orders to remove (n,) copies of one tier, before all other orders.
 
         ids, sizes : of the copies' files
         """
-        entries, *others = (as_array("uint64_t", a) for a in (ids, copies, sizes))
-        places = as_array("uint32_t", np.full(len(ids), tier))
+        entries, *others = (pointer(a, np.uint64) for a in (ids, copies, sizes))
+        places = pointer(np.full(len(ids), tier), np.uint32)
         lib.monarch_engine_drop(self.c, len(ids), entries, places, *others)
 
     def results(self) -> Iterator[npt.NDArray[Any]]:
@@ -265,7 +260,7 @@ class Engine:
         sums until `settle`."""
         count = RESULTS
         while count == RESULTS:
-            where = pointer(self._buffer, "struct monarch_result *")
+            where = pointer(self._buffer)
             count = lib.monarch_engine_results(self.c, where, RESULTS)
             if count:
                 yield self._buffer[:count]
@@ -351,7 +346,7 @@ class Engine:
         of dtype ENTRY, whose paths lie in a C array. Their descriptors wait for orders for 50
         ms."""
         entries, pool = self._unmet
-        to = pointer(entries, "struct monarch_entry *")
+        to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)
         return entries[:n].copy(), pool
 

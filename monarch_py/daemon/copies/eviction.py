@@ -66,10 +66,7 @@ class Evictions:
     """
 
     def __init__(
-        self,
-        tiers: Sequence[int],
-        copies: Copies,
-        clock: Callable[[], float] = time.monotonic,
+        self, tiers: Sequence[int], copies: Copies, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._copies, self._clock = copies, clock
         self._next_look_s = 0.0

@@ -11,7 +11,7 @@ from monarch_py import word
 from monarch_py.daemon.copies.copies import Copies, Ids
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, pointer
+from monarch_py.native import ENTRY, Kind, Reason, State, lib, pointer
 
 log = logging.getLogger("monarch.outdated")
 
@@ -48,14 +48,14 @@ class Outdated:
         config = self.scanner.config
         n = lib.monarch_compare(
             catalog.c,
-            pointer(roots, "int32_t *"),
+            pointer(roots),
             len(ids),
-            pointer(ids, "uint64_t *"),
+            pointer(ids),
             config.scan_threads,
             config.scan_ops_per_s or 0,
             LIMIT_NS,
-            pointer(found, "uint8_t *"),
-            pointer(fresh, "struct monarch_entry *"),
+            pointer(found),
+            pointer(fresh),
         )
         return Compared(ids[:n], words[:n], found[:n], fresh[:n])
 
@@ -108,10 +108,5 @@ class Outdated:
             if copy and copy == old:
                 continue  # the old copy is being removed
             del self._fresh[entry]
-            if copy:
-                continue  # a new fill has seen to it
-            try:
-                catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
-            except OSError as full:  # shared memory is full: the source goes on serving the file
-                log.warning("%s stays at the source: %s", catalog.path(entry), full)
-                catalog.set_state(ids[ids == entry], State.BYPASS, Reason.CHANGED)
+            if not copy:  # else a new fill has seen to it
+                self.copies.renew(entry, fresh)

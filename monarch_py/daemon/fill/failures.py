@@ -12,7 +12,7 @@ from monarch_py.daemon.copies.copies import Copies, one
 from monarch_py.daemon.copies.engine import is_passing
 from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.requests import FillRequests
-from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State, ffi
+from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State
 
 log = logging.getLogger("monarch.filler")
 
@@ -118,10 +118,5 @@ class FailedFills:
             catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
             return
         catalog.set_state(one(entry), State.ABSENT)
-        try:
-            catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
-        except OSError as full:  # shared memory is full: the source goes on serving the file
-            log.warning("%s stays at the source: %s", catalog.path(entry), full)
-            catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
-            return
-        self._requests.again(one(entry), in_use=in_use)
+        if self._copies.renew(entry, fresh):
+            self._requests.again(one(entry), in_use=in_use)

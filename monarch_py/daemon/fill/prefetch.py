@@ -257,7 +257,7 @@ class DirectoryPrefetch:
         """The next (n,) files of one directory, and how many entries were looked at."""
         source, directory = filled.place[0], os.fsencode(filled.place[1])
         at = ffi.new("uint64_t *", filled.at[home])
-        where = pointer(self._ids, "uint64_t *")
+        where = pointer(self._ids)
         catalog, clients, is_deep = self.shared.catalog.c, self.shared.clients, filled.is_deep
         n = lib.monarch_find_absent(
             catalog, clients, source, directory, len(directory), is_deep, at, looks, where, most

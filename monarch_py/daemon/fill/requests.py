@@ -56,7 +56,7 @@ class FillRequests:
 
     def take_wants(self) -> None:
         """Wants what programs have opened since the last turn."""
-        where = pointer(self._taken, "uint64_t *")
+        where = pointer(self._taken)
         wanted = ffi.addressof(self.shared.clients.wanted)
         count = lib.monarch_take_bits(wanted, len(self.shared.catalog), where, WANTS)
         self.want(self._taken[:count].copy())

@@ -87,11 +87,7 @@ class RouteChooser:
     # --- the choice -----------------------------------------------------------------------------
 
     def choose(
-        self,
-        ids: Ids,
-        asked: Asked,
-        sizes: npt.NDArray[np.uint64],
-        due_s: npt.NDArray[np.float64],
+        self, ids: Ids, asked: Asked, sizes: npt.NDArray[np.uint64], due_s: npt.NDArray[np.float64]
     ) -> None:
         """Takes from `asked`, (n, MONARCH_ASKED) nodes, those files that are to come from the
         source, and marks for the engine the nodes that have their files whole. Where a node is

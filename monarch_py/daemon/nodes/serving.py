@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.daemon.copies.copies import Ids
-from monarch_py.daemon.copies.engine import Engine, as_array
+from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import ffi, lib, pointer
@@ -76,19 +76,17 @@ class ReplicaServer(PeerServer):
         moved_to : (n,) the numbers of these nodes, NOBODY where there is none to tell of
         """
         elsewhere = np.where(
-            moved_to >= 0,
-            lib.MONARCH_MOVED_TO + moved_to,
-            lib.MONARCH_KEPT_ELSEWHERE,
+            moved_to >= 0, lib.MONARCH_MOVED_TO + moved_to, lib.MONARCH_KEPT_ELSEWHERE
         )
         said = np.where(is_kept, lib.MONARCH_KEPT_HERE, elsewhere)
-        entries, kept = as_array("uint64_t", ids), as_array("uint16_t", said)
+        entries, kept = pointer(ids, np.uint64), pointer(said, np.uint16)
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
         """(n,) entries that this node has come to keep since the last call: peers take it for their
         owner."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
-        count = lib.monarch_holdings_moved(self._c, pointer(ids, "uint64_t *"))
+        count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]
 
     def be_patient(self, patience: int) -> None:
@@ -104,9 +102,7 @@ class ReplicaServer(PeerServer):
         """(n,) entries whose copies are not what their fills have written, as peers' requests have
         shown since the last call, and (n,) the words that name these copies."""
         ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
-        count = lib.monarch_holdings_rotten(
-            self._c, pointer(ids, "uint64_t *"), pointer(words, "uint64_t *")
-        )
+        count = lib.monarch_holdings_rotten(self._c, pointer(ids), pointer(words))
         return ids[:count], words[:count]
 
     def _begin(self, bounds: Any) -> Any:

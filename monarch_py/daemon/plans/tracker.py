@@ -22,7 +22,7 @@ from monarch_py.daemon.plans.retry import Version, version_of
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import ConfigError
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Kind, lib, pointer
+from monarch_py.native import Kind, ffi, lib, pointer
 from monarch_py.plan import Plan
 from monarch_py.plan.index import Index
 from monarch_py.plan.position import PositionEstimator
@@ -388,10 +388,10 @@ def _find_files(
                 number,
                 prefix,
                 len(prefix),
-                pointer(index.pool, "char *"),
-                pointer(index.starts, "uint64_t *"),
+                ffi.cast("char *", pointer(index.pool)),
+                pointer(index.starts),
                 index.files,
-                pointer(entries, "int64_t *"),
+                pointer(entries),
             )
             break
     else:

@@ -16,7 +16,7 @@ from monarch_py.config import Config
 from monarch_py.daemon.scan.source import Source
 from monarch_py.daemon.scan.unlisted import Path, UnlistedFiles
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib
+from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, pointer
 from monarch_py.scan.record import Listed, Scan
 from monarch_py.scan.walk import ALL_NAMES
 from monarch_py.storage.durability import Keeper
@@ -419,8 +419,7 @@ class Scanner:
     @staticmethod
     def stat_entry(source: Source, path: bytes, entry: npt.NDArray[Any]) -> int:
         """Fills entry[0] with the attributes of a file; returns 0 or -errno."""
-        target = ffi.new("char[]", 4096)
-        e = ffi.cast("struct monarch_entry *", ffi.from_buffer(entry))
+        target, e = ffi.new("char[]", 4096), pointer(entry)
         return int(lib.monarch_stat_entry(source.fd, source.number, path, e, target, 4096))
 
     def close(self, limit_s: float) -> int:
