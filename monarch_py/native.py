@@ -14,6 +14,14 @@ import monarch_py._native
 
 ffi: Any = monarch_py._native.ffi
 lib: Any = monarch_py._native.lib
+# What arrays hold; `Ids` are numbers of entries in the catalog.
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Uints = npt.NDArray[np.uint64]
+Ids = Uints
 LIBRARY = Path(__file__).with_name("libmonarch.so")
 
 
@@ -94,7 +102,7 @@ PLACED = struct_dtype("struct monarch_placed")
 HOME = struct_dtype("struct monarch_home")
 
 
-def pointer(array: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> Any:
+def pointer(array: Array, dtype: npt.DTypeLike | None = None) -> Any:
     """The memory of an array as a C array of its dtype's type. The array must be contiguous.
 
     dtype : what C takes; it reads a copy where the array is another one or not contiguous

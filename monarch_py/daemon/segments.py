@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import Segment, SessionDir, open_private
-from monarch_py.native import SessionState, ffi, lib, pointer
+from monarch_py.native import SessionState, Uints, ffi, lib, pointer
 from monarch_py.storage.tiers import Tier
 
 # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7).
@@ -201,19 +200,19 @@ class Shared:
         """From now on clients tell what they open, without ringing for it."""
         self.control.follow_opens = 1
 
-    def take_opened(self) -> npt.NDArray[np.uint64]:
+    def take_opened(self) -> Uints:
         """(n,) entries that clients have opened for reading since the last call; neither how often
         nor in which order is known."""
         if not self.control.follow_opens:
             return np.zeros(0, dtype=np.uint64)
         return self._take(self.clients.opened)
 
-    def take_read(self) -> npt.NDArray[np.uint64]:
+    def take_read(self) -> Uints:
         """(n,) entries that programs have read to their end since the last call, and that had no
         copy when they were opened."""
         return self._take(self.clients.read)
 
-    def _take(self, bits: Any) -> npt.NDArray[np.uint64]:
+    def _take(self, bits: Any) -> Uints:
         where = pointer(self._taken)
         count = lib.monarch_take_bits(ffi.addressof(bits), len(self.catalog), where, TAKEN)
         return np.array(self._taken[:count])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
-from monarch_py.daemon.copies.copies import NONE, Ids
+from monarch_py.daemon.copies.copies import NONE
 from monarch_py.daemon.copies.ranks import Ranks
 from monarch_py.daemon.copies.staging import open_staging
 from monarch_py.daemon.fill.filler import Filler
@@ -31,7 +31,7 @@ from monarch_py.daemon.status import status
 from monarch_py.daemon.switches import Switches
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import FileId, SessionDir, id_of
-from monarch_py.native import lib
+from monarch_py.native import Ids, lib
 from monarch_py.peers.membership import Cluster
 from monarch_py.scan.record import Listed
 from monarch_py.scan.walk import ALL_NAMES, END_LIMIT_S

@@ -5,13 +5,10 @@ import os
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
 from monarch_py.ipc.session import Segment, SessionDir
-from monarch_py.native import ENTRY, Kind, State, ffi, lib, pointer
-
-Ids = npt.NDArray[np.uint64]
+from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, State, Uints, ffi, lib, pointer
 
 # Entries of a new catalog. A dataset of files that hold many samples each never outgrows it.
 FIRST_CAPACITY = 4096
@@ -50,11 +47,11 @@ class CatalogReader:
         return int(self.c.count)
 
     @property
-    def entries(self) -> npt.NDArray[Any]:
+    def entries(self) -> Array:
         return self._table[: len(self)]
 
     @property
-    def words(self) -> npt.NDArray[np.uint64]:
+    def words(self) -> Uints:
         return self.entries["word"]
 
     def path(self, entry: int) -> str:
@@ -63,12 +60,12 @@ class CatalogReader:
         at = int(self.c.pool_at + row["path"])
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
-    def beginnings(self, ids: Ids, length: int) -> npt.NDArray[Any]:
+    def beginnings(self, ids: Ids, length: int) -> Array:
         """The first `length` > 0 bytes of the paths of (n,) entries, as (n,) bytes. Every path must
         have that many."""
         pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
         at = self._table["path"][ids].astype(np.intp)
-        text: npt.NDArray[Any] = pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0]
+        text: Array = pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0]
         return text
 
     def find(self, source: int, path: str) -> int:
@@ -132,7 +129,7 @@ class Catalog(CatalogReader):
             )
         self._open_generation(int(self.c.generation) + 1, capacity, pool_bytes)
 
-    def add(self, entries: npt.NDArray[Any], pool: Any) -> tuple[Ids, int]:
+    def add(self, entries: Array, pool: Any) -> tuple[Ids, int]:
         """Adds entries (n,) of dtype ENTRY whose paths lie in `pool` (a C pointer).
 
         Returns their numbers (n,) and how many were new. OSError if shared memory is full: the
@@ -170,7 +167,7 @@ class Catalog(CatalogReader):
             self._resize(capacity, pool_bytes)
         lib.monarch_collapse(os.fsencode(self.segment.path))
 
-    def set_words(self, ids: Ids, words: npt.NDArray[np.uint64] | np.uint64) -> None:
+    def set_words(self, ids: Ids, words: Uints | np.uint64) -> None:
         given = pointer(np.broadcast_to(words, len(ids)), np.uint64)
         lib.monarch_set_words(self.writer, len(ids), pointer(ids, np.uint64), given)
 
@@ -184,17 +181,10 @@ class Catalog(CatalogReader):
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
 
-    def set_sums(self, ids: Ids, sums: npt.NDArray[np.uint64]) -> None:
+    def set_sums(self, ids: Ids, sums: Uints) -> None:
         self._table["sum"][ids] = sums
 
-    def publish(
-        self,
-        ids: Ids,
-        words: npt.NDArray[np.uint64],
-        inodes: Ids,
-        sums: npt.NDArray[np.uint64],
-        made: npt.NDArray[np.bool_],
-    ) -> None:
+    def publish(self, ids: Ids, words: Uints, inodes: Ids, sums: Uints, made: Bools) -> None:
         """Makes copies visible: from here on, opens of these files get their copies.
 
         made : (n,) whether this daemon made the copy
@@ -207,7 +197,7 @@ class Catalog(CatalogReader):
                 self._resize(int(self.c.capacity * 2), int(self.c.pool_bytes))
                 lib.monarch_publish(self.writer, len(ids), *copies)
 
-    def update(self, entry: int, fresh: npt.NDArray[Any]) -> None:
+    def update(self, entry: int, fresh: Array) -> None:
         """Sets new attributes, (1,) of dtype ENTRY, of a file that has no copy. OSError if shared
         memory is full."""
         if lib.monarch_catalog_update(self.writer, entry, pointer(fresh)) != 0:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.native import ENTRY, ffi, lib
+from monarch_py.native import ENTRY, Array, ffi, lib
 
 # Arguments of `Walk.allow` for no limit.
 ALL_NAMES = (-1, -1)
@@ -26,7 +25,7 @@ class Batch:
     pool : C pointer to the text of their paths and links' targets, of which used_bytes are in use
     """
 
-    entries: npt.NDArray[Any]
+    entries: Array
     pool: Any
     used_bytes: int
 

@@ -21,14 +21,13 @@ from support.watch import assert_quiet
 from monarch_py import word
 from monarch_py.config import load_config
 from monarch_py.daemon.control import Control
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.fill import unused
 from monarch_py.daemon.fill.prefetch import NAMES, Directories
 from monarch_py.daemon.plans.manager import PlanManager
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Kind, State
+from monarch_py.native import Ids, Kind, State
 
 MANY, SIZE = 40, 20_000
 KIB = 1024

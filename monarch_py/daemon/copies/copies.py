@@ -7,19 +7,28 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
 from monarch_py.daemon.copies.engine import Engine, block_sums, is_passing
 from monarch_py.daemon.scan.scanner import Scanner
-from monarch_py.native import JobKind, JobStatus, Kind, Reason, State, lib, path_hash, pointer
+from monarch_py.native import (
+    Array,
+    Bools,
+    Ids,
+    JobKind,
+    JobStatus,
+    Kind,
+    Reason,
+    State,
+    lib,
+    path_hash,
+    pointer,
+)
 from monarch_py.storage.manifest import Row
 from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
 
-Ids = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
 NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 # A file may change again within this time of a change without its timestamps showing it [s].
@@ -44,7 +53,7 @@ class Copies:
         # Files that were seen to change under a fill: their next copy is looked at twice.
         self._doubted: set[int] = set()
         # Copies to remove: (tier, entries, numbers, sizes of their files); how many are under way.
-        self._drops: deque[tuple[int, Ids, npt.NDArray[Any], npt.NDArray[Any]]] = deque()
+        self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
         self._leaving = [0] * len(self.tiers)  # the room that these take, by tier [bytes]
         self._changes_seen = 0
@@ -71,7 +80,7 @@ class Copies:
 
     # --- made visible -------------------------------------------------------------------------
 
-    def made(self, results: npt.NDArray[Any]) -> Bools:
+    def made(self, results: Array) -> Bools:
         """Takes in results (n,) of fills and checks that went well. The engine has published nearly
         all of the copies; this decides on the others. Returns (n,) which of the copies serve."""
         fills = results[results["kind"] == JobKind.FILL]
@@ -89,7 +98,7 @@ class Copies:
         self._record(results[serves & (results["kind"] == JobKind.FILL)])
         return serves
 
-    def _count(self, fills: npt.NDArray[Any]) -> None:
+    def _count(self, fills: Array) -> None:
         sizes = self.shared.catalog.entries["size"][fills["id"]]
         for number in set(fills["tier"].tolist()):
             here = fills["tier"] == number
@@ -98,7 +107,7 @@ class Copies:
         self.fills += len(fills)
         self.filled_bytes += int(fills["bytes"].sum())
 
-    def _decide(self, results: npt.NDArray[Any]) -> None:
+    def _decide(self, results: Array) -> None:
         """Decides on (n,) copies that the engine has not published: their files were changed, their
         tiers are lost, or the catalog has to grow to know them by their inodes."""
         if not len(results):
@@ -114,7 +123,7 @@ class Copies:
         if len(good) and not self._show(good["id"], words, good["copy_ino"], good["sum"], made):
             self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
-    def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
+    def adopt(self, ids: Ids, rows: Array, tier_number: int) -> None:
         """Publishes copies of an earlier session that match their sources and need no check: (n,)
         entries and their manifest rows."""
         if self.tier(tier_number).gone:
@@ -141,7 +150,7 @@ class Copies:
         in whatever tier, stays only if a second reading agrees."""
         self._doubted.add(entry)
 
-    def _record(self, results: npt.NDArray[Any]) -> None:
+    def _record(self, results: Array) -> None:
         """Records copies in the manifests of durable tiers. The copy of a file that changed under
         its fill, or just before, is recorded only once a second reading agrees."""
         if not (self.keepers or self._doubted):
@@ -222,7 +231,7 @@ class Copies:
         here = (word.state(words) == State.PRESENT) & (word.tier(words) == number)
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
-    def _is_lost(self, tiers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    def _is_lost(self, tiers: Array) -> Bools:
         """(n,) which of these tiers, given by number, are lost."""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
@@ -255,7 +264,7 @@ class Copies:
             part = slice(at, at + DROPS)
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
-    def _drop_rows(self, tier: int, rows: npt.NDArray[Any]) -> None:
+    def _drop_rows(self, tier: int, rows: Array) -> None:
         """Drops the copies of (n,) rows of the manifest that belong to no entry."""
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])
@@ -284,7 +293,7 @@ class Copies:
         if entry < len(catalog) and word.copy(now := catalog.words[entry]) == result["copy"]:
             catalog.set_state(one(entry), State(int(word.state(now))), int(word.reason(now)))
 
-    def renew(self, entry: int, fresh: npt.NDArray[Any]) -> bool:
+    def renew(self, entry: int, fresh: Array) -> bool:
         """Gives a file without a copy its present attributes, (1,) of dtype ENTRY. Returns whether
         it could; else the source goes on serving the file."""
         catalog = self.shared.catalog
@@ -296,7 +305,7 @@ class Copies:
             return False
         return True
 
-    def changed(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def changed(self, ids: Ids) -> Bools:
         """(n,) whether a client has changed the file; now and then also True when none has."""
         flags = np.zeros(len(ids), dtype=np.uint8)
         lib.monarch_find_changed(

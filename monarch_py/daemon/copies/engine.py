@@ -19,8 +19,12 @@ from monarch_py.native import (
     PLACED,
     RESULT,
     ROOM,
+    Array,
+    Bools,
+    Int32s,
     JobKind,
     JobStatus,
+    Uints,
     ffi,
     lib,
     pointer,
@@ -142,7 +146,7 @@ class Engine:
         none is idle."""
         return self._idle is not None and self._spare < self._reads.most
 
-    def flows(self, places: int) -> npt.NDArray[np.uint64]:
+    def flows(self, places: int) -> Uints:
         """(places, 2, MONARCH_LEVELS) bytes and times [ns], as struct monarch_flow has them."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
@@ -161,13 +165,13 @@ class Engine:
         self,
         catalog: Catalog,
         kind: JobKind,
-        ids: npt.NDArray[Any],
-        tiers: npt.NDArray[Any],
-        copies: npt.NDArray[Any],
+        ids: Array,
+        tiers: Array,
+        copies: Array,
         *,
         in_use: bool = False,
-        sums: npt.NDArray[Any] | None = None,
-        peers: npt.NDArray[np.int32] | None = None,
+        sums: Array | None = None,
+        peers: Int32s | None = None,
     ) -> None:
         """Gives the engine orders for (n,) entries, done in this order; those for files in use come
         before the others.
@@ -206,15 +210,13 @@ class Engine:
         where = pointer(granted)
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
-    def end_grant(self) -> npt.NDArray[Any]:
+    def end_grant(self) -> Array:
         """Ends the grant. Returns the orders that were made under it, (n,) of dtype PLACED, valid
         until the next call."""
         where = pointer(self._placed)
         return self._placed[: lib.monarch_engine_end_grant(self.c, where)]
 
-    def set_homes(
-        self, ids: npt.NDArray[Any], asked: npt.NDArray[Any], keeps: npt.NDArray[np.bool_]
-    ) -> None:
+    def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
         """Tells the engine, for grants where nodes share, which nodes a fill of each of (n,)
         entries asks, (n, MONARCH_ASKED) or -1, and whether this node keeps the entry. From the
         first call on, the engine leaves files of which nothing was said to Python. MemoryError."""
@@ -230,7 +232,7 @@ class Engine:
         most. Returns whether somebody has since the last rest."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
-    def withdraw(self, ids: npt.NDArray[np.uint64]) -> int:
+    def withdraw(self, ids: Uints) -> int:
         """Takes back the fills of (n,) entries that no thread has begun and no program waits for.
         They are among the results at once, as ABANDONED. Returns how many they are."""
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
@@ -255,7 +257,7 @@ class Engine:
         places = pointer(np.full(len(ids), tier), np.uint32)
         lib.monarch_engine_drop(self.c, len(ids), entries, places, *others)
 
-    def results(self) -> Iterator[npt.NDArray[Any]]:
+    def results(self) -> Iterator[Array]:
         """Batches (n,) of dtype RESULT; each is valid until the next is asked for, and its block
         sums until `settle`."""
         count = RESULTS
@@ -341,7 +343,7 @@ class Engine:
         engine has stopped. False where no thread could be started."""
         return int(lib.monarch_engine_handovers(self.c, list(sockets), len(sockets))) == 0
 
-    def unmet(self, source: int) -> tuple[npt.NDArray[Any], Any]:
+    def unmet(self, source: int) -> tuple[Array, Any]:
         """Files of a source that were handed over and that the catalog does not know: (n,) entries
         of dtype ENTRY, whose paths lie in a C array. Their descriptors wait for orders for 50
         ms."""

@@ -14,11 +14,10 @@ from concurrent.futures import Future
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
-from monarch_py.daemon.copies.copies import Copies, Ids
-from monarch_py.native import State
+from monarch_py.daemon.copies.copies import Copies
+from monarch_py.native import Bools, Ids, Int32s, Ints, State
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.eviction import exchange
 from monarch_py.policies.placement import NOWHERE
@@ -36,14 +35,14 @@ SHORT_S = 10.0
 # Uses that were asked for longer ago than this are out of date [s].
 OLD_S = 5.0
 
-Uses = npt.NDArray[np.int64]
+Uses = Ints
 
 
 class Foresight(Protocol):
     """What evictions ask of whoever knows a plan."""
 
     @property
-    def placement(self) -> npt.NDArray[np.int32]:
+    def placement(self) -> Int32s:
         """(entries,) the tier in which each file has its place, NOWHERE for none. Evictions change
         it."""
         ...
@@ -54,7 +53,7 @@ class Foresight(Protocol):
         too little is known."""
         ...
 
-    def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def may_go(self, ids: Ids) -> Bools:
         """(n,) whether this node may drop its copies of these files."""
         ...
 

@@ -2,16 +2,15 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py import word
-from monarch_py.daemon.copies.copies import Copies, Ids
+from monarch_py.daemon.copies.copies import Copies
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import ENTRY, Kind, Reason, State, lib, pointer
+from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, Reason, State, Uints, lib, pointer
 
 log = logging.getLogger("monarch.outdated")
 
@@ -26,9 +25,9 @@ class Compared:
     version."""
 
     ids: Ids
-    words: npt.NDArray[np.uint64]
+    words: Uints
     found: npt.NDArray[np.uint8]
-    fresh: npt.NDArray[Any]
+    fresh: Array
 
 
 class Outdated:
@@ -37,7 +36,7 @@ class Outdated:
     def __init__(self, scanner: Scanner, copies: Copies) -> None:
         self.scanner, self.copies, self.shared = scanner, copies, scanner.shared
         # Attributes that entries get once their old copies, by number, are removed.
-        self._fresh: dict[int, tuple[int, npt.NDArray[Any]]] = {}
+        self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
         """Compares files and directories (n,) with the source, in this order, for a second at most.
@@ -84,7 +83,7 @@ class Outdated:
         self.step()
         return compared.ids[usable], directories
 
-    def _marked(self, compared: Compared) -> npt.NDArray[np.bool_]:
+    def _marked(self, compared: Compared) -> Bools:
         """(n,) whether a client has changed the file that is at the source now: nobody is given a
         copy of it in this session."""
         is_replaced = compared.found == lib.MONARCH_REPLACED

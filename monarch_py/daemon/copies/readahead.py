@@ -8,17 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
 from monarch_py.config.schema import MAX_TIERS
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import JobKind, JobStatus, State
+from monarch_py.native import Bools, Ids, JobKind, JobStatus, State
 from monarch_py.storage.tiers import Tier
-
-Bools = npt.NDArray[np.bool_]
 
 # How much is brought at a time [files, bytes]: what is nearer may be known a moment later.
 MOST_FILES, MOST_BYTES = 64, 32 << 20

@@ -8,15 +8,14 @@ import logging
 import os
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
 from monarch_py.config import Config, TierConfig
 from monarch_py.config.schema import MAX_TIERS
-from monarch_py.daemon.copies.copies import Copies, Ids
+from monarch_py.daemon.copies.copies import Copies
 from monarch_py.errors import TierError
 from monarch_py.ipc.session import SessionDir, shm_root
-from monarch_py.native import Reason, State
+from monarch_py.native import Bools, Ids, Reason, State, Uints
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import take
 from monarch_py.storage import memory
@@ -32,8 +31,6 @@ SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
 # Room is made for 1/AT_ONCE of the quota at least: looking for what can go costs as much for one
 # file as for many.
 AT_ONCE = 16
-
-Bools = npt.NDArray[np.bool_]
 
 
 def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier | None:
@@ -106,7 +103,7 @@ class Staging:
 
     # --- room -----------------------------------------------------------------------------------
 
-    def can_hold(self, sizes: npt.NDArray[np.uint64]) -> Bools:
+    def can_hold(self, sizes: Uints) -> Bools:
         """Which files of these sizes (n,) [bytes] fit at all, each by itself."""
         if self.tier is None or not self.tier.usable:
             return np.zeros(len(sizes), dtype=bool)
@@ -121,7 +118,7 @@ class Staging:
         except OSError:
             return 0
 
-    def admits(self, sizes: npt.NDArray[np.uint64]) -> Bools:
+    def admits(self, sizes: Uints) -> Bools:
         """For which files of these sizes (n,) [bytes] there is room now, taken in order."""
         if self.tier is None:
             return np.zeros(len(sizes), dtype=bool)

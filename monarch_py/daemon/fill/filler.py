@@ -5,13 +5,11 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
-from monarch_py.daemon.copies.copies import Copies, Ids
+from monarch_py.daemon.copies.copies import Copies
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.copies.handovers import Handovers
 from monarch_py.daemon.copies.outdated import Outdated
@@ -24,7 +22,7 @@ from monarch_py.daemon.nodes.nodes import Membership, Nodes
 from monarch_py.daemon.nodes.remote_copies import PEER_THREADS, RouteChooser
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.ipc.catalog import distinct
-from monarch_py.native import JobKind, JobStatus, Reason, State, lib
+from monarch_py.native import Array, Bools, Floats, Ids, JobKind, JobStatus, Reason, State, lib
 from monarch_py.policies.node import NOBODY, NodePolicy
 from monarch_py.policies.placement import NOWHERE, TierRoom
 from monarch_py.storage.tiers import Tier
@@ -46,10 +44,10 @@ LACKS_S = 1.0
 GRANTED_S = 2.0
 
 
-def _is_made(results: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _is_made(results: Array) -> Bools:
     """Which of (n,) results are those of fills and checks that went well."""
     makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
-    made: npt.NDArray[np.bool_] = makes & (results["status"] == JobStatus.DONE)
+    made: Bools = makes & (results["status"] == JobStatus.DONE)
     return made
 
 
@@ -71,9 +69,7 @@ class Filler:
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.policy = self.nodes.policy if self.nodes else NodePolicy()
         # Tells in how many seconds files are used next, infinite where nobody knows it.
-        self.seconds_to_use: Callable[[Ids], npt.NDArray[np.float64]] = lambda ids: np.full(
-            len(ids), np.inf
-        )
+        self.seconds_to_use: Callable[[Ids], Floats] = lambda ids: np.full(len(ids), np.inf)
         # Drops copies for files that programs use and that have no room; returns the files for
         # which it did.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
@@ -170,7 +166,7 @@ class Filler:
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
 
-    def _is_fetched(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def _is_fetched(self, ids: Ids) -> Bools:
         """(n,) whether other nodes are asked for these files, as far as is known."""
         if self.nodes is None or not self.nodes.is_ready:
             return np.zeros(len(ids), dtype=bool)
@@ -219,7 +215,7 @@ class Filler:
             room -= self._order_fills(ids, in_use=False)
         return room > 0
 
-    def _is_open(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def _is_open(self, ids: Ids) -> Bools:
         """(n,) whether these files will get a copy."""
         return np.isin(word.state(self.shared.catalog.words[ids]), (State.WANTED, State.FILLING))
 
@@ -285,7 +281,7 @@ class Filler:
         tiers = np.full(int(now.sum()), self.staging.number, dtype=np.int32)
         return self._submit(ids[now], tiers, in_use=in_use)
 
-    def _submit(self, ids: Ids, tiers: npt.NDArray[Any], *, in_use: bool) -> int:
+    def _submit(self, ids: Ids, tiers: Array, *, in_use: bool) -> int:
         """Orders fills into (n,) tiers that have room. Returns how many."""
         catalog = self.shared.catalog
         sizes = catalog.entries["size"][ids]
@@ -428,7 +424,7 @@ class Filler:
         waits = follows_plan or len(self.requests) or self._refused or self.staging.has_refused
         self.engine.await_results(is_awaited=bool(waits or self.checks))
 
-    def _made(self, results: npt.NDArray[Any]) -> None:
+    def _made(self, results: Array) -> None:
         """Takes in (n,) results of fills and checks that went well."""
         if not len(results):
             return

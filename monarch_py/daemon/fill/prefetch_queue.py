@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import NONE, Ids
+from monarch_py.daemon.copies.copies import NONE
+from monarch_py.native import Bools, Ids, Uints
 
 # Entries that `prefetch: eager` looks at in one turn of the daemon's loop.
 MEETS = 65536
@@ -56,7 +56,7 @@ class PrefetchQueue:
         if len(ids):
             self._met.appendleft(("", ids))
 
-    def next(self, least: int, most: int, sizes: npt.NDArray[np.uint64], most_bytes: float) -> Ids:
+    def next(self, least: int, most: int, sizes: Uints, most_bytes: float) -> Ids:
         """The (n,) files whose turn it is: `most` files and `most_bytes` [bytes] at most, but
         `least` files whatever their sizes. None when nothing waits.
 
@@ -73,7 +73,7 @@ class PrefetchQueue:
         self._given.append((ticket, ids[:taken]))
         return ids[:taken]
 
-    def settle(self, is_open: Callable[[Ids], npt.NDArray[np.bool_]]) -> Ids:
+    def settle(self, is_open: Callable[[Ids], Bools]) -> Ids:
         """Forgets files that had their turn, once they have a copy or will not get one. Returns the
         (n,) others.
 
@@ -87,7 +87,7 @@ class PrefetchQueue:
         self._given = [(ticket, ids) for ticket, ids in left if len(ids)]
         return np.concatenate([NONE, *(ids for _, ids in self._given)])
 
-    def had_turn(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def had_turn(self, ids: Ids) -> Bools:
         """(n,) which of these files had their turn and are not settled."""
         return np.isin(ids, np.concatenate([NONE, *(given for _, given in self._given)]))
 

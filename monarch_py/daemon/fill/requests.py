@@ -4,14 +4,13 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
-from monarch_py.daemon.copies.copies import NONE, Ids
+from monarch_py.daemon.copies.copies import NONE
 from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import distinct
-from monarch_py.native import Kind, Reason, State, ffi, lib, pointer
+from monarch_py.native import Bools, Ids, Kind, Reason, State, Uints, ffi, lib, pointer
 
 # Plain numbers: Python makes an exception and a call of each comparison with an enumeration's
 # member.
@@ -41,7 +40,7 @@ class FillRequests:
         self._no_room_yet: list[tuple[Ids, bool]] = []
         self._taken = np.empty(WANTS, dtype=np.uint64)
         demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
-        self._demands: npt.NDArray[np.uint64] = np.frombuffer(demands, dtype=np.uint64)
+        self._demands: Uints = np.frombuffer(demands, dtype=np.uint64)
         self._demands_seen = self._demands.copy()
 
     def __len__(self) -> int:
@@ -92,7 +91,7 @@ class FillRequests:
             self.shared.catalog.want(ids)
             self._in_use.append(ids)
 
-    def part_ways(self, from_peers: Callable[[Ids], npt.NDArray[np.bool_]]) -> None:
+    def part_ways(self, from_peers: Callable[[Ids], Bools]) -> None:
         """Puts what programs use into a queue for each way. In a single queue, two nodes that fill
         from each other and have as many orders as they may would wait for each other.
 
@@ -208,11 +207,11 @@ class FillRequests:
         else:
             self.ahead.add_first(ids)
 
-    def _words_of_files(self, ids: Ids) -> npt.NDArray[np.uint64]:
+    def _words_of_files(self, ids: Ids) -> Uints:
         """(n,) the entries' words; the word of an entry that is no file says that nothing is to be
         done."""
         catalog = self.shared.catalog
         files = catalog.entries["kind"][ids] == FILE
-        words: npt.NDArray[np.uint64] = catalog.words[ids]
+        words: Uints = catalog.words[ids]
         words[~files] = NOTHING
         return words

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py import word
-from monarch_py.daemon.copies.copies import NONE, Ids
+from monarch_py.daemon.copies.copies import NONE
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import State
+from monarch_py.native import Ids, State
 
 # How much may be filled ahead and lie unused [bytes]: BYTES_FOR_EACH_READ for each byte that
 # programs have read, which counts once however often it is read, and BYTES_AT_FIRST besides, so

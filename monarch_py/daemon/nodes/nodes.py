@@ -10,15 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.nodes.serving import Membership, ReplicaServer
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import SessionError
-from monarch_py.native import Kind, Reason, State, lib
+from monarch_py.native import Bools, Ids, Int32s, Ints, Kind, Reason, State, lib
 from monarch_py.peers import Party, Peer, TcpTransport
 from monarch_py.peers.membership import Cluster
 from monarch_py.policies.node import NOBODY, Holders, NodePolicy
@@ -41,7 +39,7 @@ SCAN_LIMIT_S = 10.0
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 
-def rooms_of(cluster: Cluster) -> npt.NDArray[np.int64]:
+def rooms_of(cluster: Cluster) -> Ints:
     """(nodes,) the room that each node has for files [bytes], with their sizes as `UNIT` rounds
     them, so that an owner has room for all that is its own."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
@@ -123,7 +121,7 @@ class Nodes:
             self._decide_late(count)
         self.replicas.be_patient(self._patience)
 
-    def follow(self, ids: Ids, tier: npt.NDArray[np.int32], files: int, holders: Holders) -> None:
+    def follow(self, ids: Ids, tier: Int32s, files: int, holders: Holders) -> None:
         """Takes over what a plan says of (n,) entries, see `NodePolicy.follow`."""
         self.policy.follow(ids, tier, files, holders)
         self._tell(ids)
@@ -163,7 +161,7 @@ class Nodes:
         self._tell(new)
         self.taken_over += len(new)
 
-    def move(self, ids: Ids, nodes: npt.NDArray[np.int32]) -> None:
+    def move(self, ids: Ids, nodes: Int32s) -> None:
         """Notes the (n,) nodes that keep (n,) files by now."""
         if not len(ids):
             return
@@ -174,7 +172,7 @@ class Nodes:
         """Lets peers have their answers: the catalog says what was decided in this turn."""
         self.replicas.answer()
 
-    def asked(self, ids: Ids) -> npt.NDArray[np.int32]:
+    def asked(self, ids: Ids) -> Int32s:
         """(n, MONARCH_ASKED) whom a fill asks for each file, see `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
@@ -211,7 +209,7 @@ class Nodes:
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
         self._share(owner, owner == self.cluster.rank)
 
-    def _share(self, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
+    def _share(self, owner: Int32s, keeps: Bools) -> None:
         first = self.policy.shared
         self.policy.share(owner, keeps)
         passed_on = np.zeros(len(owner), dtype=bool)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.native import Bools, Ids, Int32s, Uints, ffi, lib, pointer
 from monarch_py.peers import Party, PeerServer
 from monarch_py.peers.membership import Cluster
 from monarch_py.storage.tiers import Tier
@@ -67,9 +65,7 @@ class ReplicaServer(PeerServer):
             lib.monarch_holdings_catalog(self._c, new.c)
             self._catalog = new
 
-    def keep(
-        self, ids: Ids, is_kept: npt.NDArray[np.bool_], moved_to: npt.NDArray[np.int32]
-    ) -> None:
+    def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
         """Sets which of (n,) entries this node keeps: it fills them when a peer asks for them. Of
         entries for which this node has no room, peers are told which node keeps them.
 
@@ -98,7 +94,7 @@ class ReplicaServer(PeerServer):
         """Ends the wait of peers for files that will have no copy."""
         lib.monarch_holdings_answer(self._c)
 
-    def rotten(self) -> tuple[Ids, npt.NDArray[np.uint64]]:
+    def rotten(self) -> tuple[Ids, Uints]:
         """(n,) entries whose copies are not what their fills have written, as peers' requests have
         shown since the last call, and (n,) the words that name these copies."""
         ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)

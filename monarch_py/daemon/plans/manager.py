@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.eviction import Evictions
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
@@ -25,7 +23,7 @@ from monarch_py.daemon.plans.prefetch import NONE, PlanPrefetch
 from monarch_py.daemon.plans.retry import Job, Version, version_of
 from monarch_py.daemon.plans.tracker import Loaded, PlanTracker, load_plan, observe
 from monarch_py.errors import MonarchError
-from monarch_py.native import State
+from monarch_py.native import Bools, Floats, Ids, Int32s, State
 from monarch_py.plan import Plan
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.node import NOBODY
@@ -282,7 +280,7 @@ class PlanManager:
         followed = [(c.entries, c.estimator.foresee()) for c in active if c.estimator is not None]
         return self._executor.submit(_nearest, followed, len(self.placement))
 
-    def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def may_go(self, ids: Ids) -> Bools:
         """See `Foresight`. Files of a plan that is followed may go, except those that other nodes
         get here."""
         known = np.zeros(len(self.placement), dtype=bool)
@@ -294,13 +292,13 @@ class PlanManager:
         return may
 
     @property
-    def placement(self) -> npt.NDArray[np.int32]:
+    def placement(self) -> Int32s:
         """See `Foresight`."""
         return self.filler.policy.planned
 
     # --- the ranks ------------------------------------------------------------------------------
 
-    def due_bytes(self) -> npt.NDArray[np.float64] | None:
+    def due_bytes(self) -> Floats | None:
         """(ranks of this node,) how much each rank has still to get of the files that it needs next
         [bytes]. None without a plan, and with several plans: nobody knows to which one a rank
         belongs."""

@@ -9,14 +9,12 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.pace import Pace
 from monarch_py.daemon.plans.tracker import PlanTracker
-from monarch_py.native import State
+from monarch_py.native import Bools, Floats, Ids, State
 from monarch_py.plan import NEVER
 
 # How many files of a plan are looked at ahead at most. The window ends earlier if the staging area
@@ -65,7 +63,7 @@ class PlanPrefetch:
         self._paged = self._paged[~np.isin(self._paged, ids)]
         self._policy.used(ids)
 
-    def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
+    def seconds_to_use(self, ids: Ids) -> Floats:
         """In how many seconds (n,) files are used next, if programs go on as fast as they do now;
         infinite for a file of which that is not known."""
         uses = self._policy.next_use(ids)
@@ -100,12 +98,10 @@ class PlanPrefetch:
         sizes = catalog.entries["size"][paged]
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
 
-    def _is_absent(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def _is_absent(self, ids: Ids) -> Bools:
         """For which of (n,) files a fill can be ordered."""
         words = self.shared.catalog.words[ids]
-        absent: npt.NDArray[np.bool_] = (word.state(words) == State.ABSENT) & (
-            word.copy(words) == 0
-        )
+        absent: Bools = (word.state(words) == State.ABSENT) & (word.copy(words) == 0)
         return absent
 
     def step(self) -> None:

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.config import SourceConfig
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.plans.retry import Version, version_of
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import ConfigError
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Kind, ffi, lib, pointer
+from monarch_py.native import Bools, Ids, Int32s, Ints, Kind, ffi, lib, pointer
 from monarch_py.plan import Plan
 from monarch_py.plan.index import Index
 from monarch_py.plan.position import PositionEstimator
@@ -71,7 +69,7 @@ class Found:
     """
 
     entries: Ids
-    used: npt.NDArray[np.bool_]
+    used: Bools
     problem: str
     runs: tuple[Run, ...]
 
@@ -96,7 +94,7 @@ class PlanTracker:
         self.number = 0  # of the run, in the layout
         self.estimator: PositionEstimator | None = None
         self._executor = executor
-        self._of_entry: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._of_entry: Int32s = np.zeros(0, dtype=np.int32)
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
         self._in_vain = 0  # searches that have found nothing since the job was lost
@@ -125,7 +123,7 @@ class PlanTracker:
         runs = tuple(self.draw(number) for number in range(min(2, len(self.layout))))
         return Found(np.concatenate(entries), self.used_ever(), problem, runs)
 
-    def used_ever(self) -> npt.NDArray[np.bool_]:
+    def used_ever(self) -> Bools:
         """(files,), which of them some node uses in some section. Runs in the thread."""
         used = np.zeros(self.timeline.units, dtype=bool)
         for section in self.timeline.sections():
@@ -232,7 +230,7 @@ class PlanTracker:
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
-    def _find_place(self, recent: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
+    def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
         """Runs in the thread. Finds the run in which the last accesses lie together best, and their
         place."""
         best: tuple[float, int, Run, int] | None = None
@@ -270,7 +268,7 @@ class PlanTracker:
 
     # --- what is seen ---------------------------------------------------------------------------
 
-    def observe(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def observe(self, ids: Ids) -> Bools:
         """Which of these entries (n,), opened since the last call, fit the plan."""
         fits = np.zeros(len(ids), dtype=bool)
         if self.estimator is None:
@@ -284,7 +282,7 @@ class PlanTracker:
             self._go_on()
         return fits
 
-    def knows_again(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def knows_again(self, ids: Ids) -> Bools:
         """Which of these entries (n,) the plan's job has opened a short time ago."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
@@ -292,7 +290,7 @@ class PlanTracker:
             again[known] = self.estimator.knows_again(self._of_entry[ids[known]])
         return again
 
-    def judge(self, ids: Ids, fits: npt.NDArray[np.bool_], *, alone: bool = True) -> None:
+    def judge(self, ids: Ids, fits: Bools, *, alone: bool = True) -> None:
         """Takes note of how well (n,) entries fit that no other plan explains.
 
         alone : there is no other plan
@@ -301,7 +299,7 @@ class PlanTracker:
             known = self._is_known(ids)
             self.estimator.judge(self._of_entry[ids[known]], fits[known], alone=alone)
 
-    def _is_known(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def _is_known(self, ids: Ids) -> Bools:
         known = ids < len(self._of_entry)
         known[known] = self._of_entry[ids[known]] >= 0
         return np.asarray(known)
@@ -312,7 +310,7 @@ class PlanTracker:
             return np.zeros(0, dtype=np.uint64)
         return self.entries[self.estimator.upcoming(most)]
 
-    def due(self) -> tuple[Ids, npt.NDArray[np.int64]]:
+    def due(self) -> tuple[Ids, Ints]:
         """(n,) entries that the workers of all ranks may have under way by now, and for each entry
         the rank that needs it, from 0 on this node."""
         if self.estimator is None:

@@ -16,7 +16,7 @@ from monarch_py.config import Config
 from monarch_py.daemon.scan.source import Source
 from monarch_py.daemon.scan.unlisted import Path, UnlistedFiles
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, pointer
+from monarch_py.native import ENTRY, Array, Ids, Kind, Reason, State, ffi, lib, pointer
 from monarch_py.scan.record import Listed, Scan
 from monarch_py.scan.walk import ALL_NAMES
 from monarch_py.storage.durability import Keeper
@@ -38,10 +38,9 @@ MOST_COUNTED = 65536
 
 
 # One file that was looked at: its source, its entry (1,), and the pool that holds its path.
-Seen = tuple[Source, npt.NDArray[Any], Any]
-Ids = npt.NDArray[np.uint64]
+Seen = tuple[Source, Array, Any]
 # Copies of earlier sessions that match their sources: entries, rows of the manifest, the tier.
-Adopted = tuple[Ids, npt.NDArray[Any], int]
+Adopted = tuple[Ids, Array, int]
 
 
 class Validator:
@@ -64,7 +63,7 @@ class Validator:
         self.rows, self.hashes = self.rows[order], self.hashes[order]
         self.matched = np.zeros(len(self.rows), dtype=bool)
 
-    def match(self, entries: npt.NDArray[Any]) -> tuple[npt.NDArray[np.intp], npt.NDArray[Any]]:
+    def match(self, entries: Array) -> tuple[npt.NDArray[np.intp], Array]:
         """Which of the catalog's entries have a copy here, and the copies' rows."""
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
@@ -81,7 +80,7 @@ class Validator:
         self.matched[at[found]] = True
         return found, rows[found]
 
-    def rest(self) -> npt.NDArray[Any]:
+    def rest(self) -> Array:
         """Copies whose source file is gone or has been replaced."""
         return self.rows[~self.matched]
 
@@ -116,7 +115,7 @@ class Scanner:
         # configured; stale ones, known once all is scanned, to files that are gone or have been
         # replaced.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
-        self.stale: dict[int, npt.NDArray[Any]] = {}
+        self.stale: dict[int, Array] = {}
         # Whether a plan or a command waits for all that was asked for; how many names a scan may
         # look at.
         self._is_in_a_hurry = False
@@ -227,12 +226,12 @@ class Scanner:
 
     # --- the scan -----------------------------------------------------------------------------
 
-    def take_foreign(self) -> dict[int, npt.NDArray[Any]]:
+    def take_foreign(self) -> dict[int, Array]:
         """Rows (n,) of copies, by tier, that belong to datasets which are not configured."""
         foreign, self.foreign = self.foreign, {}
         return foreign
 
-    def take_stale(self) -> dict[int, npt.NDArray[Any]]:
+    def take_stale(self) -> dict[int, Array]:
         """Rows (n,) of copies, by tier, whose files are gone or were replaced."""
         stale, self.stale = self.stale, {}
         return stale
@@ -286,7 +285,7 @@ class Scanner:
         self.validators = []
         self.shared.control.scanned = 1
 
-    def _insert(self, source: Source, entries: npt.NDArray[Any], pool: Any) -> None:
+    def _insert(self, source: Source, entries: Array, pool: Any) -> None:
         """Takes files into the catalog that it does not know, and finds their copies of earlier
         sessions."""
         catalog = self.shared.catalog
@@ -391,7 +390,7 @@ class Scanner:
         self._insert(*seen)
         return known if len(self.shared.catalog) > known else -1
 
-    def meet_read(self, source: Source, entries: npt.NDArray[Any], pool: Any) -> Ids:
+    def meet_read(self, source: Source, entries: Array, pool: Any) -> Ids:
         """Takes (n,) files that programs have read, and whose paths lie in `pool`, into the
         catalog, as far as it does not know them. Returns their entries."""
         paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
@@ -417,7 +416,7 @@ class Scanner:
         return counted[place]
 
     @staticmethod
-    def stat_entry(source: Source, path: bytes, entry: npt.NDArray[Any]) -> int:
+    def stat_entry(source: Source, path: bytes, entry: Array) -> int:
         """Fills entry[0] with the attributes of a file; returns 0 or -errno."""
         target, e = ffi.new("char[]", 4096), pointer(entry)
         return int(lib.monarch_stat_entry(source.fd, source.number, path, e, target, 4096))

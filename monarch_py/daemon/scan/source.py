@@ -6,10 +6,9 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.config import Config, PathFilter, SourceConfig
-from monarch_py.native import Kind
+from monarch_py.native import Array, Bools, Kind
 from monarch_py.scan.record import Listed, Scan, Told
 from monarch_py.scan.walk import Batch, Walk, read_up
 
@@ -173,13 +172,13 @@ class Source:
         sizes_fit = self.config.min_size_bytes <= 1 and self.config.max_size_bytes is None
         return sizes_fit and self.filter.trivial
 
-    def excluded(self, entries: npt.NDArray[Any], paths: Any) -> npt.NDArray[np.bool_]:
+    def excluded(self, entries: Array, paths: Any) -> Bools:
         """(n,) True for files that the configuration leaves out.
 
         paths : callable, entry -> str
         """
         sizes, config = entries["size"], self.config
-        out: npt.NDArray[np.bool_] = sizes < config.min_size_bytes
+        out: Bools = sizes < config.min_size_bytes
         if config.max_size_bytes is not None:
             out |= sizes > config.max_size_bytes
         if not self.filter.trivial:
