@@ -266,7 +266,7 @@ class Daemon:
     def _meet_read(self) -> Iterator[Ids]:
         """Takes files into the catalog that it did not know when programs handed them over; yields
         their entries."""
-        for source in self.scanner.sources if self.filler.handovers.most_bytes else ():
+        for source in self.scanner.sources if self.shared.control.handed_bytes else ():
             entries, pool = self.filler.engine.unmet(source.number)
             if len(entries):
                 yield self.scanner.meet_read(source, entries, pool)

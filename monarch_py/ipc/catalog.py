@@ -65,8 +65,7 @@ class CatalogReader:
         have that many."""
         pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
         at = self._table["path"][ids].astype(np.intp)
-        text: Array = pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0]
-        return text
+        return np.asarray(pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0])
 
     def find(self, source: int, path: str) -> int:
         """Number of the entry with this path; -1 if the catalog does not know the path."""
@@ -139,16 +138,9 @@ class Catalog(CatalogReader):
         added = ffi.new("uint64_t *")
         done = 0
         while True:
-            done += int(
-                lib.monarch_catalog_add(
-                    self.writer,
-                    pointer(entries[done:]),
-                    len(entries) - done,
-                    pool,
-                    pointer(ids[done:]),
-                    added,
-                )
-            )
+            given, numbers = pointer(entries[done:]), pointer(ids[done:])
+            left = len(entries) - done
+            done += int(lib.monarch_catalog_add(self.writer, given, left, pool, numbers, added))
             if done == len(entries):
                 return ids, int(added[0])
             rest = entries[done:]
@@ -180,9 +172,6 @@ class Catalog(CatalogReader):
         since the copy's open descriptors are recognised by it until the copy is gone."""
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
-
-    def set_sums(self, ids: Ids, sums: Uints) -> None:
-        self._table["sum"][ids] = sums
 
     def publish(self, ids: Ids, words: Uints, inodes: Ids, sums: Uints, made: Bools) -> None:
         """Makes copies visible: from here on, opens of these files get their copies.

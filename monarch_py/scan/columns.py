@@ -74,8 +74,7 @@ def _bytewise(column: Array) -> bytes:
 
 def _blocks_of(sizes: Array) -> Uints:
     """The number of 512-byte blocks that most files of these sizes take."""
-    blocks: Uints = (sizes + (BLOCK - np.uint64(1))) // BLOCK
-    return blocks
+    return np.asarray((sizes + (BLOCK - np.uint64(1))) // BLOCK)
 
 
 def _off_the_order(entries: Array) -> tuple[Array, Array]:
@@ -98,5 +97,4 @@ def _put_in_order(entries: Array) -> None:
 
 def _ends(entries: Array) -> Uints:
     """Where each path's text ends, including its NUL."""
-    ends: Uints = entries["path"] + entries["path_len"] + np.uint64(1)
-    return ends
+    return np.asarray(entries["path"] + entries["path_len"] + np.uint64(1))

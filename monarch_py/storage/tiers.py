@@ -374,10 +374,6 @@ class Tier:
         was."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
-    def note_cleared(self) -> None:
-        """Ends that limit."""
-        self.cap_bytes = None
-
     def is_on(self, device: int) -> bool:
         return os.fstat(self.fd).st_dev == device
 

@@ -242,9 +242,9 @@ class Site:
         self.orders: list[tuple[JobKind, list[int], bool]] = []
         submit = self.filler.engine.submit
 
-        def record(catalog: Any, kind: JobKind, ids: Ids, *more: Any, **named: Any) -> None:
+        def record(kind: JobKind, ids: Ids, *more: Any, **named: Any) -> None:
             self.orders.append((kind, ids.tolist(), named.get("in_use", False)))
-            submit(catalog, kind, ids, *more, **named)
+            submit(kind, ids, *more, **named)
 
         monkeypatch.setattr(self.filler.engine, "submit", record)
 

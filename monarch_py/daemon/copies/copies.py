@@ -55,7 +55,8 @@ class Copies:
         # Copies to remove: (tier, entries, numbers, sizes of their files); how many are under way.
         self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
-        self._leaving = [0] * len(self.tiers)  # the room that these take, by tier [bytes]
+        # By tier, the room that comes back when what is dropped is gone [bytes].
+        self.leaving = [0] * len(self.tiers)
         self._changes_seen = 0
         self.fills = self.filled_bytes = 0
 
@@ -68,10 +69,6 @@ class Copies:
     def dropping(self) -> int:
         """The number of copies whose files are still to be removed; then their room comes back."""
         return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
-
-    def leaving(self, tier: int) -> int:
-        """The room of a tier that comes back when what is dropped is gone [bytes]."""
-        return self._leaving[tier]
 
     def tier(self, number: int) -> Tier:
         tier = self.tiers[number]
@@ -196,14 +193,8 @@ class Copies:
         for entry in due:
             _, tier, row = self._young[entry]
             self._young[entry] = (float("inf"), tier, row)
-            self.engine.submit(
-                self.shared.catalog,
-                JobKind.COMPARE,
-                one(entry),
-                np.array([tier]),
-                np.array([row.copy]),
-                sums=np.array([row.sum], dtype=np.uint64),
-            )
+            words = word.make(State.PRESENT, 0, [tier], [row.copy])
+            self.engine.submit(JobKind.COMPARE, one(entry), words, sums=one(row.sum))
 
     def compared(self, result: Any) -> None:
         """Takes in the result of a second look."""
@@ -259,7 +250,7 @@ class Copies:
     def _drop(self, tier: int, ids: Ids, numbers: Any, sizes: Any) -> None:
         if tier in self.keepers:
             self.keepers[tier].remove(numbers.tolist())
-        self._leaving[tier] += int(self.tier(tier).rounded_all(sizes).sum())
+        self.leaving[tier] += int(self.tier(tier).rounded_all(sizes).sum())
         for at in range(0, len(numbers), DROPS):
             part = slice(at, at + DROPS)
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
@@ -288,7 +279,7 @@ class Copies:
             self.tier(number).fail(int(result["left"]))
         else:
             self.tier(number).release(int(result["copy"]), size)
-        self._leaving[number] -= self.tier(number).rounded(size)
+        self.leaving[number] -= self.tier(number).rounded(size)
         entry, catalog = int(result["id"]), self.shared.catalog
         if entry < len(catalog) and word.copy(now := catalog.words[entry]) == result["copy"]:
             catalog.set_state(one(entry), State(int(word.state(now))), int(word.reason(now)))
@@ -307,15 +298,9 @@ class Copies:
 
     def changed(self, ids: Ids) -> Bools:
         """(n,) whether a client has changed the file; now and then also True when none has."""
-        flags = np.zeros(len(ids), dtype=np.uint8)
-        lib.monarch_find_changed(
-            self.shared.clients,
-            self.shared.control,
-            self.shared.catalog.c,
-            len(ids),
-            pointer(ids),
-            pointer(flags),
-        )
+        flags, shared = np.zeros(len(ids), dtype=np.uint8), self.shared
+        given = shared.clients, shared.control, shared.catalog.c
+        lib.monarch_find_changed(*given, len(ids), pointer(ids), pointer(flags))
         return flags.astype(bool)
 
     def drop_changed(self) -> None:

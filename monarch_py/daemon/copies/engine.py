@@ -1,18 +1,18 @@
 """The copy engine as Python drives it: orders and results in bulk, as numpy arrays."""
 
+import logging
+import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.config import Config
+from monarch_py import word
 from monarch_py.daemon.copies.concurrency import Counted, ReadsInFlight
 from monarch_py.daemon.copies.idle import IdleCores
-from monarch_py.daemon.scan.scanner import Source
-from monarch_py.daemon.segments import Shared
-from monarch_py.ipc.catalog import Catalog
+from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.native import (
     ENTRY,
     HOME,
@@ -31,7 +31,9 @@ from monarch_py.native import (
 )
 from monarch_py.policies.placement import TierRoom
 from monarch_py.storage.memory import available_bytes
-from monarch_py.storage.tiers import NO_DESCRIPTOR, Tier
+from monarch_py.storage.tiers import NO_DESCRIPTOR
+
+log = logging.getLogger("monarch.handovers")
 
 # Results taken at a time.
 RESULTS = 1024
@@ -78,14 +80,8 @@ class Engine:
     a tier that hangs never keeps all threads; a single thread does none
     """
 
-    def __init__(
-        self,
-        config: Config,
-        shared: Shared,
-        sources: list[Source],
-        tiers: list[Tier | None],
-        peer_threads: int = 0,
-    ) -> None:
+    def __init__(self, scanner: Scanner, peer_threads: int) -> None:
+        config, shared = scanner.config, scanner.shared
         self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
         # The same for fetches that nobody waits for.
         self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
@@ -97,13 +93,9 @@ class Engine:
         self._spare = 1
         self._opened = 0, 0.0  # programs' opens, and their time, at the last look
         self._shares = peer_threads > 0  # other nodes wait for what this one fills
+        threads = config.copy_threads, self.width, peer_threads
         self.c: Any = lib.monarch_engine_start(
-            config.copy_threads,
-            self.width,
-            peer_threads,
-            config.block_size_bytes,
-            shared.clients,
-            shared.fills,
+            *threads, config.block_size_bytes, shared.clients, shared.fills
         )
         if self.c == ffi.NULL:
             raise MemoryError("no thread could be started for the copy engine")
@@ -111,9 +103,9 @@ class Engine:
         lib.monarch_engine_publish(self.c, shared.catalog.writer, shared.control)
         limits = config.source_limits
         lib.monarch_engine_limit(self.c, limits.bytes_per_s or 0, limits.ops_per_s or 0)
-        for source in sources:
+        for source in scanner.sources:
             lib.monarch_engine_source(self.c, source.number, source.fd)
-        for number, tier in enumerate(tiers):
+        for number, tier in enumerate(scanner.tiers):
             if tier is not None:
                 lib.monarch_engine_tier(self.c, number, tier.fd)
         for number in (*config.evicting, len(config.tiers)):
@@ -121,6 +113,7 @@ class Engine:
         self.block_bytes = config.block_size_bytes
         self.reads_ahead = config.copy_threads > 1
         self._shared = shared
+        self._handovers: list[socket.socket] = []
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
         self._unmet = np.zeros(UNMET, ENTRY), ffi.new("char[]", UNMET * lib.MONARCH_SCAN_HINT_PATH)
         self._placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
@@ -163,11 +156,9 @@ class Engine:
 
     def submit(
         self,
-        catalog: Catalog,
         kind: JobKind,
         ids: Array,
-        tiers: Array,
-        copies: Array,
+        words: Array,
         *,
         in_use: bool = False,
         sums: Array | None = None,
@@ -176,22 +167,16 @@ class Engine:
         """Gives the engine orders for (n,) entries, done in this order; those for files in use come
         before the others.
 
-        sums : (n,) what a CHECK or COMPARE expects;  peers : (n, MONARCH_ASKED) nodes that a FILL
-        asks before the source, in this order, -1 for nobody, + MONARCH_HAS_IT for one that has it
-        whole
+        words : (n,) with the tiers and numbers of their copies;  sums : (n,) what a CHECK or
+        COMPARE expects;  peers : (n, MONARCH_ASKED) nodes that a FILL asks before the source, in
+        this order, -1 for nobody, + MONARCH_HAS_IT for one that has it whole
         """
-        lib.monarch_engine_submit(
-            self.c,
-            catalog.c,
-            kind,
-            in_use,
-            len(ids),
-            pointer(ids, np.uint64),
-            pointer(tiers, np.uint32),
-            pointer(copies, np.uint64),
-            pointer(np.zeros(len(ids)) if sums is None else sums, np.uint64),
-            ffi.NULL if peers is None else pointer(peers, np.int32),
-        )
+        sums = np.zeros(len(ids)) if sums is None else sums
+        columns = [pointer(a, np.uint64) for a in (ids, word.copy(words), sums)]
+        columns.insert(1, pointer(word.tier(words), np.uint32))
+        asked = ffi.NULL if peers is None else pointer(peers, np.int32)
+        catalog = self._shared.catalog.c
+        lib.monarch_engine_submit(self.c, catalog, kind, in_use, len(ids), *columns, asked)
 
     def grant(self, rooms: list[TierRoom], first_copy: int, meets: int) -> None:
         """Lets the engine order fills by itself, first fit into `rooms`, of files that somebody
@@ -338,10 +323,19 @@ class Engine:
         rings the doorbell for fewer of them."""
         lib.monarch_engine_await(self.c, is_awaited)
 
-    def take_handovers(self, sockets: Sequence[int]) -> bool:
-        """From here on readers' descriptors are taken from these sockets, which stay open until the
-        engine has stopped. False where no thread could be started."""
-        return int(lib.monarch_engine_handovers(self.c, list(sockets), len(sockets))) == 0
+    def take_handovers(self) -> bool:
+        """From here on descriptors of files that programs have read are taken from the session's
+        sockets for handovers. False where these cannot be made, or no thread can be started."""
+        session = self._shared.session
+        try:
+            for path in session.handovers:
+                self._handovers.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+                session.bind(self._handovers[-1], path)
+        except OSError as error:
+            log.warning("programs cannot hand over descriptors: %s", error)
+            return False
+        numbers = [each.fileno() for each in self._handovers]
+        return int(lib.monarch_engine_handovers(self.c, numbers, len(numbers))) == 0
 
     def unmet(self, source: int) -> tuple[Array, Any]:
         """Files of a source that were handed over and that the catalog does not know: (n,) entries
@@ -355,4 +349,7 @@ class Engine:
     def stop(self, limit_s: float) -> int:
         """Abandons what runs and ends the threads. Returns how many of them have not ended within
         limit_s, because a file system does not answer: what they use has to stay as it is."""
-        return int(lib.monarch_engine_stop(self.c, max(0, int(limit_s * 1000))))
+        left = int(lib.monarch_engine_stop(self.c, max(0, int(limit_s * 1000))))
+        for each in self._handovers if not left else ():
+            each.close()
+        return left

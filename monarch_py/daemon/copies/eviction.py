@@ -9,7 +9,7 @@ comes, and without a plan.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -64,10 +64,8 @@ class Evictions:
     evicted : for each tier with eviction, by its number, how many copies have gone
     """
 
-    def __init__(
-        self, tiers: Sequence[int], copies: Copies, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._copies, self._clock = copies, clock
+    def __init__(self, tiers: Sequence[int], copies: Copies) -> None:
+        self._copies = copies
         self._next_look_s = 0.0
         # Worked out by a thread: with a million files, that takes longer than the loop may.
         self._uses: Future[Distances] | None = None
@@ -82,7 +80,7 @@ class Evictions:
 
     def step(self, plan: Foresight) -> None:
         """Makes room for what comes next, where that pays."""
-        begun = self._clock()
+        begun = time.monotonic()
         if not self.evicted or self._is_over or begun < self._next_look_s:
             return
         if self._uses is None:
@@ -94,7 +92,7 @@ class Evictions:
             return
         for number in self.evicted:
             self._look_at(number, plan, *uses)
-        took = self._clock() - begun
+        took = time.monotonic() - begun
         self._next_look_s = begun + max(LOOK_S, took / SHARE)
 
     def _look_at(self, number: int, plan: Foresight, first: Uses, second: Uses) -> None:
@@ -108,10 +106,10 @@ class Evictions:
         room = tier.room()
         sizes = catalog.entries["size"][: len(placement)]
         kept_for = int(room.rounded(sizes[promised]).sum())
-        there = room.free_bytes + self._copies.leaving(number)
+        there = room.free_bytes + self._copies.leaving[number]
         if kept_for <= there:
             self._short_since_s.pop(number, None)
-        elif self._clock() - self._short_since_s.setdefault(number, self._clock()) > SHORT_S:
+        elif time.monotonic() - self._short_since_s.setdefault(number, time.monotonic()) > SHORT_S:
             ids = np.flatnonzero(promised)
             ids = ids[np.argsort(first[ids], kind="stable")]
             placement[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE

@@ -43,19 +43,11 @@ class Outdated:
         Returns the ones that it has come to, one at least."""
         words = catalog.words[ids].copy()
         found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)
-        roots = np.array([source.fd for source in self.scanner.sources], dtype=np.int32)
+        roots = pointer(np.array([source.fd for source in self.scanner.sources]), np.int32)
         config = self.scanner.config
-        n = lib.monarch_compare(
-            catalog.c,
-            pointer(roots),
-            len(ids),
-            pointer(ids),
-            config.scan_threads,
-            config.scan_ops_per_s or 0,
-            LIMIT_NS,
-            pointer(found),
-            pointer(fresh),
-        )
+        limits = config.scan_threads, config.scan_ops_per_s or 0, LIMIT_NS
+        told = pointer(found), pointer(fresh)
+        n = lib.monarch_compare(catalog.c, roots, len(ids), pointer(ids), *limits, *told)
         return Compared(ids[:n], words[:n], found[:n], fresh[:n])
 
     def drop(self, compared: Compared) -> tuple[Ids, Ids]:

@@ -40,8 +40,7 @@ class ReadAhead:
     def is_for(self, ids: Ids) -> Bools:
         """Which of (n,) files have their copies in slow tiers."""
         words = self.shared.catalog.words[ids]
-        there: Bools = (word.state(words) == State.PRESENT) & self._is_slow[word.tier(words)]
-        return there
+        return np.asarray((word.state(words) == State.PRESENT) & self._is_slow[word.tier(words)])
 
     def wants(self, ids: Ids) -> Bools:
         """Which of (n,) files are to be brought before their next use."""
@@ -65,8 +64,7 @@ class ReadAhead:
         ids, sizes = ids[fits], sizes[fits]
         self._set_brought(ids, brought=True)
         self._under_way.update(zip(ids.tolist(), sizes.tolist(), strict=True))
-        words = catalog.words[ids]
-        self.engine.submit(catalog, JobKind.PAGE_IN, ids, word.tier(words), word.copy(words))
+        self.engine.submit(JobKind.PAGE_IN, ids, catalog.words[ids])
 
     def ended(self, result: Any) -> None:
         """Takes in the engine's result. If a copy could not be read, whoever opens it will find

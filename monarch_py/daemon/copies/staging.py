@@ -81,7 +81,7 @@ class Staging:
         # Files in the order in which they came or were opened last. A copy that was dropped for
         # another reason is noticed when its turn has come.
         self._entries: dict[int, None] = {}
-        self._refused: list[Ids] = []
+        self.refused: list[Ids] = []  # left to the source until something changes here
         self.staged = self.dropped = 0
 
     # --- what is there --------------------------------------------------------------------------
@@ -131,11 +131,11 @@ class Staging:
         room is on its way."""
         if self.tier is None:
             return False
-        leaving = self.copies.leaving(self.number)
+        leaving = self.copies.leaving[self.number]
         missing = need_bytes - self.tier.room().free_bytes - leaving
         if missing > 0:
             self._drop(max(missing, self.tier.config.quota_bytes // AT_ONCE), least_use)
-        return self.copies.leaving(self.number) > 0
+        return self.copies.leaving[self.number] > 0
 
     def _drop(self, bytes_: int, least_use: int) -> None:
         """Drops copies that take so many bytes together, see `NodePolicy.victims`: of copies with
@@ -157,22 +157,17 @@ class Staging:
 
     # --- no room --------------------------------------------------------------------------------
 
-    @property
-    def has_refused(self) -> bool:
-        """Whether files are left to the source until something changes here."""
-        return bool(self._refused)
-
     def refuse(self, ids: Ids) -> None:
         """Leaves (n,) files to the source for which nothing can go now: at once, because readers
         wait. As soon as anything changes here, an open wants them again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
-        self._refused.append(ids)
+        self.refused.append(ids)
 
     def let_in(self) -> None:
         """Lets refused files be wanted again: copies have arrived, or dropped ones are gone."""
-        if not self._refused:
+        if not self.refused:
             return
-        ids, self._refused = np.concatenate(self._refused), []
+        ids, self.refused = np.concatenate(self.refused), []
         catalog = self.copies.shared.catalog
         still = catalog.words[ids] == word.make(State.BYPASS, Reason.NO_ROOM)
         catalog.set_state(ids[still], State.ABSENT)

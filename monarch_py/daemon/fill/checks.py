@@ -41,7 +41,7 @@ class Checks:
         catalog = self._shared.catalog
         for ids, rows, tier_number in self._copies.scanner.take_adopted():
             catalog.set_words(ids, word.make(State.FILLING, 0, tier_number, rows["copy"]))
-            catalog.set_sums(ids, rows["sum"])
+            catalog.entries["sum"][ids] = rows["sum"]
             if self._keepers[tier_number].must_check:
                 self._waiting.append(ids)
             else:
@@ -61,9 +61,7 @@ class Checks:
                 self._waiting.appendleft(ids[most - ordered :])
                 ids = ids[: most - ordered]
             words, sums = catalog.words[ids], catalog.entries["sum"][ids]
-            self._copies.engine.submit(
-                catalog, JobKind.CHECK, ids, word.tier(words), word.copy(words), sums=sums
-            )
+            self._copies.engine.submit(JobKind.CHECK, ids, words, sums=sums)
             ordered += len(ids)
         return ordered
 

@@ -11,7 +11,6 @@ import numpy as np
 from monarch_py import word
 from monarch_py.daemon.copies.copies import Copies
 from monarch_py.daemon.copies.engine import Engine
-from monarch_py.daemon.copies.handovers import Handovers
 from monarch_py.daemon.copies.outdated import Outdated
 from monarch_py.daemon.copies.readahead import ReadAhead
 from monarch_py.daemon.copies.staging import Staging
@@ -47,8 +46,7 @@ GRANTED_S = 2.0
 def _is_made(results: Array) -> Bools:
     """Which of (n,) results are those of fills and checks that went well."""
     makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
-    made: Bools = makes & (results["status"] == JobStatus.DONE)
-    return made
+    return np.asarray(makes & (results["status"] == JobStatus.DONE))
 
 
 class Filler:
@@ -61,10 +59,12 @@ class Filler:
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
         peer_threads = PEER_THREADS if membership else 0
-        self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
+        self.engine = Engine(scanner, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
-        self.handovers = Handovers(config, self.shared.session, self.engine)
-        self.shared.control.handed_bytes = self.handovers.most_bytes
+        # Opens must be a reason to fill a file: then programs hand over files of up to this size.
+        is_wanted = config.prefetch != "none" and not config.fill_after and config.handover_bytes
+        takes = is_wanted and self.engine.take_handovers()
+        self.shared.control.handed_bytes = config.handover_bytes if takes else 0
         self.shared.control.shares = membership is not None
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.policy = self.nodes.policy if self.nodes else NodePolicy()
@@ -93,12 +93,6 @@ class Filler:
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         self._next_copy = max(Tier.first_number(), *(number + 1 for number in used))
-
-    def drop_unused_first(
-        self, give_way: Callable[[Ids], Ids], beside: Callable[[Ids], Ids]
-    ) -> None:
-        """Sets `give_way` and `beside`, for files that are filled ahead of their use."""
-        self.give_way, self.beside = give_way, beside
 
     @property
     def pending(self) -> int:
@@ -292,14 +286,15 @@ class Filler:
             self.copies.tier(number).reserve(sizes[tiers == number])
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
-        catalog.set_words(ids, word.make(State.FILLING, 0, tiers, copies))
+        words = word.make(State.FILLING, 0, tiers, copies)
+        catalog.set_words(ids, words)
         self.readahead.filled(ids)
         peers = None
         if self.nodes is not None and self.routes is not None:
             due_s = np.zeros(len(ids)) if in_use else self.seconds_to_use(ids)
             peers = self.nodes.asked(ids)
             self.routes.choose(ids, peers, sizes, due_s)
-        self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use, peers=peers)
+        self.engine.submit(JobKind.FILL, ids, words, in_use=in_use, peers=peers)
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
@@ -319,7 +314,7 @@ class Filler:
         more."""
         if not len(ids):
             return ids
-        leaves = any(map(self.copies.leaving, range(self.staging.number)))
+        leaves = any(self.copies.leaving[: self.staging.number])
         coming = ids if self.copies.drop_foreign() or leaves else ids[:0]
         if not len(coming):
             coming = self._drop_spare(ids)
@@ -421,7 +416,7 @@ class Filler:
     def await_results(self, *, follows_plan: bool) -> None:
         """Has the engine wake the loop early for results if anything waits for them: a plan, files
         whose orders did not fit in, or files that had no room."""
-        waits = follows_plan or len(self.requests) or self._refused or self.staging.has_refused
+        waits = follows_plan or len(self.requests) or self._refused or self.staging.refused
         self.engine.await_results(is_awaited=bool(waits or self.checks))
 
     def _made(self, results: Array) -> None:
@@ -457,7 +452,7 @@ class Filler:
         """Ends the wait of readers whose files have got a copy, or will not get one."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
         if self.nodes is not None:
-            self.nodes.answer()
+            self.nodes.replicas.answer()
 
     # --- on request --------------------------------------------------------------------------
 
@@ -478,7 +473,7 @@ class Filler:
         self.requests.let_in_again(everything, Reason.NO_ROOM, Reason.FAILED)
         for tier in self.tiers:
             if tier is not None:
-                tier.note_cleared()
+                tier.cap_bytes = None
         return dropped
 
     def close(self, limit_s: float) -> int:
@@ -498,6 +493,4 @@ class Filler:
         left = self.engine.stop(limit_s)
         if self.nodes is not None and not left:
             self.nodes.free()
-        if not left:
-            self.handovers.close()
         return left

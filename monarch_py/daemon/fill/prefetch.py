@@ -131,7 +131,7 @@ class DirectoryPrefetch:
         self._is_followed = bool(self.shared.control.follow_opens)  # others have it on
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
-            filler.drop_unused_first(self.give_way, self.unused.ordered)
+            filler.give_way, filler.beside = self.give_way, self.unused.ordered
 
     @property
     def is_awake(self) -> bool:
@@ -214,8 +214,7 @@ class DirectoryPrefetch:
         fit = int((np.cumsum(sizes[first], dtype=np.float64) < room_bytes).sum())
         self._next[home] = np.concatenate([first[fit:], rest])
         self._is_waiting = not fit and len(self._next[home]) > 0
-        taken: Ids = first[:fit]
-        return taken
+        return np.asarray(first[:fit])
 
     def _may_order(self) -> bool:
         nodes, wanted = self.filler.nodes, self.filler.requests

@@ -168,10 +168,6 @@ class Nodes:
         self.policy.move(ids, nodes)
         self._tell(ids)
 
-    def answer(self) -> None:
-        """Lets peers have their answers: the catalog says what was decided in this turn."""
-        self.replicas.answer()
-
     def asked(self, ids: Ids) -> Int32s:
         """(n, MONARCH_ASKED) whom a fill asks for each file, see `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))

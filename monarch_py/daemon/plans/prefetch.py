@@ -101,8 +101,7 @@ class PlanPrefetch:
     def _is_absent(self, ids: Ids) -> Bools:
         """For which of (n,) files a fill can be ordered."""
         words = self.shared.catalog.words[ids]
-        absent: Bools = (word.state(words) == State.ABSENT) & (word.copy(words) == 0)
-        return absent
+        return np.asarray((word.state(words) == State.ABSENT) & (word.copy(words) == 0))
 
     def step(self) -> None:
         """Orders as much as may be under way at a time: first what is used next, then what is kept

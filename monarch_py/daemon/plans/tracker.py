@@ -198,8 +198,7 @@ class PlanTracker:
         """Runs in the thread. Returns the (n,) entries that the nodes use in a run."""
         epoch, part, _ = self.layout[number]
         units = np.unique(self.timeline.section(epoch, part.name).rows)
-        used: Ids = self.entries[units[units != NONE]]
-        return used
+        return np.asarray(self.entries[units[units != NONE]])
 
     def take_used(self) -> Ids:
         """(n,) entries that some node has used in a run that all nodes have gone through; each run
@@ -379,18 +378,9 @@ def _find_files(
         if root == source.real_path or source.real_path in root.parents:
             below = os.fsencode(root.relative_to(source.real_path))
             prefix = b"" if below == b"." else below + b"/"
-            lib.monarch_find_all(
-                shared.control,
-                shared.clients,
-                catalog.c,
-                number,
-                prefix,
-                len(prefix),
-                ffi.cast("char *", pointer(index.pool)),
-                pointer(index.starts),
-                index.files,
-                pointer(entries),
-            )
+            where = shared.control, shared.clients, catalog.c, number, prefix, len(prefix)
+            names = ffi.cast("char *", pointer(index.pool)), pointer(index.starts), index.files
+            lib.monarch_find_all(*where, *names, pointer(entries))
             break
     else:
         return entries.astype(np.uint64), f"{index.root} lies in none of the configured sources"
