@@ -7,6 +7,7 @@ quotas, which all of them were given alike when they started (policies/rendezvou
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from monarch_py.daemon.nodes.serving import Membership, ReplicaServer
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import SessionError
 from monarch_py.native import Bools, Ids, Int32s, Ints, Kind, Reason, State, lib
-from monarch_py.peers import Party, Peer, TcpTransport
+from monarch_py.peers import Party, Peer, connect_link
 from monarch_py.peers.membership import Cluster
 from monarch_py.policies.node import NOBODY, Holders, NodePolicy
 from monarch_py.policies.placement import TierRoom
@@ -66,11 +67,11 @@ class Nodes:
                 f" at most {lib.MONARCH_MAX_PEERS}"
             )
         self.replicas = ReplicaServer(membership, shared, engine, tiers)
-        transport = TcpTransport(Party.of(cluster))
+        connect = partial(connect_link, Party.of(cluster))
         self.peers: dict[int, Peer] = {}
         for rank in range(len(cluster.members)):
             if rank != cluster.rank:
-                self.peers[rank] = Peer(transport.connect, rank)
+                self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
         self.policy = NodePolicy(cluster.rank, shares=True)
         # For each entry, whether this node has passed it on for want of room; how many entries it
