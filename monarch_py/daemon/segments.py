@@ -20,7 +20,8 @@ from monarch_py.storage.tiers import Tier
 READ_EVERYTHING = 1 << 1 | 1 << 2
 # The counters of a client, in their order.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
-# How many opened files, and files read to their end, are taken in one turn of the loop at most.
+# How many files of each kind (opened, wanted, read to their end) are taken in one turn of the loop
+# at most.
 TAKEN = 65536
 
 
@@ -57,10 +58,7 @@ def _put(room: Any, text: bytes) -> int:
 def _reads_everything() -> bool:
     """Whether this process may read files whatever their modes say. A client that may not is then
     given no copies, because copies say nothing of these modes."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return os.geteuid() == 0
+    lines = Path("/proc/self/status").read_text().splitlines()
     effective = next((int(line[7:], 16) for line in lines if line.startswith("CapEff:")), 0)
     return bool(effective & READ_EVERYTHING)
 
@@ -108,10 +106,9 @@ class Shared:
         control.state = SessionState.STARTING
         control.pid = os.getpid()
         control.owner = os.geteuid()
-        with contextlib.suppress(OSError):  # no /proc
-            control.mounts = os.stat("/proc/self/ns/mnt").st_ino
+        control.mounts = os.stat("/proc/self/ns/mnt").st_ino
         control.reads_everything = _reads_everything()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the kernel has none
             control.users = os.stat("/proc/self/ns/user").st_ino
         groups = sorted({os.getegid(), *os.getgroups()})
         control.groups = len(groups)
@@ -206,6 +203,10 @@ class Shared:
         if not self.control.follow_opens:
             return np.zeros(0, dtype=np.uint64)
         return self._take(self.clients.opened)
+
+    def take_wanted(self) -> Uints:
+        """(n,) entries that programs have opened since the last call, and that had no copy."""
+        return self._take(self.clients.wanted)
 
     def take_read(self) -> Uints:
         """(n,) entries that programs have read to their end since the last call, and that had no

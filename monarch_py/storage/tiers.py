@@ -288,7 +288,7 @@ class Tier:
 
         is_shared : the catalog grows on the same file system, so a part of that is kept for it
         """
-        nothing = self.room_unit()
+        nothing = TierRoom(0, 0, self.block_bytes)
         if not self.usable:
             return nothing
         try:
@@ -355,11 +355,7 @@ class Tier:
         self.files += len(sizes)
 
     def rounded_all(self, sizes: Uints) -> Ints:
-        return self.room_unit().rounded(sizes)
-
-    def room_unit(self) -> TierRoom:
-        """A TierRoom without room, for rounding sizes up to blocks."""
-        return TierRoom(0, 0, self.block_bytes)
+        return TierRoom(0, 0, self.block_bytes).rounded(sizes)
 
     def release(self, number: int, size: int) -> None:
         """Returns the room of the copy with this number, which is gone."""

@@ -10,7 +10,7 @@ from monarch_py.daemon.copies.copies import NONE
 from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import distinct
-from monarch_py.native import Bools, Ids, Kind, Reason, State, Uints, ffi, lib, pointer
+from monarch_py.native import Bools, Ids, Kind, Reason, State, Uints, ffi, lib
 
 # Plain numbers: Python makes an exception and a call of each comparison with an enumeration's
 # member.
@@ -18,8 +18,6 @@ ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
 # The bits of a demand that name its entry: catalog.h, monarch_demand_entry.
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
-# How many wanted files are taken in one turn of the daemon's loop at most.
-WANTS = 65536
 
 
 class FillRequests:
@@ -38,7 +36,6 @@ class FillRequests:
         self._awaited: deque[Ids] = deque()
         # What waits until copies are removed: (files, whether programs use them).
         self._no_room_yet: list[tuple[Ids, bool]] = []
-        self._taken = np.empty(WANTS, dtype=np.uint64)
         demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
         self._demands: Uints = np.frombuffer(demands, dtype=np.uint64)
         self._demands_seen = self._demands.copy()
@@ -55,10 +52,7 @@ class FillRequests:
 
     def take_wants(self) -> None:
         """Wants what programs have opened since the last turn."""
-        where = pointer(self._taken)
-        wanted = ffi.addressof(self.shared.clients.wanted)
-        count = lib.monarch_take_bits(wanted, len(self.shared.catalog), where, WANTS)
-        self.want(self._taken[:count].copy())
+        self.want(self.shared.take_wanted())
 
     def take_demands(self) -> None:
         """Puts first what is to be filled ahead and somebody waits for now. No want tells of such a

@@ -28,8 +28,6 @@ from monarch_py.plan import Plan
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.node import NOBODY
 
-__all__ = ["PlanManager", "load_plan"]
-
 log = logging.getLogger("monarch.planned")
 
 # Interval between checks whether a plan that was dropped may be tried again [s].

@@ -22,8 +22,6 @@ from monarch_py.scan.walk import ALL_NAMES
 from monarch_py.storage.durability import Keeper
 from monarch_py.storage.tiers import Tier
 
-__all__ = ["Scanner", "Source"]
-
 log = logging.getLogger("monarch.scanner")
 
 # Batches taken in one turn of the daemon's loop at most, so that wants do not wait for a long scan.
