@@ -31,13 +31,9 @@ def close_old_session(session: SessionDir) -> None:
     Nobody would hear of the changes that an attached client goes on marking there; the mark sends
     the client to the new segments.
     """
-    try:
+    with contextlib.suppress(OSError):
         old = Segment.open(session.control, writable=True)
-    except OSError:
-        pass
-    else:
-        if len(old.memory) >= ffi.sizeof("struct monarch_control"):
-            old.as_struct("struct monarch_control").state = SessionState.CLOSED
+        old.as_struct("struct monarch_control").state = SessionState.CLOSED
     segments = (session.control, session.clients, session.fills, session.changes)
     for path in (*segments, *session.handovers, *session.path.glob("catalog.*")):
         path.unlink(missing_ok=True)

@@ -153,13 +153,11 @@ class Keeper:
                     self._lock.wait()
                 if not self._ending:
                     self._lock.wait(BATCH_S)
-                add, remove = list(self._add), list(self._remove)
+                add, self._add = self._add, []
+                remove, self._remove = self._remove, []
                 if not (add or remove):
                     return  # it is ending
             self._commit(add, remove)
-            with self._lock:
-                self._add = self._add[len(add) :]
-                self._remove = self._remove[len(remove) :]
 
     def _commit(self, add: list[Row], remove: list[int]) -> None:
         if self.tier.gone:
