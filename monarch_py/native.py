@@ -22,6 +22,7 @@ Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Uints = npt.NDArray[np.uint64]
 Ids = Uints
+NO_IDS: Ids = np.zeros(0, dtype=np.uint64)
 LIBRARY = Path(__file__).with_name("libmonarch.so")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import Segment, SessionDir, open_private
-from monarch_py.native import SessionState, Uints, ffi, lib, pointer
+from monarch_py.native import NO_IDS, Bools, Ids, SessionState, Uints, ffi, lib, pointer
 from monarch_py.storage.tiers import Tier
 
 # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7).
@@ -189,6 +189,12 @@ class Shared:
                 self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken
             )
 
+    def changed(self, ids: Ids) -> Bools:
+        """(n,) whether a client has changed the file; now and then also True when none has."""
+        flags, given = np.zeros(len(ids), dtype=np.uint8), (self.clients, self.control)
+        lib.monarch_find_changed(*given, self.catalog.c, len(ids), pointer(ids), pointer(flags))
+        return flags.astype(bool)
+
     def follow_opens(self) -> None:
         """From now on clients tell what they open, without ringing for it."""
         self.control.follow_opens = 1
@@ -197,7 +203,7 @@ class Shared:
         """(n,) entries that clients have opened for reading since the last call; neither how often
         nor in which order is known."""
         if not self.control.follow_opens:
-            return np.zeros(0, dtype=np.uint64)
+            return NO_IDS
         return self._take(self.clients.opened)
 
     def take_wanted(self) -> Uints:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
-from monarch_py.daemon.copies.copies import NONE
 from monarch_py.daemon.copies.ranks import Ranks
 from monarch_py.daemon.copies.staging import open_staging
 from monarch_py.daemon.fill.filler import Filler
@@ -31,7 +30,7 @@ from monarch_py.daemon.status import status
 from monarch_py.daemon.switches import Switches
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import FileId, SessionDir, id_of
-from monarch_py.native import Ids, lib
+from monarch_py.native import NO_IDS, Ids, lib
 from monarch_py.peers.membership import Cluster
 from monarch_py.scan.record import Listed
 from monarch_py.scan.walk import ALL_NAMES, END_LIMIT_S
@@ -129,7 +128,7 @@ class Daemon:
         self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
         # The first call of np.unique imports modules. Later the loop may have no descriptor for
         # them, nor time.
-        np.unique(NONE)
+        np.unique(NO_IDS)
 
     def needs(self, path: Path) -> None:
         """Has the daemon end when this file of the session loses its name."""
@@ -342,7 +341,7 @@ class Daemon:
             self.filler.requests.take_wants()  # what programs asked for since the last turn
             if self.filler.collect():  # every copy that serves is counted
                 self.shared.ring()
-            self._take_opened(NONE)
+            self._take_opened(NO_IDS)
             told = {
                 "plans": self.plan_manager.told(),
                 "ranks": self.ranks.told(),

@@ -54,6 +54,10 @@ class CatalogReader:
     def words(self) -> Uints:
         return self.entries["word"]
 
+    def states(self, ids: Ids) -> Uints:
+        """(n,) the states of these entries."""
+        return word.state(self.words[ids])
+
     def path(self, entry: int) -> str:
         """The entry's path, relative to its source, decoded by os.fsdecode."""
         row = self._table[entry]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import TierError
-from monarch_py.native import Array
+from monarch_py.native import Array, path_hash
 
 VERSION = 1
 # Makes a signed number of SQLite the unsigned one of the same 64 bits; `signed` does the reverse.
@@ -78,7 +78,6 @@ class Row:
     copy: int
     source: str
     path: bytes
-    path_hash: int
     size: int
     ino: int
     mtime_ns: int
@@ -88,7 +87,14 @@ class Row:
     blocks: bytes
 
     def values(self, source: int) -> tuple[Any, ...]:
-        numbers = (self.path_hash, self.size, self.ino, self.mtime_ns, self.ctime_ns, self.sum)
+        numbers = (
+            path_hash(self.path),
+            self.size,
+            self.ino,
+            self.mtime_ns,
+            self.ctime_ns,
+            self.sum,
+        )
         first, last = (self.copy, source, self.path), (self.block_size, self.blocks)
         return *first, *map(signed, numbers), *last
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from support.session import wait_until
 from monarch_py import word
 from monarch_py.daemon.copies.copies import Copies
 from monarch_py.daemon.fill.requests import FillRequests
+from monarch_py.daemon.segments import Shared
 from monarch_py.native import Kind, Reason, State, lib
 
 
@@ -120,6 +121,7 @@ class Tier:
 @pytest.fixture
 def copies(engine: Engine) -> Copies:
     shared = SimpleNamespace(catalog=engine.catalog, clients=engine.clients, control=engine.control)
+    shared.changed = MethodType(Shared.changed, shared)
     scanner: Any = SimpleNamespace(
         shared=shared,
         tiers=[Tier()],

@@ -11,25 +11,11 @@ import numpy as np
 from monarch_py import word
 from monarch_py.daemon.copies.engine import Engine, block_sums, is_passing
 from monarch_py.daemon.scan.scanner import Scanner
-from monarch_py.native import (
-    Array,
-    Bools,
-    Ids,
-    JobKind,
-    JobStatus,
-    Kind,
-    Reason,
-    State,
-    lib,
-    path_hash,
-    pointer,
-)
+from monarch_py.native import Array, Bools, Ids, JobKind, JobStatus, Kind, Reason, State, lib
 from monarch_py.storage.manifest import Row
 from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
-
-NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 # A file may change again within this time of a change without its timestamps showing it [s].
 TIME_STEP_S = 2.0
@@ -89,7 +75,7 @@ class Copies:
         serves: Bools = self.shared.catalog.words[ids] == words
         # If a file was changed while its copy was published, `drop_changed` may have seen the mark
         # and not the copy.
-        changed = serves & self.changed(ids)
+        changed = serves & self.shared.changed(ids)
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
         serves &= ~changed
         self._record(results[serves & (results["kind"] == JobKind.FILL)])
@@ -110,7 +96,7 @@ class Copies:
         if not len(results):
             return
         ids = np.ascontiguousarray(results["id"])
-        changed = self.changed(ids)
+        changed = self.shared.changed(ids)
         lost = self._is_lost(results["tier"]) & ~changed
         good = results[~(changed | lost)]
         words = word.make(State.PRESENT, 0, good["tier"], good["copy"])
@@ -171,13 +157,11 @@ class Copies:
     def _row(self, result: Any) -> Row:
         catalog = self.shared.catalog
         entry = catalog.entries[int(result["id"])]
-        path = os.fsencode(catalog.path(int(result["id"])))
         source = self.scanner.sources[int(entry["source"])]
         return Row(
             copy=int(result["copy"]),
             source=str(source.config.real_path),
-            path=path,
-            path_hash=path_hash(path),
+            path=os.fsencode(catalog.path(int(result["id"]))),
             size=int(entry["size"]),
             ino=int(entry["ino"]),
             mtime_ns=int(result["mtime_ns"]),
@@ -296,13 +280,6 @@ class Copies:
             return False
         return True
 
-    def changed(self, ids: Ids) -> Bools:
-        """(n,) whether a client has changed the file; now and then also True when none has."""
-        flags, shared = np.zeros(len(ids), dtype=np.uint8), self.shared
-        given = shared.clients, shared.control, shared.catalog.c
-        lib.monarch_find_changed(*given, len(ids), pointer(ids), pointer(flags))
-        return flags.astype(bool)
-
     def drop_changed(self) -> None:
         """Drops the copies of changed files. Clients never open them; dropping gives their room
         back."""
@@ -315,8 +292,8 @@ class Copies:
         files = self.shared.catalog.entries["kind"] == Kind.FILE
         candidates = np.isin(states, (State.PRESENT, State.ABSENT, State.WANTED))
         ids = np.flatnonzero(candidates & files).astype(np.uint64)
-        ids = ids[self.changed(ids)]
-        present = word.state(self.shared.catalog.words[ids]) == State.PRESENT
+        ids = ids[self.shared.changed(ids)]
+        present = self.shared.catalog.states(ids) == State.PRESENT
         self.forget(ids[present], State.BYPASS, Reason.CHANGED)
         self.shared.catalog.set_state(ids[~present], State.BYPASS, Reason.CHANGED)
 
@@ -338,5 +315,5 @@ class Copies:
         """Drops copies that somebody else has found damaged."""
         known = [entry for entry in entries if 0 <= entry < len(self.shared.catalog)]
         ids = np.array(known, dtype=np.uint64)
-        present = word.state(self.shared.catalog.words[ids]) == State.PRESENT
+        present = self.shared.catalog.states(ids) == State.PRESENT
         self.forget(ids[present], State.ABSENT)

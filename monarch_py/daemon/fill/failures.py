@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py import word
 from monarch_py.daemon.copies.copies import Copies, one
 from monarch_py.daemon.copies.engine import is_passing
 from monarch_py.daemon.copies.staging import Staging
@@ -97,9 +96,9 @@ class FailedFills:
             return
         in_use, ahead = (np.array(ids, dtype=np.uint64) for ids in (self._in_use, self._ahead))
         self._in_use, self._ahead = [], []
-        self._requests.again(self._requests.let_in_again(in_use, Reason.NO_ROOM), in_use=True)
+        self._requests.try_again(in_use)
         # Others may have been taken back, or read by programs meanwhile.
-        ahead = ahead[word.state(self._shared.catalog.words[ahead]) == State.WANTED]
+        ahead = ahead[self._shared.catalog.states(ahead) == State.WANTED]
         self._requests.again(ahead, in_use=False)
 
     def note_filled(self) -> None:

@@ -175,7 +175,7 @@ class Filler:
             or len(ids := self.requests.next_in_use(ORDERS, from_peers=False))
             or len(ids := self.requests.next_in_use(ORDERS, from_peers=True))
         ):
-            ids = ids[word.state(self.shared.catalog.words[ids]) == State.WANTED]
+            ids = ids[self.shared.catalog.states(ids) == State.WANTED]
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
             self._early.append(ids)
 
@@ -199,7 +199,7 @@ class Filler:
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
         while room > 0 and looked_at < ORDERS:
-            begun = begun[word.state(catalog.words[begun]) == State.FILLING]
+            begun = begun[catalog.states(begun) == State.FILLING]
             room_bytes = AHEAD_BYTES - float(sizes[begun].sum(dtype=np.float64))
             ids = self.requests.ahead.next(AHEAD_FILES - len(begun), room, sizes, room_bytes)
             if not len(ids):
@@ -211,7 +211,7 @@ class Filler:
 
     def _is_open(self, ids: Ids) -> Bools:
         """(n,) whether these files will get a copy."""
-        return np.isin(word.state(self.shared.catalog.words[ids]), (State.WANTED, State.FILLING))
+        return np.isin(self.shared.catalog.states(ids), (State.WANTED, State.FILLING))
 
     def order_planned(self, ids: Ids, horizon: int) -> None:
         """Fills what a plan needs next, in this order. What is staged for the plan may push out
@@ -371,12 +371,6 @@ class Filler:
         self._refused_s = now_s
         return now_s - self._lacks_since_s >= LACKS_S
 
-    def try_again(self, ids: Ids) -> None:
-        """Tries (n,) files again that programs use and that had no room when they were used
-        before."""
-        if len(again := self.requests.let_in_again(ids, Reason.NO_ROOM)):
-            self.requests.again(again, in_use=True)
-
     # --- results -----------------------------------------------------------------------------
 
     def collect(self) -> bool:
@@ -444,9 +438,7 @@ class Filler:
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.tier_of(ids, catalog.entries["size"][ids], self.rooms())
-        fits = self.requests.let_in_again(ids[tiers != NOWHERE], Reason.NO_ROOM)
-        if len(fits):
-            self.requests.again(fits, in_use=True)
+        self.requests.try_again(ids[tiers != NOWHERE])
 
     def answer(self) -> None:
         """Ends the wait of readers whose files have got a copy, or will not get one."""

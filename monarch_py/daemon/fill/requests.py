@@ -6,11 +6,10 @@ from collections.abc import Callable
 import numpy as np
 
 from monarch_py import word
-from monarch_py.daemon.copies.copies import NONE
 from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import distinct
-from monarch_py.native import Bools, Ids, Kind, Reason, State, Uints, ffi, lib
+from monarch_py.native import NO_IDS, Bools, Ids, Kind, Reason, State, Uints, ffi, lib
 
 # Plain numbers: Python makes an exception and a call of each comparison with an enumeration's
 # member.
@@ -72,7 +71,7 @@ class FillRequests:
         """The (n,) files of which somebody waits for a part, ahead of all others; none when there
         are none. They are few: each reader that waits holds one of a fixed number of demand
         slots."""
-        return self._awaited.popleft() if self._awaited else NONE
+        return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
         """Wants files that programs use, in this order. What is no file, has a copy, or has none
@@ -102,7 +101,7 @@ class FillRequests:
         """The next (n,) files of this way, `most` of them at most; none when nothing waits."""
         queue = self._by_way[from_peers]
         if not queue:
-            return NONE
+            return NO_IDS
         ids = queue.popleft()
         if len(ids) > most:
             queue.appendleft(ids[most:])
@@ -140,7 +139,7 @@ class FillRequests:
         """Wants (n,) files that nobody has opened, behind all others of their kind."""
         if len(ids):
             # The engine may publish a copy at any moment, so what is being filled stays as it is.
-            states = word.state(self.shared.catalog.words[ids])
+            states = self.shared.catalog.states(ids)
             self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
             self.ahead.add(ids, ticket)
 
@@ -153,7 +152,7 @@ class FillRequests:
         for wanted in (*self._all_in_use(), *self.ahead.meant()):
             kept[wanted] = True
         ids = ids[~kept[ids]]
-        states = word.state(catalog.words[ids])
+        states = catalog.states(ids)
         waiting, ordered = ids[states == State.WANTED], ids[states == State.FILLING]
         words = catalog.words[waiting]
         catalog.set_words(waiting, word.make(State.ABSENT, 0, word.tier(words), word.copy(words)))
@@ -180,6 +179,11 @@ class FillRequests:
         again: Ids = ids[still]
         self.shared.catalog.set_state(again, State.ABSENT)
         return again
+
+    def try_again(self, ids: Ids) -> None:
+        """Queues those of (n,) files, which programs use, that had no room."""
+        if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
+            self.again(again, in_use=True)
 
     def put_off(self, ids: Ids, *, in_use: bool) -> None:
         """Puts files off until the copies that are being removed are gone."""

@@ -17,7 +17,7 @@ from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.nodes.serving import Membership, ReplicaServer
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import SessionError
-from monarch_py.native import Bools, Ids, Int32s, Ints, Kind, Reason, State, lib
+from monarch_py.native import NO_IDS, Bools, Ids, Int32s, Ints, Kind, Reason, State, lib
 from monarch_py.peers import Party, Peer, connect_link
 from monarch_py.peers.membership import Cluster
 from monarch_py.policies.node import NOBODY, Holders, NodePolicy
@@ -78,7 +78,7 @@ class Nodes:
         # has passed on, and how many it has taken over itself.
         self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
-        self._tell(np.zeros(0, dtype=np.uint64))
+        self._tell(NO_IDS)
         self.is_decided = False  # by the catalog alone
         # A plan decides on its files first, see `assign`.
         self.awaits_plan = False

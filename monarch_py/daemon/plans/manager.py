@@ -19,11 +19,11 @@ from monarch_py import word
 from monarch_py.daemon.copies.eviction import Evictions
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
-from monarch_py.daemon.plans.prefetch import NONE, PlanPrefetch
+from monarch_py.daemon.plans.prefetch import PlanPrefetch
 from monarch_py.daemon.plans.retry import Job, Version, version_of
 from monarch_py.daemon.plans.tracker import Loaded, PlanTracker, load_plan, observe
 from monarch_py.errors import MonarchError
-from monarch_py.native import Bools, Floats, Ids, Int32s, State
+from monarch_py.native import NO_IDS, Bools, Floats, Ids, Int32s, State
 from monarch_py.plan import Plan
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.node import NOBODY
@@ -146,7 +146,7 @@ class PlanManager:
         """Goes back to what was before the plans, after all of them were dropped."""
         self.filler.policy.forget_plan()
         # Their files are not wanted while another plan is being placed.
-        self._prefetch.begin(NONE)
+        self._prefetch.begin(NO_IDS)
 
     # --- another job ----------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from monarch_py.daemon.nodes.nodes import UNIT, Nodes, rooms_of
 from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Bools, Ids, Int32s, Ints, State, Uints
+from monarch_py.native import NO_IDS, Bools, Ids, Int32s, Ints, State, Uints
 from monarch_py.plan import NEVER, Timeline, all_frequencies, analyse
 from monarch_py.plan.samplers import NONE
 from monarch_py.policies.node import ASKED, NOBODY, Holders, planned_tiers
@@ -26,8 +26,6 @@ from monarch_py.policies.nopfs.placement import is_placeable, place
 from monarch_py.policies.placement import NOWHERE, TierRoom
 
 log = logging.getLogger("monarch.planned")
-
-NO_IDS: Ids = np.zeros(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True, eq=False)

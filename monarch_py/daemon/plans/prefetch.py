@@ -14,7 +14,7 @@ from monarch_py import word
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.pace import Pace
 from monarch_py.daemon.plans.tracker import PlanTracker
-from monarch_py.native import Bools, Floats, Ids, State
+from monarch_py.native import NO_IDS, Bools, Floats, Ids, State
 from monarch_py.plan import NEVER
 
 # How many files of a plan are looked at ahead at most. The window ends earlier if the staging area
@@ -29,8 +29,6 @@ LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest time between two looks at what lies ahead [s].
 LOOK_S = 0.02
 
-NONE: Ids = np.zeros(0, dtype=np.uint64)
-
 
 class PlanPrefetch:
     """Runs in turns of the daemon's loop and never waits. It tells the policy which files are used
@@ -41,19 +39,19 @@ class PlanPrefetch:
         self._policy = filler.policy
         self._looked_at = float("-inf")
         self._pace = Pace()
-        self.begin(NONE)
+        self.begin(NO_IDS)
 
     def begin(self, order: Ids) -> None:
         """Begins with another placement.
 
         order : files that have their place here and no copy yet, by their first use
         """
-        self._policy.foresee(NONE)
+        self._policy.foresee(NO_IDS)
         self._kept_order = order  # files that have not had their turn
-        self._queue: Ids = NONE
-        self._paged: Ids = NONE  # files of slow tiers that are used next
+        self._queue: Ids = NO_IDS
+        self._paged: Ids = NO_IDS  # files of slow tiers that are used next
         self._horizon = 0  # how far the window goes, in files from now
-        self._begun: Ids = NONE
+        self._begun: Ids = NO_IDS
 
     def opened(self, ids: Ids) -> None:
         """Takes note of (n,) entries that programs have opened: nothing is brought for these uses
@@ -77,7 +75,7 @@ class PlanPrefetch:
             return
         self._looked_at = now
         parts = [tracker.upcoming(LOOK) for tracker in self._trackers if tracker.is_active]
-        ids = np.concatenate([*parts, NONE])
+        ids = np.concatenate([*parts, NO_IDS])
         if len(parts) > 1:
             distance = np.concatenate([np.arange(len(part)) for part in parts])
             ids = ids[np.argsort(distance, kind="stable")]
@@ -110,7 +108,7 @@ class PlanPrefetch:
         self.filler.readahead.order(self._paged)
         catalog = self.shared.catalog
         sizes = catalog.entries["size"]
-        states = word.state(catalog.words[self._begun])
+        states = catalog.states(self._begun)
         begun = self._begun[(states == State.WANTED) | (states == State.FILLING)]
         files = MOST_FILES - len(begun)
         bytes_ = MOST_BYTES - int(sizes[begun].sum(dtype=np.float64))
@@ -139,7 +137,7 @@ class PlanPrefetch:
         if not len(ids):
             return
         self.filler.order_planned(ids, self._horizon)
-        left = ids[word.state(self.shared.catalog.words[ids]) == State.ABSENT]
+        left = ids[self.shared.catalog.states(ids) == State.ABSENT]
         kept = self._policy.keeps(left)
         # A tier may be fuller than was thought: such a file is staged when its time comes.
         self._policy.lose(left[kept])

@@ -20,7 +20,7 @@ from monarch_py.daemon.plans.retry import Version, version_of
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import ConfigError
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Bools, Ids, Int32s, Ints, Kind, ffi, lib, pointer
+from monarch_py.native import NO_IDS, Bools, Ids, Int32s, Ints, Kind, ffi, lib, pointer
 from monarch_py.plan import Plan
 from monarch_py.plan.index import Index
 from monarch_py.plan.position import PositionEstimator
@@ -90,7 +90,7 @@ class PlanTracker:
         self.timeline = plan.timeline()
         self.layout = self.timeline.layout()
         self.state, self.why, self.misled = "waiting", "", False
-        self.entries: Ids = np.zeros(0, dtype=np.uint64)
+        self.entries: Ids = NO_IDS
         self.number = 0  # of the run, in the layout
         self.estimator: PositionEstimator | None = None
         self._executor = executor
@@ -206,9 +206,9 @@ class PlanTracker:
         one."""
         estimator = self.estimator
         if not self._over or estimator is None or estimator.front <= estimator.run.window:
-            return np.zeros(0, dtype=np.uint64)
+            return NO_IDS
         if not self._over[0].done():
-            return np.zeros(0, dtype=np.uint64)
+            return NO_IDS
         return self._over.pop(0).result()
 
     def _search_if_lost(self, estimator: PositionEstimator) -> None:
@@ -306,14 +306,14 @@ class PlanTracker:
     def upcoming(self, most: int) -> Ids:
         """(n,) entries that are needed next."""
         if self.estimator is None:
-            return np.zeros(0, dtype=np.uint64)
+            return NO_IDS
         return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, Ints]:
         """(n,) entries that the workers of all ranks may have under way by now, and for each entry
         the rank that needs it, from 0 on this node."""
         if self.estimator is None:
-            return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
+            return NO_IDS, np.zeros(0, dtype=np.int64)
         run = self.estimator.run
         places = self.estimator.due(run.window)
         # A node's ranks take turns, and so do a plan's positions.

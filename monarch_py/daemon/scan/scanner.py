@@ -311,7 +311,7 @@ class Scanner:
         new = np.arange(before, self._known, dtype=np.uint64)
         if int(self.shared.clients.renames) != self._renames:
             self._look_again(source, new)
-        self._validate(new[word.state(catalog.words[new]) == State.ABSENT])
+        self._validate(new[catalog.states(new) == State.ABSENT])
 
     def _look_again(self, source: Source, ids: Ids) -> None:
         """Looks at files again after a directory was renamed during the session: what was listed
