@@ -32,7 +32,7 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import FileId, SessionDir, id_of
 from monarch_py.native import NO_IDS, Ids, lib
 from monarch_py.peers.membership import Cluster
-from monarch_py.scan.record import Listed
+from monarch_py.scan.record import Scanned
 from monarch_py.scan.walk import ALL_NAMES, END_LIMIT_S
 from monarch_py.storage.opening import OpenTiers
 from monarch_py.storage.watch import TierWatch
@@ -78,7 +78,7 @@ class Daemon:
         session: SessionDir,
         cluster: Cluster | None = None,
         listener: socket.socket | None = None,
-        scanned: tuple[list[Listed], float] | None = None,
+        scanned: Scanned | None = None,
         *,
         awaits_job: bool = False,
     ) -> None:
@@ -91,7 +91,7 @@ class Daemon:
         self._next_look = 0.0
         self.at_end = ExitStack()
         self._open_tiers = OpenTiers(config)
-        self.tiers, self.keepers = self._open_tiers.tiers, self._open_tiers.keepers
+        self.tiers = self._open_tiers.tiers
         try:
             self._make_ready(session, plans, listener, scanned)
         except BaseException:
@@ -104,14 +104,14 @@ class Daemon:
         session: SessionDir,
         plans: Sequence[tuple[Path, Loaded]],
         listener: socket.socket | None,
-        scanned: tuple[list[Listed], float] | None,
+        scanned: Scanned | None,
     ) -> None:
         config = self.config
         self.tiers.append(open_staging(config, session, needed=bool(plans or self.cluster)))
         self.shared = Shared(session, config)
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
-        self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
+        self.scanner = Scanner(config, self.shared, self._open_tiers, scanned)
         self.metadata = Metadata(config, self.shared, self.scanner)
         self.filler = Filler(self.scanner, self._membership(listener))
         self.plan_manager = PlanManager(plans, self.filler)

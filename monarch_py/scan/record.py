@@ -41,6 +41,10 @@ class Listed:
     batches: list[memoryview]
 
 
+# What one node has listed, by the sources' numbers, and when it began, on time.monotonic() [s].
+Scanned = tuple[list[Listed], float]
+
+
 def record_sources(config: Config) -> bytes:
     """Lists all sources one by one, as a daemon would. OSError if a source cannot be opened."""
     listed = []

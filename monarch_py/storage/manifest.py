@@ -87,14 +87,8 @@ class Row:
     blocks: bytes
 
     def values(self, source: int) -> tuple[Any, ...]:
-        numbers = (
-            path_hash(self.path),
-            self.size,
-            self.ino,
-            self.mtime_ns,
-            self.ctime_ns,
-            self.sum,
-        )
+        of_source = self.size, self.ino, self.mtime_ns, self.ctime_ns
+        numbers = path_hash(self.path), *of_source, self.sum
         first, last = (self.copy, source, self.path), (self.block_size, self.blocks)
         return *first, *map(signed, numbers), *last
 

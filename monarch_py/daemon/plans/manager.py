@@ -23,7 +23,7 @@ from monarch_py.daemon.plans.prefetch import PlanPrefetch
 from monarch_py.daemon.plans.retry import Job, Version, version_of
 from monarch_py.daemon.plans.tracker import Loaded, PlanTracker, load_plan, observe
 from monarch_py.errors import MonarchError
-from monarch_py.native import NO_IDS, Bools, Floats, Ids, Int32s, State
+from monarch_py.native import NO_IDS, Bools, Floats, Ids, State
 from monarch_py.plan import Plan
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.node import NOBODY
@@ -57,7 +57,7 @@ class PlanManager:
         self._prefetch = PlanPrefetch(filler, self.trackers)
         filler.seconds_to_use = self._prefetch.seconds_to_use
         self._opened_at = self._seen_at = float("-inf")
-        self.evictions = Evictions(filler.scanner.config.evicting, filler.copies)
+        self.evictions = Evictions(filler.copies, filler.policy, self._foresee, self._may_go)
         if plans and self._nodes is not None:
             self._nodes.awaits_plan = True
 
@@ -124,7 +124,7 @@ class PlanManager:
 
     def _evict(self) -> None:
         try:
-            self.evictions.step(self)
+            self.evictions.step()
         except Exception:  # of the thread: the copies stay where they are
             log.exception("eviction from the tiers has ended")
             self.evictions.end()
@@ -270,29 +270,24 @@ class PlanManager:
 
     # --- what goes for others -------------------------------------------------------------------
 
-    def uses(self) -> Future[Distances] | None:
-        """See `Foresight`. All plans are taken to go on at the same pace."""
+    def _foresee(self) -> Future[Distances] | None:
+        """See `Evictions`. All plans are taken to go on at the same pace."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         if not active or not all(tracker.sees_far for tracker in active):
             return None
         followed = [(c.entries, c.estimator.foresee()) for c in active if c.estimator is not None]
-        return self._executor.submit(_nearest, followed, len(self.placement))
+        return self._executor.submit(_nearest, followed, len(self.filler.policy.planned))
 
-    def may_go(self, ids: Ids) -> Bools:
-        """See `Foresight`. Files of a plan that is followed may go, except those that other nodes
+    def _may_go(self, ids: Ids) -> Bools:
+        """See `Evictions`. Files of a plan that is followed may go, except those that other nodes
         get here."""
-        known = np.zeros(len(self.placement), dtype=bool)
+        known = np.zeros(len(self.filler.policy.planned), dtype=bool)
         for tracker in self.trackers:
             known[tracker.entries] |= tracker.is_active
         may = known[ids]
         if self._nodes is not None:
             may &= ~self.filler.policy.owns(ids)
         return may
-
-    @property
-    def placement(self) -> Int32s:
-        """See `Foresight`."""
-        return self.filler.policy.planned
 
     # --- the ranks ------------------------------------------------------------------------------
 

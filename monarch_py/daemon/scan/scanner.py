@@ -17,10 +17,10 @@ from monarch_py.daemon.scan.source import Source
 from monarch_py.daemon.scan.unlisted import Path, UnlistedFiles
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import ENTRY, Array, Ids, Kind, Reason, State, ffi, lib, pointer
-from monarch_py.scan.record import Listed, Scan
+from monarch_py.scan.record import Listed, Scan, Scanned
 from monarch_py.scan.walk import ALL_NAMES
 from monarch_py.storage.durability import Keeper
-from monarch_py.storage.tiers import Tier
+from monarch_py.storage.opening import OpenTiers
 
 log = logging.getLogger("monarch.scanner")
 
@@ -86,29 +86,24 @@ class Validator:
 class Scanner:
     """Drives the scans of all sources, one after the other, in turns of the daemon's loop.
 
-    told : what one node has scanned for all, and when its scan began, on time.monotonic() [s]; None
-    where this daemon scans
+    told : what one node has scanned for all; None where this daemon scans
     """
 
     def __init__(
-        self,
-        config: Config,
-        shared: Shared,
-        tiers: list[Tier | None],
-        keepers: dict[int, Keeper],
-        told: tuple[list[Listed], float] | None = None,
+        self, config: Config, shared: Shared, open_tiers: OpenTiers, told: Scanned | None
     ) -> None:
         # What is listed is at least as new as `began`, on time.monotonic() [s].
         record, self.began = told or (None, time.monotonic())
         self._began_ns = time.time_ns()
-        self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
+        self.config, self.shared = config, shared
+        self.tiers, self.keepers = open_tiers.tiers, open_tiers.keepers
         is_lazy = config.scan == "lazy" and record is None
         listed: Sequence[Listed | None] = record or [None] * len(config.sources)
         self.sources = [
             Source(i, source, listed[i], is_lazy=is_lazy) for i, source in enumerate(config.sources)
         ]
         self._adopted: list[Adopted] = []
-        self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]
+        self.validators = [Validator(i, keeper, self.sources) for i, keeper in self.keepers.items()]
         # Copies of earlier sessions, by tier. Foreign ones belong to datasets that are not
         # configured; stale ones, known once all is scanned, to files that are gone or have been
         # replaced.
