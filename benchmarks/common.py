@@ -20,10 +20,11 @@ import numpy as np
 import psutil
 import yaml
 
+from monarch_py import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
-from monarch_py.native import LIBRARY, Kind, State, copy_of, state_of, tier_of
+from monarch_py.native import LIBRARY, Kind, State
 from monarch_py.storage.tiers import copy_name
 
 __all__ = [
@@ -191,12 +192,12 @@ class Daemon:
         generation = int(self.connection.ask("where")["generation"])
         catalog = CatalogReader.open(SessionDir.of(self.config), generation)
         words = catalog.words
-        chosen = (state_of(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
-        if tier_of(words[chosen]).any():
+        chosen = (word.state(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
+        if word.tier(words[chosen]).any():
             raise RuntimeError("there is one tier, and a copy says that it lies in another")
         copies = Path(self.status()["tiers"][0]["copies"])
         logical = [f"{self.source}/{catalog.path(int(i))}" for i in np.flatnonzero(chosen)]
-        return logical, [f"{copies}/{copy_name(n)}" for n in copy_of(words[chosen]).tolist()]
+        return logical, [f"{copies}/{copy_name(n)}" for n in word.copy(words[chosen]).tolist()]
 
     def memory(self) -> dict[str, int]:
         """Resident and proportional set size of the daemon, and the most that it ever had

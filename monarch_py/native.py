@@ -1,4 +1,4 @@
-"""The C parts as Python sees them: layouts as numpy dtypes, enumerations, words of the catalog.
+"""The C parts as Python sees them: layouts as numpy dtypes, enumerations.
 
 No layout is written down here: every offset, size and number comes from the compiled headers.
 """
@@ -10,35 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py._native import ffi, lib
+import monarch_py._native
 
-__all__ = [
-    "ENTRY",
-    "HOME",
-    "LIBRARY",
-    "PLACED",
-    "RESULT",
-    "ROOM",
-    "JobKind",
-    "JobStatus",
-    "Kind",
-    "Reason",
-    "SessionState",
-    "State",
-    "copy_of",
-    "ffi",
-    "lib",
-    "make_word",
-    "path_hash",
-    "pointer",
-    "reason_of",
-    "state_of",
-    "tier_of",
-]
-
+ffi: Any = monarch_py._native.ffi
+lib: Any = monarch_py._native.lib
+# What arrays hold; `Ids` are numbers of entries in the catalog.
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Uints = npt.NDArray[np.uint64]
+Ids = Uints
+NO_IDS: Ids = np.zeros(0, dtype=np.uint64)
 LIBRARY = Path(__file__).with_name("libmonarch.so")
-
-Words = npt.NDArray[np.uint64]
 
 
 class SessionState(IntEnum):
@@ -89,6 +74,12 @@ class JobStatus(IntEnum):
     ABANDONED = lib.MONARCH_ABANDONED
 
 
+# The C types of arrays, by dtype.
+C_TYPES: dict[np.dtype[Any], str] = {np.dtype(np.float64): "double"}
+INTEGERS = ("int8", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
+C_TYPES |= {np.dtype(name): f"{name}_t" for name in INTEGERS}
+
+
 def struct_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of a C struct of plain numbers and pointers: same offsets, same size."""
     ctype = ffi.typeof(name)
@@ -98,9 +89,11 @@ def struct_dtype(name: str) -> np.dtype[Any]:
         names.append(field)
         formats.append(f"{'i' if is_signed else 'u'}{ffi.sizeof(info.type)}")
         offsets.append(info.offset)
-    return np.dtype(
+    dtype = np.dtype(
         {"names": names, "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(ctype)}
     )
+    C_TYPES[dtype] = name
+    return dtype
 
 
 ENTRY = struct_dtype("struct monarch_entry")
@@ -110,35 +103,14 @@ PLACED = struct_dtype("struct monarch_placed")
 HOME = struct_dtype("struct monarch_home")
 
 
-def make_word(state: int, reason: int = 0, tier: Any = 0, copy: Any = 0) -> Any:
-    """Packs an entry's word (uint64); if `tier` or `copy` is an array, so is the result."""
-    tiers, copies = np.asarray(tier, dtype=np.uint64), np.asarray(copy, dtype=np.uint64)
-    return np.uint64(state | reason << 4) | (tiers << np.uint64(8)) | (copies << np.uint64(12))
+def pointer(array: Array, dtype: npt.DTypeLike | None = None) -> Any:
+    """The memory of an array as a C array of its dtype's type. The array must be contiguous.
 
-
-def state_of(words: Words) -> Words:
-    states: Words = words & np.uint64(15)
-    return states
-
-
-def reason_of(words: Words) -> Words:
-    reasons: Words = (words >> np.uint64(4)) & np.uint64(15)
-    return reasons
-
-
-def tier_of(words: Words) -> Words:
-    tiers: Words = (words >> np.uint64(8)) & np.uint64(15)
-    return tiers
-
-
-def copy_of(words: Words) -> Words:
-    copies: Words = words >> np.uint64(12)
-    return copies
-
-
-def pointer(array: npt.NDArray[Any], ctype: str) -> Any:
-    """The array's memory as a C pointer; the array must be contiguous and outlive the call."""
-    return ffi.cast(ctype, ffi.from_buffer(array))
+    dtype : what C takes; it reads a copy where the array is another one or not contiguous
+    """
+    if dtype is not None:
+        array = np.ascontiguousarray(array, dtype)
+    return ffi.from_buffer(f"{C_TYPES[array.dtype]}[]", array)
 
 
 def path_hash(path: bytes) -> int:

@@ -25,7 +25,7 @@ from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.policies.named import make_policy
 from monarch_py.policies.rendezvous import file_keys, owners
 from monarch_py.policies.view import When
-from monarch_py.scan import record_sources
+from monarch_py.scan.record import record_sources
 from monarch_py.simulator import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import job_of

@@ -20,12 +20,13 @@ import yaml
 
 from benchmarks.common import SEED, Child, plain_environment, wait_until, write_list
 from benchmarks.peers.nodes import Nodes
+from monarch_py import word
 from monarch_py.daemon.starting import StartupInfo, spawn
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
-from monarch_py.native import LIBRARY, Kind, State, state_of, tier_of
+from monarch_py.native import LIBRARY, Kind, State
 from monarch_py.peers import listen, new_secret
 from monarch_py.peers.membership import Cluster, Member
 from monarch_py.plan import Loader, Plan, PlanPart
@@ -319,8 +320,8 @@ class Testbed:
         """The files of which a copy lies in the node's tier."""
         catalog = self.catalog(node)
         words = catalog.words
-        here = (state_of(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
-        chosen = np.flatnonzero(here & (tier_of(words) == 0))
+        here = (word.state(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
+        chosen = np.flatnonzero(here & (word.tier(words) == 0))
         return {int(catalog.path(int(entry)).partition(".")[0]) for entry in chosen}
 
     def settle(self) -> None:

@@ -14,7 +14,8 @@ from benchmarks.common import Child, plain_environment
 from benchmarks.nodes.testbed import GIB, MIB, Dataset, Layout, Testbed
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
-from monarch_py.native import Kind, State, state_of
+from monarch_py import word
+from monarch_py.native import Kind, State
 from monarch_py.peers import new_secret
 
 LIMIT_S = 120
@@ -89,7 +90,7 @@ def _ours(bed: Testbed, opener: Child) -> Times:
     before = _cpu_s(bed, 1), _cpu_s(bed, 0)
     began_ns = opener.ask(f"{bed.mounts[1].mountpoint}/{Dataset.name(0)}")[0]
     limit = time.monotonic() + LIMIT_S
-    while state_of(catalog.words[entry : entry + 1])[0] != State.PRESENT:
+    while word.state(catalog.words[entry : entry + 1])[0] != State.PRESENT:
         if time.monotonic() > limit:
             raise TimeoutError(f"the file did not come within {LIMIT_S} s")
         time.sleep(0.002)

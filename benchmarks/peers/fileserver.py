@@ -60,7 +60,7 @@ class FileServer(PeerServer):
         given = ffi.NULL
         if sums is not None:
             held = np.ascontiguousarray(sums, dtype=np.uint64)
-            given = pointer(held, "uint64_t *") if blocks else ffi.NULL
+            given = pointer(held) if blocks else ffi.NULL
         self._share(file, fd, block_bytes, given, digests, is_whole=True)
 
     def digest(self, content: bytes) -> bytes:

@@ -52,5 +52,5 @@ def fetch_ranges(peer: Peer, gets: npt.NDArray[Any]) -> None:
     """Fetches ranges (n,) of dtype GET, within the peer's time limits, and sets the status of each.
     Failures do not raise. Any number of threads may fetch from one peer."""
     assert gets.dtype == GET
-    where = pointer(gets, "struct monarch_peer_get *")
+    where = pointer(gets)
     lib.monarch_peer_ask(peer.c, where, len(gets), ffi.NULL, ffi.NULL, ffi.NULL)

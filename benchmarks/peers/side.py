@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import xxhash
 from benchmarks.peers.fileserver import FileServer
 from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import ffi, lib
-from monarch_py.peers import Party, Peer, PeerStatus, TcpTransport, listen
+from monarch_py.peers import Party, Peer, PeerStatus, connect_link, listen
 
 BLOCK_BYTES = 4 << 20
 # The plain receiver's reads, as large as the client's own.
@@ -103,7 +104,7 @@ class Getter:
 
     def __init__(self, secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
         self.plain = (host, plain)
-        self.peer = Peer(TcpTransport(party_of(secret, 1, (host, ours))).connect, 0)
+        self.peer = Peer(partial(connect_link, party_of(secret, 1, (host, ours))), 0)
         self.buffer = pages(READ_BYTES)
         self.file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self.memory = pages(0)

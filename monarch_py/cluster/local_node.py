@@ -13,14 +13,14 @@ import msgspec
 
 from monarch_py.cluster.node_info import NodeInfo, make_info
 from monarch_py.config import Config, load_config
-from monarch_py.daemon.starting import StartupInfo, spawn
+from monarch_py.daemon.starting import StartupInfo, spawn, written
 from monarch_py.errors import ConfigError, MonarchError, SessionError
 from monarch_py.ipc.connection import DaemonConnection, troubles
 from monarch_py.ipc.session import SessionDir, holder_of
 from monarch_py.ipc.shares import Shares
 from monarch_py.peers import listen
 from monarch_py.peers.membership import Cluster
-from monarch_py.scan import Record, give, record_sources
+from monarch_py.scan.record import Listed, read_record, record_sources
 
 # How long to wait for another start, which may list the sources for minutes, and the pause between
 # two looks at its lock [s].
@@ -89,10 +89,10 @@ class LocalNode:
 
     def start(self, cluster: Cluster, record: bytes, began: float) -> list[str]:
         """Starts the daemon with rank 0's list. Returns its troubles (`ipc.connection`)."""
-        _check_record(self._config, Record(record), cluster.members[0].name)
-        fd = give(record, began)
+        _check_record(self._config, read_record(record), cluster.members[0].name)
+        fd = written(record)
         try:
-            return self._start(cluster, fd)
+            return self._start(cluster, fd, began)
         finally:
             os.close(fd)
 
@@ -128,12 +128,12 @@ class LocalNode:
 
     # --- both kinds of start ----------------------------------------------------------------------
 
-    def _start(self, cluster: Cluster, record: int | None) -> list[str]:
+    def _start(self, cluster: Cluster, record: int | None, began: float = 0.0) -> list[str]:
         assert self._listener is not None
         reading, self.lifeline = os.pipe2(os.O_CLOEXEC)
         with self._listener as listener:
             try:
-                startup = StartupInfo(cluster, listener.fileno(), record, reading)
+                startup = StartupInfo(cluster, listener.fileno(), record, reading, began)
                 self.process = spawn(self._config.file, detach=False, startup=startup)
             finally:
                 os.close(reading)
@@ -169,14 +169,14 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
         ) from error
 
 
-def _check_record(config: Config, record: Record, name: str) -> None:
+def _check_record(config: Config, record: list[Listed], name: str) -> None:
     """SessionError unless each source here is what the named node has listed: the same file system,
     with the same inode numbers."""
-    for number, source in enumerate(config.sources):
-        samples = record.samples(number)
-        is_same = _inode(source.real_path) == record.root_ino(number)
+    for source, listed in zip(config.sources, record, strict=True):
+        samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
+        is_same = _inode(source.real_path) == listed.root_ino
         # One sample with the same inode is enough, since files may have been replaced meanwhile.
-        if not is_same or (samples and all(_inode(source.real_path / p) != i for p, i in samples)):
+        if not is_same or (samples and all(_inode(file) != ino for file, ino in samples)):
             raise _other_source(source.path, name)
 
 

@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.ipc.catalog import CatalogReader, distinct
-from monarch_py.native import Kind, Reason, State, make_word, reason_of, state_of
+from monarch_py.native import Kind, Reason, State
 
 Ids = npt.NDArray[np.uint64]
 
 # Entries whose paths are compared at a time: 16 MiB of memory for paths of 100 bytes.
 PORTION = 16384
 GONE = "gone: it was removed from the source after the scan; restore it, or leave it out"
-EXCLUDED = np.uint64(make_word(State.BYPASS, Reason.EXCLUDED))
+EXCLUDED = np.uint64(word.make(State.BYPASS, Reason.EXCLUDED))
 
 
 class Root(NamedTuple):
@@ -37,7 +38,7 @@ class Place(NamedTuple):
 
 
 def _is_excluded(words: Any) -> Any:
-    return (state_of(words) == State.BYPASS) & (reason_of(words) == Reason.EXCLUDED)
+    return (word.state(words) == State.BYPASS) & (word.reason(words) == Reason.EXCLUDED)
 
 
 def _is_file(path: str) -> bool:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import xxhash
 
+from monarch_py import word
 from monarch_py.config import Config, TierConfig
 from monarch_py.errors import SessionError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
-from monarch_py.native import State, copy_of, state_of, tier_of
+from monarch_py.native import State
 from monarch_py.storage.manifest import Manifest
 from monarch_py.storage.tiers import Tier, copy_name, tier_root, why_gone
 from monarch_py.util.units import MIB
@@ -116,15 +117,15 @@ def _verify_catalog(
 ) -> None:
     bad = []
     gone = {number for number, tier in enumerate(config.tiers) if _is_gone(tier)}
-    for entry in np.flatnonzero(state_of(catalog.words) == State.PRESENT):
+    for entry in np.flatnonzero(word.state(catalog.words) == State.PRESENT):
         row = catalog.entries[entry].copy()
-        number = int(tier_of(row["word"]))
+        number = int(word.tier(row["word"]))
         # A staged copy may be gone before it is read.
-        is_present = state_of(row["word"]) == State.PRESENT
+        is_present = word.state(row["word"]) == State.PRESENT
         if not is_present or number in gone or number >= len(config.tiers):
             continue
         tier = config.tiers[number]
-        name = copy_name(int(copy_of(row["word"])))
+        name = copy_name(int(word.copy(row["word"])))
         copy = str(tier_root(tier.mount_point) / "c" / name)
         path = str(config.sources[int(row["source"])].real_path / catalog.path(int(entry)))
         if not verdict.is_good(copy, path, (int(row["sum"]), int(row["size"]))):
@@ -133,7 +134,8 @@ def _verify_catalog(
         connection.ask("drop", entries=bad)
         connection.wait_until_dropped()
     # A tier that takes no more copies after an error may still serve the copies that it has.
-    serving = set(tier_of(catalog.words[state_of(catalog.words) == State.PRESENT]).tolist()) - gone
+    present = catalog.words[word.state(catalog.words) == State.PRESENT]
+    serving = set(word.tier(present).tolist()) - gone
     verdict.out_of_use = [
         why for number, why in tiers_out_of_use(config, connection) if number not in serving
     ]

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.commands.selection import Ids, PathSelection, Place, Root
 from monarch_py.errors import SessionError, SilentError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import Segment, SessionDir
-from monarch_py.native import Reason, State, ffi, lib, reason_of, state_of
+from monarch_py.native import Reason, State, ffi, lib
 from monarch_py.util.hanging import LIMIT_S, hanging
 
 # Entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10 bytes for an
@@ -65,14 +66,14 @@ class Progress:
 
 def _is_left(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     """Which files get no copy now. Some of them get one when they are read."""
-    states = state_of(words)
-    when_read = (states == State.ABSENT) & (reason_of(words) != Reason.NONE)
+    states = word.state(words)
+    when_read = (states == State.ABSENT) & (word.reason(words) != Reason.NONE)
     return np.asarray((states == State.BYPASS) | when_read)
 
 
 def _has_changed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     """Which files are left to the source because they have changed."""
-    is_left = (state_of(words) == State.BYPASS) & (reason_of(words) == Reason.CHANGED)
+    is_left = (word.state(words) == State.BYPASS) & (word.reason(words) == Reason.CHANGED)
     return np.asarray(is_left)
 
 
@@ -155,7 +156,7 @@ class Warm:
         """Number and bytes of the chosen files that fit into no tier."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words = catalog.words[ids]
-        left = ids[_is_left(words) & (reason_of(words) == Reason.NO_ROOM)]
+        left = ids[_is_left(words) & (word.reason(words) == Reason.NO_ROOM)]
         return len(left), int(catalog.entries["size"][left].sum())
 
     def _refuse_off(self) -> None:
@@ -204,7 +205,7 @@ class Warm:
         is_scanned = view.scanned or not self.chosen.needs_scanned
         new = self.chosen.meet(catalog)
         words = catalog.words[new]
-        is_there = state_of(words) == State.PRESENT
+        is_there = word.state(words) == State.PRESENT
         self._was_there = np.append(self._was_there, is_there)
         self._was_outdated = np.append(self._was_outdated, np.zeros(len(new), dtype=bool))
         self._to_compare = np.append(self._to_compare, new[is_there | _has_changed(words)])
@@ -273,11 +274,11 @@ class Warm:
         """Updates `progress`. Returns the (n,) files that nobody has ordered."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
-        states = state_of(words)
+        states = word.state(words)
         present, bypass = states == State.PRESENT, _is_left(words)
         there, filled = present & self._was_there, present & ~self._was_there
         running = states == State.FILLING
-        reasons = Counter(reason_of(words[bypass]).tolist())
+        reasons = Counter(word.reason(words[bypass]).tolist())
         self.progress = Progress(
             files=len(ids),
             bytes=int(sizes.sum()),

@@ -26,7 +26,7 @@ from monarch_py.daemon.starting import ENDING, SHARED, STAY, StartupInfo, ignore
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.ipc.session import SessionDir, full_shm, hold, id_of, open_private
 from monarch_py.native import lib
-from monarch_py.scan import take
+from monarch_py.scan.record import read_record
 from monarch_py.util.signals import handle
 
 log = logging.getLogger("monarch.daemon")
@@ -164,7 +164,10 @@ def _daemon(
 ) -> Daemon:
     if startup is None:
         return Daemon(config, session, awaits_job=awaits_job)
-    scanned = None if startup.record is None else take(startup.record)
+    scanned = None
+    if startup.record is not None:
+        with open(startup.record, "rb") as file:
+            scanned = read_record(file.read()), startup.began
     listener = socket.socket(fileno=startup.listener)
     listener.set_inheritable(False)
     return Daemon(config, session, startup.cluster, listener, scanned)

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py import word
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import State, ffi, state_of, tier_of
+from monarch_py.native import State, ffi
 from monarch_py.util.processes import own_processes
 
 
@@ -78,9 +79,9 @@ class _Finder:
         evicting = int(catalog.c.evicting)
         come_and_go = [n for n, _ in self.tiers if n == staging or evicting >> n & 1]
         words, inodes = catalog.words, catalog.entries["copy_ino"]
-        here = np.isin(tier_of(words), come_and_go) & (state_of(words) == State.PRESENT)
+        here = np.isin(word.tier(words), come_and_go) & (word.state(words) == State.PRESENT)
         found = np.flatnonzero(here)
-        keys = zip(tier_of(words[found]).tolist(), inodes[found].tolist(), strict=True)
+        keys = zip(word.tier(words[found]).tolist(), inodes[found].tolist(), strict=True)
         self._coming_and_going = dict(zip(keys, found.tolist(), strict=True))
 
     def find(self, device: int, inode: int) -> dict[str, Any] | None:

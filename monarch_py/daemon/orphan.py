@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from monarch_py.ipc.session import SessionDir
 from monarch_py.ipc.shares import Shares
-from monarch_py.util.processes import Identity, own_processes
+from monarch_py.util.processes import Identity, mapping
 
 log = logging.getLogger("monarch.orphan")
 
@@ -76,11 +76,4 @@ class OrphanWatch:
 
     def _is_attached(self) -> bool:
         """Whether a process has a segment of the session mapped."""
-        prefix = os.fsencode(f"{self._session.path}/")
-        for process in own_processes():
-            try:
-                if prefix in (process / "maps").read_bytes():
-                    return True
-            except OSError:  # the process has ended, or is closed to us
-                continue
-        return False
+        return next(mapping(f"{self._session.path}/"), None) is not None

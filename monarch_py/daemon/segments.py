@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import Segment, SessionDir, open_private
-from monarch_py.native import SessionState, ffi, lib, pointer
+from monarch_py.native import NO_IDS, Bools, Ids, SessionState, Uints, ffi, lib, pointer
 from monarch_py.storage.tiers import Tier
 
 # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7).
 READ_EVERYTHING = 1 << 1 | 1 << 2
 # The counters of a client, in their order.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
-# How many opened files, and files read to their end, are taken in one turn of the loop at most.
+# How many files of each kind (opened, wanted, read to their end) are taken in one turn of the loop
+# at most.
 TAKEN = 65536
 
 
@@ -31,13 +31,9 @@ def close_old_session(session: SessionDir) -> None:
     Nobody would hear of the changes that an attached client goes on marking there; the mark sends
     the client to the new segments.
     """
-    try:
+    with contextlib.suppress(OSError):
         old = Segment.open(session.control, writable=True)
-    except OSError:
-        pass
-    else:
-        if len(old.memory) >= ffi.sizeof("struct monarch_control"):
-            old.as_struct("struct monarch_control").state = SessionState.CLOSED
+        old.as_struct("struct monarch_control").state = SessionState.CLOSED
     segments = (session.control, session.clients, session.fills, session.changes)
     for path in (*segments, *session.handovers, *session.path.glob("catalog.*")):
         path.unlink(missing_ok=True)
@@ -58,10 +54,7 @@ def _put(room: Any, text: bytes) -> int:
 def _reads_everything() -> bool:
     """Whether this process may read files whatever their modes say. A client that may not is then
     given no copies, because copies say nothing of these modes."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return os.geteuid() == 0
+    lines = Path("/proc/self/status").read_text().splitlines()
     effective = next((int(line[7:], 16) for line in lines if line.startswith("CapEff:")), 0)
     return bool(effective & READ_EVERYTHING)
 
@@ -109,10 +102,9 @@ class Shared:
         control.state = SessionState.STARTING
         control.pid = os.getpid()
         control.owner = os.geteuid()
-        with contextlib.suppress(OSError):  # no /proc
-            control.mounts = os.stat("/proc/self/ns/mnt").st_ino
+        control.mounts = os.stat("/proc/self/ns/mnt").st_ino
         control.reads_everything = _reads_everything()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the kernel has none
             control.users = os.stat("/proc/self/ns/user").st_ino
         groups = sorted({os.getegid(), *os.getgroups()})
         control.groups = len(groups)
@@ -197,24 +189,34 @@ class Shared:
                 self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken
             )
 
+    def changed(self, ids: Ids) -> Bools:
+        """(n,) whether a client has changed the file; now and then also True when none has."""
+        flags, given = np.zeros(len(ids), dtype=np.uint8), (self.clients, self.control)
+        lib.monarch_find_changed(*given, self.catalog.c, len(ids), pointer(ids), pointer(flags))
+        return flags.astype(bool)
+
     def follow_opens(self) -> None:
         """From now on clients tell what they open, without ringing for it."""
         self.control.follow_opens = 1
 
-    def take_opened(self) -> npt.NDArray[np.uint64]:
+    def take_opened(self) -> Uints:
         """(n,) entries that clients have opened for reading since the last call; neither how often
         nor in which order is known."""
         if not self.control.follow_opens:
-            return np.zeros(0, dtype=np.uint64)
+            return NO_IDS
         return self._take(self.clients.opened)
 
-    def take_read(self) -> npt.NDArray[np.uint64]:
+    def take_wanted(self) -> Uints:
+        """(n,) entries that programs have opened since the last call, and that had no copy."""
+        return self._take(self.clients.wanted)
+
+    def take_read(self) -> Uints:
         """(n,) entries that programs have read to their end since the last call, and that had no
         copy when they were opened."""
         return self._take(self.clients.read)
 
-    def _take(self, bits: Any) -> npt.NDArray[np.uint64]:
-        where = pointer(self._taken, "uint64_t *")
+    def _take(self, bits: Any) -> Uints:
+        where = pointer(self._taken)
         count = lib.monarch_take_bits(ffi.addressof(bits), len(self.catalog), where, TAKEN)
         return np.array(self._taken[:count])
 

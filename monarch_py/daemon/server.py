@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 
 from monarch_py.config import SYSTEM_SWITCH_FILE, Config
-from monarch_py.daemon.copies.copies import NONE, Ids
 from monarch_py.daemon.copies.ranks import Ranks
 from monarch_py.daemon.copies.staging import open_staging
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.fill.prefetch import DirectoryPrefetch
 from monarch_py.daemon.nodes.nodes import Membership
 from monarch_py.daemon.openfiles import writers
-from monarch_py.daemon.plans.manager import PlanManager, load_plan
-from monarch_py.daemon.plans.tracker import Loaded
+from monarch_py.daemon.plans.manager import PlanManager
+from monarch_py.daemon.plans.tracker import Loaded, load_plan
 from monarch_py.daemon.scan.pace import ScanPace
 from monarch_py.daemon.scan.revalidation import Metadata
 from monarch_py.daemon.scan.scanner import Scanner
@@ -31,9 +30,10 @@ from monarch_py.daemon.status import status
 from monarch_py.daemon.switches import Switches
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import FileId, SessionDir, id_of
-from monarch_py.native import lib
+from monarch_py.native import NO_IDS, Ids, lib
 from monarch_py.peers.membership import Cluster
-from monarch_py.scan import ALL_NAMES, END_LIMIT_S, Record
+from monarch_py.scan.record import Scanned
+from monarch_py.scan.walk import ALL_NAMES, END_LIMIT_S
 from monarch_py.storage.opening import OpenTiers
 from monarch_py.storage.watch import TierWatch
 
@@ -78,7 +78,7 @@ class Daemon:
         session: SessionDir,
         cluster: Cluster | None = None,
         listener: socket.socket | None = None,
-        scanned: tuple[Record, float] | None = None,
+        scanned: Scanned | None = None,
         *,
         awaits_job: bool = False,
     ) -> None:
@@ -91,7 +91,7 @@ class Daemon:
         self._next_look = 0.0
         self.at_end = ExitStack()
         self._open_tiers = OpenTiers(config)
-        self.tiers, self.keepers = self._open_tiers.tiers, self._open_tiers.keepers
+        self.tiers = self._open_tiers.tiers
         try:
             self._make_ready(session, plans, listener, scanned)
         except BaseException:
@@ -104,14 +104,14 @@ class Daemon:
         session: SessionDir,
         plans: Sequence[tuple[Path, Loaded]],
         listener: socket.socket | None,
-        scanned: tuple[Record, float] | None,
+        scanned: Scanned | None,
     ) -> None:
         config = self.config
         self.tiers.append(open_staging(config, session, needed=bool(plans or self.cluster)))
         self.shared = Shared(session, config)
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
-        self.scanner = Scanner(config, self.shared, self.tiers, self.keepers, scanned)
+        self.scanner = Scanner(config, self.shared, self._open_tiers, scanned)
         self.metadata = Metadata(config, self.shared, self.scanner)
         self.filler = Filler(self.scanner, self._membership(listener))
         self.plan_manager = PlanManager(plans, self.filler)
@@ -128,7 +128,7 @@ class Daemon:
         self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
         # The first call of np.unique imports modules. Later the loop may have no descriptor for
         # them, nor time.
-        np.unique(NONE)
+        np.unique(NO_IDS)
 
     def needs(self, path: Path) -> None:
         """Has the daemon end when this file of the session loses its name."""
@@ -265,7 +265,7 @@ class Daemon:
     def _meet_read(self) -> Iterator[Ids]:
         """Takes files into the catalog that it did not know when programs handed them over; yields
         their entries."""
-        for source in self.scanner.sources if self.filler.handovers.most_bytes else ():
+        for source in self.scanner.sources if self.shared.control.handed_bytes else ():
             entries, pool = self.filler.engine.unmet(source.number)
             if len(entries):
                 yield self.scanner.meet_read(source, entries, pool)
@@ -341,7 +341,7 @@ class Daemon:
             self.filler.requests.take_wants()  # what programs asked for since the last turn
             if self.filler.collect():  # every copy that serves is counted
                 self.shared.ring()
-            self._take_opened(NONE)
+            self._take_opened(NO_IDS)
             told = {
                 "plans": self.plan_manager.told(),
                 "ranks": self.ranks.told(),

@@ -45,14 +45,18 @@ class StartupInfo:
     """The information that a process gives to each daemon when it starts those of several nodes.
 
     The others are descriptors that the daemon inherits.  listener : the socket at which the other
-    nodes' daemons reach this one;  record : see scan.give;  lifeline : the reading end of a pipe;
-    the daemon ends if the pipe closes before it has said STAY
+    nodes' daemons reach this one;  record : the list of the sources' files (`scan.record`), if one
+    node has made it for all;  lifeline : the reading end of a pipe; the daemon ends if the pipe
+    closes before it has said STAY
+
+    began : when the list was begun, on this node's time.monotonic() [s]
     """
 
     cluster: Cluster
     listener: int
     record: int | None = None
     lifeline: int | None = None
+    began: float = 0.0
 
 
 def ignore_the_jobs() -> None:
@@ -73,11 +77,7 @@ def _command(config_file: Path, words: list[str]) -> list[str]:
 
 
 def spawn(
-    config_file: Path,
-    *,
-    detach: bool,
-    startup: StartupInfo | None = None,
-    is_shared: bool = False,
+    config_file: Path, *, detach: bool, startup: StartupInfo | None = None, is_shared: bool = False
 ) -> "subprocess.Popen[bytes]":
     """Starts a daemon and waits until it answers. The daemon has a session of its own, and nothing
     of ours is left open in it, so that neither a shell's `wait` nor a pipe's reader waits for it.
@@ -92,7 +92,7 @@ def spawn(
     words, inherited = [SHARED] if is_shared else [], []
     with contextlib.ExitStack() as stack:
         if startup is not None:
-            told = _written(msgspec.json.encode(startup))
+            told = written(msgspec.json.encode(startup))
             stack.callback(os.close, told)
             words = [str(told)]
             fds = (told, startup.listener, startup.record, startup.lifeline)
@@ -142,11 +142,13 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
         raise SessionError(f"the daemon has ended: {_last_words(session, status)}")
 
 
-def _written(data: bytes) -> int:
+def written(data: bytes) -> int:
     """A descriptor from which `data` can be read. The memory behind it has no name, and is freed
-    with its last holder."""
-    fd = os.memfd_create("monarch-cluster", os.MFD_CLOEXEC)
-    os.pwrite(fd, data, 0)
+    with its last holder. OSError without memory."""
+    fd = os.memfd_create("monarch-start", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
     return fd
 
 

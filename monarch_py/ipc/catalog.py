@@ -5,22 +5,10 @@ import os
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.ipc.session import Segment, SessionDir
-from monarch_py.native import (
-    ENTRY,
-    Kind,
-    State,
-    ffi,
-    lib,
-    make_word,
-    pointer,
-    reason_of,
-    state_of,
-)
-
-Ids = npt.NDArray[np.uint64]
+from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, State, Uints, ffi, lib, pointer
 
 # Entries of a new catalog. A dataset of files that hold many samples each never outgrows it.
 FIRST_CAPACITY = 4096
@@ -59,12 +47,16 @@ class CatalogReader:
         return int(self.c.count)
 
     @property
-    def entries(self) -> npt.NDArray[Any]:
+    def entries(self) -> Array:
         return self._table[: len(self)]
 
     @property
-    def words(self) -> npt.NDArray[np.uint64]:
+    def words(self) -> Uints:
         return self.entries["word"]
+
+    def states(self, ids: Ids) -> Uints:
+        """(n,) the states of these entries."""
+        return word.state(self.words[ids])
 
     def path(self, entry: int) -> str:
         """The entry's path, relative to its source, decoded by os.fsdecode."""
@@ -72,13 +64,12 @@ class CatalogReader:
         at = int(self.c.pool_at + row["path"])
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
-    def beginnings(self, ids: Ids, length: int) -> npt.NDArray[Any]:
+    def beginnings(self, ids: Ids, length: int) -> Array:
         """The first `length` > 0 bytes of the paths of (n,) entries, as (n,) bytes. Every path must
         have that many."""
         pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
         at = self._table["path"][ids].astype(np.intp)
-        text: npt.NDArray[Any] = pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0]
-        return text
+        return np.asarray(pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0])
 
     def find(self, source: int, path: str) -> int:
         """Number of the entry with this path; -1 if the catalog does not know the path."""
@@ -94,7 +85,7 @@ class CatalogReader:
     def counts(self, source: int, kind: int) -> dict[tuple[int, int], tuple[int, int]]:
         """(state, reason) -> (files, bytes) over the entries of one source and kind."""
         chosen = self.entries[(self.entries["source"] == source) & (self.entries["kind"] == kind)]
-        keys = state_of(chosen["word"]) * np.uint64(16) + reason_of(chosen["word"])
+        keys = word.state(chosen["word"]) * np.uint64(16) + word.reason(chosen["word"])
         found = {}
         for key in np.unique(keys):
             rows = chosen[keys == key]
@@ -141,7 +132,7 @@ class Catalog(CatalogReader):
             )
         self._open_generation(int(self.c.generation) + 1, capacity, pool_bytes)
 
-    def add(self, entries: npt.NDArray[Any], pool: Any) -> tuple[Ids, int]:
+    def add(self, entries: Array, pool: Any) -> tuple[Ids, int]:
         """Adds entries (n,) of dtype ENTRY whose paths lie in `pool` (a C pointer).
 
         Returns their numbers (n,) and how many were new. OSError if shared memory is full: the
@@ -151,16 +142,9 @@ class Catalog(CatalogReader):
         added = ffi.new("uint64_t *")
         done = 0
         while True:
-            done += int(
-                lib.monarch_catalog_add(
-                    self.writer,
-                    pointer(entries[done:], "struct monarch_entry *"),
-                    len(entries) - done,
-                    pool,
-                    pointer(ids[done:], "uint64_t *"),
-                    added,
-                )
-            )
+            given, numbers = pointer(entries[done:]), pointer(ids[done:])
+            left = len(entries) - done
+            done += int(lib.monarch_catalog_add(self.writer, given, left, pool, numbers, added))
             if done == len(entries):
                 return ids, int(added[0])
             rest = entries[done:]
@@ -179,52 +163,38 @@ class Catalog(CatalogReader):
             self._resize(capacity, pool_bytes)
         lib.monarch_collapse(os.fsencode(self.segment.path))
 
-    def set_words(self, ids: Ids, words: npt.NDArray[np.uint64] | np.uint64) -> None:
-        if np.ndim(words) == 0:
-            words = np.full(len(ids), words, dtype=np.uint64)
-        words = np.ascontiguousarray(words, dtype=np.uint64)
-        lib.monarch_set_words(
-            self.writer, len(ids), pointer(ids, "uint64_t *"), pointer(words, "uint64_t *")
-        )
+    def set_words(self, ids: Ids, words: Uints | np.uint64) -> None:
+        given = pointer(np.broadcast_to(words, len(ids)), np.uint64)
+        lib.monarch_set_words(self.writer, len(ids), pointer(ids, np.uint64), given)
 
     def set_state(self, ids: Ids, state: State, reason: int = 0) -> None:
         if len(ids):
-            self.set_words(ids, make_word(state, reason))
+            self.set_words(ids, word.make(state, reason))
 
     def want(self, ids: Ids) -> None:
         """Makes entries (n,) WANTED. The number of a copy that is being removed stays in the word,
         since the copy's open descriptors are recognised by it until the copy is gone."""
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
-        self.set_words(ids, number_and_tier | make_word(State.WANTED))
+        self.set_words(ids, number_and_tier | word.make(State.WANTED))
 
-    def set_sums(self, ids: Ids, sums: npt.NDArray[np.uint64]) -> None:
-        self._table["sum"][ids] = sums
-
-    def publish(
-        self,
-        ids: Ids,
-        words: npt.NDArray[np.uint64],
-        inodes: Ids,
-        sums: npt.NDArray[np.uint64],
-        made: npt.NDArray[np.bool_] | None = None,
-    ) -> None:
+    def publish(self, ids: Ids, words: Uints, inodes: Ids, sums: Uints, made: Bools) -> None:
         """Makes copies visible: from here on, opens of these files get their copies.
 
-        made : (n,) whether this daemon made the copy; None if it made none of them
+        made : (n,) whether this daemon made the copy
         """
-        columns = [np.ascontiguousarray(a, dtype=np.uint64) for a in (ids, words, inodes, sums)]
-        mine = np.zeros(len(ids), dtype=np.uint8) if made is None else made.astype(np.uint8)
-        pointers = [*(pointer(a, "uint64_t *") for a in columns), pointer(mine, "uint8_t *")]
-        if lib.monarch_publish(self.writer, len(ids), *pointers) != 0:
+        copies = [pointer(a, np.uint64) for a in (ids, words, inodes, sums)]
+        copies.append(pointer(made, np.uint8))
+        if lib.monarch_publish(self.writer, len(ids), *copies) != 0:
             self._resize(max(int(self.c.capacity), len(self) + 256), int(self.c.pool_bytes))
-            if lib.monarch_publish(self.writer, len(ids), *pointers) != 0:
+            if lib.monarch_publish(self.writer, len(ids), *copies) != 0:
                 self._resize(int(self.c.capacity * 2), int(self.c.pool_bytes))
-                lib.monarch_publish(self.writer, len(ids), *pointers)
+                lib.monarch_publish(self.writer, len(ids), *copies)
 
-    def update(self, entry: int, fresh: Any) -> None:
-        """Sets new attributes (a `struct monarch_entry *`) of a file that has no copy."""
-        if lib.monarch_catalog_update(self.writer, entry, fresh) != 0:
+    def update(self, entry: int, fresh: Array) -> None:
+        """Sets new attributes, (1,) of dtype ENTRY, of a file that has no copy. OSError if shared
+        memory is full."""
+        if lib.monarch_catalog_update(self.writer, entry, pointer(fresh)) != 0:
             # The index of inodes is full, since replaced files left their old inodes in it. A new
             # index holds the present inodes alone.
             self._resize(int(self.c.capacity), int(self.c.pool_bytes))
-            lib.monarch_catalog_update(self.writer, entry, fresh)
+            lib.monarch_catalog_update(self.writer, entry, pointer(fresh))

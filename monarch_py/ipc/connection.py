@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch_py.errors import NoDaemonError, SessionError, SilentError
 from monarch_py.ipc.session import Segment, SessionDir, shm_root
-from monarch_py.native import SessionState, ffi
+from monarch_py.native import SessionState
 
 # The message for a configuration that has changed since its daemon read it.
 HAS_CHANGED = (
@@ -101,11 +101,9 @@ class DaemonConnection:
         that was killed leaves it so; `runs` asks the daemon itself."""
         try:
             control = Segment.open(self.session.control, writable=False)
+            found = control.as_struct("struct monarch_control")
         except (OSError, ValueError):
             return False
-        if len(control.memory) < ffi.sizeof("struct monarch_control"):
-            return False
-        found = control.as_struct("struct monarch_control")
         return int(found.state) == SessionState.SERVING and pid in (None, int(found.pid))
 
     def runs(self) -> bool:

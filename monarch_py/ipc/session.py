@@ -233,7 +233,10 @@ class Segment:
             self.path.unlink(missing_ok=True)
 
     def as_struct(self, name: str) -> Any:
-        """The mapping as a pointer to a C struct; the segment must outlive it."""
+        """The mapping as a pointer to a C struct; the segment must outlive it. OSError if the
+        segment is smaller."""
+        if len(self.memory) < ffi.sizeof(name):
+            raise OSError(errno.EINVAL, f"{self.path} is cut")
         return ffi.cast(f"{name} *", ffi.from_buffer(self.memory))
 
 

@@ -9,7 +9,7 @@ from monarch_py.peers.peer import Peer
 from monarch_py.peers.queries import ask
 from monarch_py.peers.server import PeerServer, listen
 from monarch_py.peers.status import PeerStatus, Unreachable
-from monarch_py.peers.tcp import TcpTransport
+from monarch_py.peers.tcp import connect_link
 
 __all__ = [
     "Party",
@@ -17,9 +17,9 @@ __all__ = [
     "PeerServer",
     "PeerStatus",
     "Purpose",
-    "TcpTransport",
     "Unreachable",
     "ask",
+    "connect_link",
     "listen",
     "new_secret",
 ]

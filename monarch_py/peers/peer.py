@@ -37,10 +37,7 @@ class Peer:
     """
 
     def __init__(
-        self,
-        connect: Callable[[int], Any],
-        rank: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, connect: Callable[[int], Any], rank: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.rank = rank
         self._connect_to, self._clock = connect, clock

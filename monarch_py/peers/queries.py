@@ -36,19 +36,13 @@ def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
     TIMEOUT if the answer is not complete in time, FORGED if it was changed, REFUSED if it is too
     long."""
     deadline = time.monotonic() + limit_s
-    try:
-        connection, keys = connected(party, rank, limit_s, purpose)
-        with connection:
-            length = receive(connection, _LENGTH.size, deadline, PeerStatus.TIMEOUT)
-            (n_bytes,) = _LENGTH.unpack(length)
-            if n_bytes > MOST_BYTES:
-                raise Unreachable(PeerStatus.REFUSED)
-            words = receive(connection, n_bytes, deadline, PeerStatus.TIMEOUT)
-            seal = receive(connection, SEAL_BYTES, deadline, PeerStatus.TIMEOUT)
-    except TimeoutError:
-        raise Unreachable(PeerStatus.TIMEOUT) from None
-    except OSError:
-        raise Unreachable(PeerStatus.CUT) from None
+    with connected(party, rank, limit_s, purpose) as (connection, keys):
+        length = receive(connection, _LENGTH.size, deadline, PeerStatus.TIMEOUT)
+        (n_bytes,) = _LENGTH.unpack(length)
+        if n_bytes > MOST_BYTES:
+            raise Unreachable(PeerStatus.REFUSED)
+        words = receive(connection, n_bytes, deadline, PeerStatus.TIMEOUT)
+        seal = receive(connection, SEAL_BYTES, deadline, PeerStatus.TIMEOUT)
     if not hmac.compare_digest(_seal(keys.theirs, length + words), seal):
         raise Unreachable(PeerStatus.FORGED)
     return bytes(words)

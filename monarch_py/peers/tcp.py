@@ -2,6 +2,8 @@
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from monarch_py.native import ffi, lib
@@ -20,56 +22,45 @@ FIRST_BYTE_LIMIT_S = 1.0
 BETWEEN_LIMIT_S = 0.9
 
 
-class TcpTransport:
-    """Links to the other nodes' servers. Their addresses are numeric, because looking up a name has
-    no time limit.
-
-    party : this node;  connect_s : limit for connection and handshake;  first_byte_s : for the
-    first bytes of an answer;  between_s : for each further 256 KiB [all s]. ValueError for a limit
+def connect_link(
+    party: Party,
+    rank: int,
+    *,
+    connect_s: float = CONNECT_LIMIT_S,
+    first_byte_s: float = FIRST_BYTE_LIMIT_S,
+    between_s: float = BETWEEN_LIMIT_S,
+) -> Any:
+    """A link to the server of this rank. Unreachable as from `connected`; ValueError for a limit
     below a millisecond.
+
+    party : this node. The addresses in it are numeric, because looking up a name has no time limit
+    connect_s : limit for connection and handshake;  first_byte_s : for the first bytes of an
+    answer;  between_s : for each further 256 KiB [all s]
     """
-
-    def __init__(
-        self,
-        party: Party,
-        *,
-        connect_s: float = CONNECT_LIMIT_S,
-        first_byte_s: float = FIRST_BYTE_LIMIT_S,
-        between_s: float = BETWEEN_LIMIT_S,
-    ) -> None:
-        # To the kernel, a timeout of 0 means no timeout.
-        if min(connect_s, first_byte_s, between_s) < 0.001:
-            raise ValueError("each time limit of a link must be at least 1 ms")
-        self._party, self._content_key = party, party.content_key
-        self._connect_s, self._first_byte_s, self._between_s = connect_s, first_byte_s, between_s
-
-    def connect(self, rank: int) -> Any:
-        connection, keys = connected(self._party, rank, self._connect_s, Purpose.FILES)
-        with connection:  # closes nothing once the link owns the descriptor
-            bounds = [round(s * 1000) for s in (self._first_byte_s, self._between_s)]
-            made = ffi.new("struct monarch_peer_keys *", [keys.mine, keys.theirs])
-            link = lib.monarch_peer_link_new(connection.fileno(), made, self._content_key, *bounds)
-            if link == ffi.NULL:
-                raise MemoryError("no memory for a link to a peer")
-            connection.detach()
-            return link
+    # To the kernel, a timeout of 0 means no timeout.
+    if min(connect_s, first_byte_s, between_s) < 0.001:
+        raise ValueError("each time limit of a link must be at least 1 ms")
+    bounds = [round(s * 1000) for s in (first_byte_s, between_s)]
+    with connected(party, rank, connect_s, Purpose.FILES) as (connection, keys):
+        made = ffi.new("struct monarch_peer_keys *", [keys.mine, keys.theirs])
+        link = lib.monarch_peer_link_new(connection.fileno(), made, party.content_key, *bounds)
+        if link == ffi.NULL:
+            raise MemoryError("no memory for a link to a peer")
+        connection.detach()
+        return link
 
 
+@contextmanager
 def connected(
     party: Party, rank: int, limit_s: float, purpose: Purpose
-) -> tuple[socket.socket, Keys]:
-    """An authenticated connection to the server of this rank, and its keys. Unreachable if there is
-    none within `limit_s`."""
+) -> Iterator[tuple[socket.socket, Keys]]:
+    """An authenticated connection to the server of this rank, and its keys, for the block.
+    Unreachable if there is none within `limit_s`, or if it breaks in the block."""
     deadline = time.monotonic() + limit_s
     try:
-        connection = socket.create_connection(party.addresses[rank], timeout=limit_s)
-        try:
-            keys = introduce(connection, party, rank, deadline, purpose)
-        except BaseException:
-            connection.close()
-            raise
+        with socket.create_connection(party.addresses[rank], timeout=limit_s) as connection:
+            yield connection, introduce(connection, party, rank, deadline, purpose)
     except TimeoutError:
         raise Unreachable(PeerStatus.TIMEOUT) from None
     except OSError:
         raise Unreachable(PeerStatus.CUT) from None
-    return connection, keys

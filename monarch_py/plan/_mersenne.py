@@ -23,7 +23,7 @@ class Mersenne:
     def draw(self, n: int) -> npt.NDArray[np.uint32]:
         """The next n numbers."""
         drawn = np.empty(n, dtype=np.uint32)
-        lib.monarch_mersenne_fill(self.handle, pointer(drawn, "uint32_t *"), n)
+        lib.monarch_mersenne_fill(self.handle, pointer(drawn), n)
         return drawn
 
     def draw64(self, n: int) -> npt.NDArray[np.uint64]:

@@ -40,21 +40,15 @@ class NodeAccess:
 def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
     """Adds accesses to frequency (units,). accesses : a contiguous array of units, NONE where there
     is no access. MonarchError for a number that is not a unit."""
-    taken = pointer(accesses.reshape(-1), "int32_t *")
-    check(
-        lib.monarch_plan_count(
-            taken, accesses.size, pointer(frequency, "uint32_t *"), len(frequency)
-        )
-    )
+    taken = pointer(accesses.reshape(-1))
+    check(lib.monarch_plan_count(taken, accesses.size, pointer(frequency), len(frequency)))
 
 
 def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
     """Sets first (units,), where it is NEVER, to the position of each unit's first access.
     accesses : as in `add_uses`, beginning at the position `start`. MonarchError as there."""
-    taken = pointer(accesses.reshape(-1), "int32_t *")
-    check(
-        lib.monarch_plan_first(taken, accesses.size, start, pointer(first, "int64_t *"), len(first))
-    )
+    taken = pointer(accesses.reshape(-1))
+    check(lib.monarch_plan_first(taken, accesses.size, start, pointer(first), len(first)))
 
 
 def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
@@ -78,13 +72,11 @@ def all_frequencies(timeline: Timeline, epoch: int = 0) -> npt.NDArray[np.uint16
     ConfigError if a node accesses a unit more than 65,535 times.
     """
     counts = np.full((timeline.nodes, timeline.units), 0, dtype=np.uint16)
-    out = pointer(counts.reshape(-1), "uint16_t *")
+    out = pointer(counts.reshape(-1))
     for section in timeline.sections(epoch):
         for rows in in_pieces(section.rows):
             shape = (len(rows), rows.shape[1], timeline.ranks_per_node)
-            status = lib.monarch_plan_count_nodes(
-                pointer(rows, "int32_t *"), *shape, out, timeline.units
-            )
+            status = lib.monarch_plan_count_nodes(pointer(rows), *shape, out, timeline.units)
             check(status)
     return counts
 
@@ -101,12 +93,12 @@ def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Position
         own = section.node(node)
         following = np.empty(len(own), dtype=np.int64)
         status = lib.monarch_plan_next(
-            pointer(own, "int32_t *"),
+            pointer(own),
             len(own),
             section.start,
-            pointer(later, "int64_t *"),
+            pointer(later),
             timeline.units,
-            pointer(following, "int64_t *"),
+            pointer(following),
         )
         check(status)
         yield section, following

@@ -60,13 +60,13 @@ def find_holders(
         slots = np.empty(int(ends[-1]), dtype=np.uint16)
         _collect(timeline, epoch, low, ends - totals[low:high], slots)
         lib.monarch_plan_rank(
-            pointer(slots, "uint16_t *"),
-            pointer(ends, "uint64_t *"),
+            pointer(slots),
+            pointer(ends),
             high - low,
             top,
-            pointer(scratch, "uint32_t *"),
-            pointer(nodes[low:high].reshape(-1), "int32_t *"),
-            pointer(counts[low:high].reshape(-1), "uint32_t *"),
+            pointer(scratch),
+            pointer(nodes[low:high].reshape(-1)),
+            pointer(counts[low:high].reshape(-1)),
         )
     return Holders(nodes, counts)
 
@@ -102,14 +102,14 @@ def _collect(
     for section in timeline.sections(epoch):
         for rows in in_pieces(section.rows):
             status = lib.monarch_plan_collect(
-                pointer(rows, "int32_t *"),
+                pointer(rows),
                 len(rows),
                 rows.shape[1],
                 timeline.ranks_per_node,
                 low,
                 len(cursors),
-                pointer(cursors, "uint64_t *"),
-                pointer(slots, "uint16_t *"),
+                pointer(cursors),
+                pointer(slots),
                 len(slots),
             )
             if status != 0:

@@ -6,12 +6,10 @@ bytes of all entries, then second bytes) and compressed.
 
 import struct
 import zlib
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.native import ENTRY, Kind
+from monarch_py.native import ENTRY, Array, Kind, Uints
 
 HEAD = struct.Struct("<II")  # entries, bytes of text
 # Compression level. Higher levels take twice as long and save only a thirtieth.
@@ -28,7 +26,7 @@ FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime
 FROM_BEFORE = ("ino", "mtime_ns", "place")
 
 
-def pack(entries: npt.NDArray[Any], text: bytes) -> bytes:
+def pack(entries: Array, text: bytes) -> bytes:
     """Packs entries (n,) of dtype ENTRY whose texts lie in `text`, one after the other."""
     told = {name: entries[name].copy() for name in COLUMNS}
     for name, other in FROM_OTHER.items():
@@ -41,7 +39,7 @@ def pack(entries: npt.NDArray[Any], text: bytes) -> bytes:
     return HEAD.pack(len(entries), len(text)) + zlib.compress(b"".join([*parts, text]), LEVEL)
 
 
-def unpack(data: bytes | memoryview, source: int) -> tuple[npt.NDArray[Any], bytes]:
+def unpack(data: bytes | memoryview, source: int) -> tuple[Array, bytes]:
     """The entries (n,) and their texts; ValueError for data that `pack` did not write."""
     n, n_text = HEAD.unpack_from(data)
     try:
@@ -67,20 +65,19 @@ def unpack(data: bytes | memoryview, source: int) -> tuple[npt.NDArray[Any], byt
     return entries, plain[at:]
 
 
-def _bytewise(column: npt.NDArray[Any]) -> bytes:
+def _bytewise(column: Array) -> bytes:
     """The column transposed: first the first bytes of all values, so that equal bytes lie
     together."""
     raw = column.view(np.uint8).reshape(len(column), column.itemsize)
     return bytes(raw.T.tobytes())
 
 
-def _blocks_of(sizes: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+def _blocks_of(sizes: Array) -> Uints:
     """The number of 512-byte blocks that most files of these sizes take."""
-    blocks: npt.NDArray[np.uint64] = (sizes + (BLOCK - np.uint64(1))) // BLOCK
-    return blocks
+    return np.asarray((sizes + (BLOCK - np.uint64(1))) // BLOCK)
 
 
-def _off_the_order(entries: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _off_the_order(entries: Array) -> tuple[Array, Array]:
     """How far paths and targets lie from where `_put_in_order` expects them: a path directly behind
     the path before it, and a link's target directly behind its own path."""
     paths = entries["path"].copy()
@@ -91,14 +88,13 @@ def _off_the_order(entries: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDA
     return paths, targets.astype(np.uint64)
 
 
-def _put_in_order(entries: npt.NDArray[Any]) -> None:
+def _put_in_order(entries: Array) -> None:
     steps = entries["path"].copy()
     steps[1:] += entries["path_len"][:-1].astype(np.uint64) + np.uint64(1)
     entries["path"] = np.cumsum(steps, dtype=np.uint64)
     entries["copy_ino"] += np.where(entries["kind"] == Kind.LINK, _ends(entries), np.uint64(0))
 
 
-def _ends(entries: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+def _ends(entries: Array) -> Uints:
     """Where each path's text ends, including its NUL."""
-    ends: npt.NDArray[np.uint64] = entries["path"] + entries["path_len"] + np.uint64(1)
-    return ends
+    return np.asarray(entries["path"] + entries["path_len"] + np.uint64(1))

@@ -45,11 +45,11 @@ class Measured:
         self.imbalanced = np.zeros(epochs, np.uint64)
         self.c = ffi.new("struct monarch_sim_result *")
         for name in ("epoch_end", "bytes", "node_bytes", "reused", "filled", "pfs_bytes"):
-            setattr(self.c, name, pointer(getattr(self, name), "double *"))
-        self.c.stall = pointer(self._stall, "double *")
-        self.c.rank_compute = pointer(self._compute, "double *")
-        self.c.ready = pointer(self.ready, "uint64_t *")
-        self.c.imbalanced = pointer(self.imbalanced, "uint64_t *")
+            setattr(self.c, name, pointer(getattr(self, name)))
+        self.c.stall = pointer(self._stall)
+        self.c.rank_compute = pointer(self._compute)
+        self.c.ready = pointer(self.ready)
+        self.c.imbalanced = pointer(self.imbalanced)
         self.c.imbalance = IMBALANCE
 
     @property
@@ -80,10 +80,10 @@ class _Arrays:
     def __init__(self, struct: object) -> None:
         self._struct, self._kept = struct, list[npt.NDArray[np.generic]]()
 
-    def set(self, name: str, values: Any, dtype: type[np.generic], ctype: str) -> None:
+    def set(self, name: str, values: Any, dtype: type[np.generic]) -> None:
         array = np.ascontiguousarray(values, dtype=dtype)
         self._kept.append(array)
-        setattr(self._struct, name, pointer(array, ctype))
+        setattr(self._struct, name, pointer(array))
 
 
 def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
@@ -126,9 +126,9 @@ def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: 
     for name, number in numbers.items():
         setattr(struct, name, number)
     write = np.tile([storage.write_rate for storage in scenario.classes], (nodes, 1))
-    arrays.set("sizes", job.sizes, np.int64, "int64_t *")
-    arrays.set("ranks", cluster.ranks, np.uint32, "uint32_t *")
-    arrays.set("threads", cluster.threads, np.uint32, "uint32_t *")
+    arrays.set("sizes", job.sizes, np.int64)
+    arrays.set("ranks", cluster.ranks, np.uint32)
+    arrays.set("threads", cluster.threads, np.uint32)
     doubles = {
         "read_rate": cluster.read_rate,
         "write_rate": write,
@@ -140,7 +140,7 @@ def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: 
         "preprocess": rates["preprocess"],
     }
     for name, values in doubles.items():
-        arrays.set(name, values, np.float64, "double *")
+        arrays.set(name, values, np.float64)
 
 
 def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Decision) -> None:
@@ -151,15 +151,15 @@ def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Deci
     rows = np.lexsort((copies.cls, copies.node))
     copies = Copies(copies.node[rows], copies.cls[rows], copies.file[rows])
     if decision.due is not None:
-        arrays.set("copy_due", decision.due[rows], np.int64, "int64_t *")
-    arrays.set("copy_node", copies.node, np.int32, "int32_t *")
-    arrays.set("copy_file", copies.file, np.int32, "int32_t *")
-    arrays.set("copy_class", copies.cls, np.int8, "int8_t *")
+        arrays.set("copy_due", decision.due[rows], np.int64)
+    arrays.set("copy_node", copies.node, np.int32)
+    arrays.set("copy_file", copies.file, np.int32)
+    arrays.set("copy_class", copies.cls, np.int8)
     if (owner := decision.owner) is not None:
         # C uses owners as indices without checking them.
         if len(owner) != job.files or owner.max(initial=PFS) >= job.cluster.nodes:
             raise ValueError("the owners are none of this job's files and nodes")
-        arrays.set("owner", owner, np.int32, "int32_t *")
+        arrays.set("owner", owner, np.int32)
     flags = {
         "copies": len(copies.node),
         "stages": decision.staging and not decision.free,
@@ -189,20 +189,20 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
 
         struct = ffi.new("struct monarch_sim_epoch *")
         arrays = _Arrays(struct)
-        arrays.set("order", deal(order, np.int32), np.int32, "int32_t *")
+        arrays.set("order", deal(order, np.int32), np.int32)
         if decision.served is not None:
             served = decision.served(epoch, order)
-            arrays.set("holder", deal(served.holder, np.int32), np.int32, "int32_t *")
+            arrays.set("holder", deal(served.holder, np.int32), np.int32)
             for name in ("cls", "into", "down"):
-                arrays.set(name, deal(getattr(served, name), np.int8), np.int8, "int8_t *")
+                arrays.set(name, deal(getattr(served, name), np.int8), np.int8)
             if served.redundant is not None:
                 redundant = deal(served.redundant, np.int64)
-                arrays.set("redundant", redundant, np.int64, "int64_t *")
+                arrays.set("redundant", redundant, np.int64)
         if decision.threads is not None:
             threads = decision.threads(epoch, order)
             if threads.shape != (*order.shape[:2], ranks) or threads.min() < 1:
                 raise ValueError(f"the threads of epoch {epoch} are not those of this job's ranks")
-            arrays.set("threads", threads, np.int32, "int32_t *")
+            arrays.set("threads", threads, np.int32)
         if not lib.monarch_sim_give(sim, struct):
             raise MemoryError("the simulation does not fit into memory")
         known = [*known, arrays][-EPOCHS_KNOWN:]

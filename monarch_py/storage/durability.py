@@ -8,12 +8,10 @@ import os
 import sqlite3
 import threading
 from contextlib import ExitStack, closing
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.native import lib
+from monarch_py.native import Array, lib
 from monarch_py.storage.manifest import DamagedManifestError, Manifest, Row, damage_told
 from monarch_py.storage.tiers import Tier, remove_any
 from monarch_py.util.units import counted
@@ -69,7 +67,7 @@ class Keeper:
             self.must_check = manifest.begin_use()
             if self.must_check:
                 manifest.check()
-            self.rows: npt.NDArray[Any] = manifest.load()
+            self.rows: Array = manifest.load()
             self.sources = dict(manifest.sources)
             undo.pop_all()
         return manifest
@@ -124,12 +122,12 @@ class Keeper:
             return
         self.tier.note_lost(what)
 
-    def _drop(self, numbers: npt.NDArray[Any]) -> None:
+    def _drop(self, numbers: Array) -> None:
         """Drops copies and their rows."""
         self.tier.remove_all(numbers)
         self.remove(numbers.tolist())
 
-    def take_rows(self) -> npt.NDArray[Any]:
+    def take_rows(self) -> Array:
         """Hands `rows` over: they are large, and needed once."""
         rows, self.rows = self.rows, self.rows[:0]
         return rows
@@ -155,13 +153,11 @@ class Keeper:
                     self._lock.wait()
                 if not self._ending:
                     self._lock.wait(BATCH_S)
-                add, remove = list(self._add), list(self._remove)
+                add, self._add = self._add, []
+                remove, self._remove = self._remove, []
                 if not (add or remove):
                     return  # it is ending
             self._commit(add, remove)
-            with self._lock:
-                self._add = self._add[len(add) :]
-                self._remove = self._remove[len(remove) :]
 
     def _commit(self, add: list[Row], remove: list[int]) -> None:
         if self.tier.gone:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.errors import TierError
+from monarch_py.native import Array, path_hash
 
 VERSION = 1
 # Makes a signed number of SQLite the unsigned one of the same 64 bits; `signed` does the reverse.
@@ -78,7 +78,6 @@ class Row:
     copy: int
     source: str
     path: bytes
-    path_hash: int
     size: int
     ino: int
     mtime_ns: int
@@ -88,7 +87,8 @@ class Row:
     blocks: bytes
 
     def values(self, source: int) -> tuple[Any, ...]:
-        numbers = (self.path_hash, self.size, self.ino, self.mtime_ns, self.ctime_ns, self.sum)
+        of_source = self.size, self.ino, self.mtime_ns, self.ctime_ns
+        numbers = path_hash(self.path), *of_source, self.sum
         first, last = (self.copy, source, self.path), (self.block_size, self.blocks)
         return *first, *map(signed, numbers), *last
 
@@ -218,7 +218,7 @@ class Manifest:
         """Notes that some copies still wait for their check: the next daemon must check them."""
         self._set_meta("boot", "")
 
-    def load(self) -> npt.NDArray[Any]:
+    def load(self) -> Array:
         """All rows, as (copies,) of dtype ROW."""
         query = "SELECT path_hash, copy, size, ino, mtime_ns, ctime_ns, sum, source FROM copies"
         with damage_told(self.path):

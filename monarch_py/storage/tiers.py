@@ -15,15 +15,13 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.config import TierConfig
 from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.session import HeldError, hold, holder_of, private_directory
-from monarch_py.native import lib
+from monarch_py.native import Array, Ints, Uints, lib
 from monarch_py.policies.placement import TierRoom
 from monarch_py.storage import memory
 from monarch_py.util.ownership import Doubt, doubts
@@ -198,7 +196,7 @@ class Tier:
 
     # --- content at start -------------------------------------------------------------------
 
-    def listing(self) -> npt.NDArray[Any]:
+    def listing(self) -> Array:
         """Everything in the directory that has the name of a copy, as (copies,) of LISTED sorted by
         number. Files with other names are not ours.
 
@@ -242,7 +240,7 @@ class Tier:
         except OSError as error:  # read-only or broken, so the copy's room does not come back
             self.fail(error.errno or errno.EIO)
 
-    def remove_all(self, numbers: npt.NDArray[Any]) -> None:
+    def remove_all(self, numbers: Array) -> None:
         for number in numbers.tolist():
             self.remove(number)
 
@@ -290,7 +288,7 @@ class Tier:
 
         is_shared : the catalog grows on the same file system, so a part of that is kept for it
         """
-        nothing = self.room_unit()
+        nothing = TierRoom(0, 0, self.block_bytes)
         if not self.usable:
             return nothing
         try:
@@ -322,19 +320,14 @@ class Tier:
     def rounded(self, size: int) -> int:
         return -(-size // self.block_bytes) * self.block_bytes
 
-    def reserve(self, sizes: npt.NDArray[np.uint64]) -> None:
+    def reserve(self, sizes: Uints) -> None:
         """Reserves room for fills; sizes : (fills,) [bytes]."""
         needed = int(self.rounded_all(sizes).sum())
         self.used_bytes += needed
         self.reserved_bytes += needed
         self.used_inodes += len(sizes)
 
-    def settle(
-        self,
-        numbers: npt.NDArray[np.uint64],
-        sizes: npt.NDArray[np.uint64],
-        taken: npt.NDArray[np.uint64],
-    ) -> None:
+    def settle(self, numbers: Uints, sizes: Uints, taken: Uints) -> None:
         """Turns the reservations of fills that succeeded into used room. numbers : of the copies;
         taken : what each copy took, (fills,) [bytes]."""
         reserved = self.rounded_all(sizes)
@@ -355,18 +348,14 @@ class Tier:
         self.used_bytes -= self.rounded(size)
         self.used_inodes -= 1
 
-    def adopt(self, sizes: npt.NDArray[np.uint64]) -> None:
+    def adopt(self, sizes: Uints) -> None:
         """Counts copies that lie here already; sizes : (copies,) [bytes]."""
         self.used_bytes += int(self.rounded_all(sizes).sum())
         self.used_inodes += len(sizes)
         self.files += len(sizes)
 
-    def rounded_all(self, sizes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        return self.room_unit().rounded(sizes)
-
-    def room_unit(self) -> TierRoom:
-        """A TierRoom without room, for rounding sizes up to blocks."""
-        return TierRoom(0, 0, self.block_bytes)
+    def rounded_all(self, sizes: Uints) -> Ints:
+        return TierRoom(0, 0, self.block_bytes).rounded(sizes)
 
     def release(self, number: int, size: int) -> None:
         """Returns the room of the copy with this number, which is gone."""
@@ -380,10 +369,6 @@ class Tier:
         """Limits the tier to the copies that it has now, because the disk was full before the quota
         was."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
-
-    def note_cleared(self) -> None:
-        """Ends that limit."""
-        self.cap_bytes = None
 
     def is_on(self, device: int) -> bool:
         return os.fstat(self.fd).st_dev == device

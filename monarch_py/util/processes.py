@@ -30,6 +30,14 @@ def own_processes() -> Iterator[Path]:
                 continue
 
 
+def mapping(beginning: str) -> Iterator[Path]:
+    """Those of these processes that have a file mapped whose path has this beginning."""
+    for process in own_processes():
+        with suppress(OSError):  # the process has ended, or is closed to us
+            if os.fsencode(beginning) in (process / "maps").read_bytes():
+                yield process
+
+
 def began(process: Path) -> int | None:
     """When the process was started, which tells it from a later one with its number; None once it
     has ended, whether it was reaped or not."""

@@ -15,19 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch_py import word
 from monarch_py.ipc.catalog import Catalog, CatalogReader
 from monarch_py.ipc.session import SessionDir
-from monarch_py.native import (
-    ENTRY,
-    Kind,
-    State,
-    copy_of,
-    ffi,
-    lib,
-    make_word,
-    state_of,
-    tier_of,
-)
+from monarch_py.native import ENTRY, Kind, State, ffi, lib
 
 # Names as file systems have them: any bytes but NUL and the slash.
 names = st.binary(min_size=1, max_size=40).map(
@@ -126,9 +117,9 @@ def test_a_catalog_stays_within_192_bytes_and_the_path_of_a_file(catalog: Catalo
 def publish(
     catalog: Catalog, ids: list[int], tier: int, copies: list[int], inodes: list[int]
 ) -> None:
-    words = make_word(State.PRESENT, 0, tier, np.array(copies, dtype=np.uint64))
+    words = word.make(State.PRESENT, 0, tier, np.array(copies, dtype=np.uint64))
     columns = [np.array(column, dtype=np.uint64) for column in (ids, inodes, copies)]
-    catalog.publish(columns[0], words, columns[1], columns[2])
+    catalog.publish(columns[0], words, columns[1], columns[2], np.zeros(len(words), dtype=bool))
 
 
 def test_published_copies_are_found_by_their_inode(catalog: Catalog) -> None:
@@ -139,9 +130,9 @@ def test_published_copies_are_found_by_their_inode(catalog: Catalog) -> None:
         assert catalog.find_copy(1, 77 + entry) == entry
         assert catalog.find_copy(0, 77 + entry) == -1
     words = catalog.words[np.array(ids)]
-    assert (state_of(words) == State.PRESENT).all()
-    assert (tier_of(words) == 1).all()
-    assert copy_of(words).tolist() == [10**12 + i for i in ids]
+    assert (word.state(words) == State.PRESENT).all()
+    assert (word.tier(words) == 1).all()
+    assert word.copy(words).tolist() == [10**12 + i for i in ids]
 
 
 def test_the_index_guesses_the_copies_that_are_there_and_no_others(catalog: Catalog) -> None:
@@ -163,7 +154,7 @@ def test_the_index_guesses_the_copies_that_are_there_and_no_others(catalog: Cata
         words[ids] = catalog.words[ids]
         assert guessed() == (words >> 8).tolist()
     dropped = np.arange(0, 1000, 6, dtype=np.uint64)
-    catalog.set_words(dropped, make_word(State.ABSENT, 0, 1, np.uint64(7)))
+    catalog.set_words(dropped, word.make(State.ABSENT, 0, 1, np.uint64(7)))
     words[dropped] = 0
     assert guessed() == (words >> 8).tolist()
     catalog.add(*batch(many(20_000, 1000)))  # into a larger one
@@ -173,7 +164,7 @@ def test_the_index_guesses_the_copies_that_are_there_and_no_others(catalog: Cata
 def test_an_inode_that_the_tier_gives_again_leads_to_its_new_file(catalog: Catalog) -> None:
     catalog.add(*batch(many(10)))
     publish(catalog, [3], 0, [1], [4711])
-    catalog.set_words(np.array([3], dtype=np.uint64), make_word(State.ABSENT, 0, 0, 1))
+    catalog.set_words(np.array([3], dtype=np.uint64), word.make(State.ABSENT, 0, 0, 1))
     assert catalog.find_copy(0, 4711) in (3, -1)
     publish(catalog, [8], 0, [2], [4711])
     assert catalog.find_copy(0, 4711) == 8
@@ -192,8 +183,7 @@ def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int)
     """Every file becomes one with another inode: its own, and `more`."""
     entries, _ = batch([(source, path, ino + more) for source, path, ino in rows])
     for entry in range(len(rows)):
-        fresh = ffi.cast("struct monarch_entry *", ffi.from_buffer(entries[entry : entry + 1]))
-        catalog.update(entry, fresh)
+        catalog.update(entry, entries[entry : entry + 1])
         assert catalog.find_inode(0, int(entries["ino"][entry])) == entry
 
 

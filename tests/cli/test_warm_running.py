@@ -18,9 +18,10 @@ from cli.warming import present, warm
 from support.files import Files
 from support.session import MIB, Session, wait_until
 
+from monarch_py import word
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import State, state_of
+from monarch_py.native import State
 
 MANY = 60
 
@@ -61,7 +62,7 @@ def started(session: Session, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def is_present(catalog: CatalogReader, entry: int) -> bool:
-    return bool(state_of(catalog.words[entry]) == State.PRESENT)
+    return bool(word.state(catalog.words[entry]) == State.PRESENT)
 
 
 def wanted(session: Session) -> int:

@@ -19,9 +19,10 @@ from csrc.building import HERE, build_program
 from support.segments import newest_generation
 from support.session import Session, wait_until
 
+from monarch_py import word
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import State, state_of
+from monarch_py.native import State
 from monarch_py.storage.tiers import tier_root
 
 LOOK = [sys.executable, "-I", "-S", str(HERE / "look.py")]
@@ -180,7 +181,7 @@ class Stage:
     def filling(self) -> int:
         """How many files are being filled, from the catalog itself."""
         reader = CatalogReader.open(self.session.paths, newest_generation(self.session))
-        return int((state_of(reader.words) == State.FILLING).sum())
+        return int((word.state(reader.words) == State.FILLING).sum())
 
     def _signal(self, number: int) -> None:
         daemon = self.session.daemon

@@ -30,13 +30,13 @@ def serve(
     of, at = np.array(ranks, dtype=np.uint8), np.array(places, dtype=np.uint8)
     first, served = np.array(since, dtype=np.uint64), np.zeros(rounds, dtype=np.uint32)
     lib.monarch_serve_in_order(
-        pointer(share, "uint32_t *"),
-        pointer(of, "uint8_t *"),
-        pointer(at, "uint8_t *"),
-        pointer(first, "uint64_t *"),
+        pointer(share),
+        pointer(of),
+        pointer(at),
+        pointer(first),
         len(of),
         rounds,
-        pointer(served, "uint32_t *"),
+        pointer(served),
     )
     return [int(reader) - 1 for reader in served]
 
@@ -144,11 +144,11 @@ def test_everybody_is_met_where_nobody_can_be_served(
     of, at = np.array(ranks, dtype=np.uint8), np.array(places, dtype=np.uint8)
     met = np.zeros(len(ranks), dtype=np.uint32)
     count = lib.monarch_meet_all(
-        pointer(share, "uint32_t *"),
-        pointer(of, "uint8_t *"),
-        pointer(at, "uint8_t *"),
+        pointer(share),
+        pointer(of),
+        pointer(at),
         len(of),
-        pointer(met, "uint32_t *"),
+        pointer(met),
     )
     assert (count, sorted(met.tolist())) == (len(ranks), list(range(len(ranks))))
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from support.session import wait_until
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import one
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import SessionDir
@@ -26,7 +27,6 @@ from monarch_py.native import (
     State,
     ffi,
     lib,
-    make_word,
     pointer,
 )
 from monarch_py.policies.placement import TierRoom
@@ -56,7 +56,7 @@ class Engine:
             name = f"f{number}".encode()
             (source / name.decode()).write_bytes(os.urandom(size))
             target = ffi.new("char[]", 4096)
-            where = pointer(entries, "struct monarch_entry *")
+            where = pointer(entries)
             root = self._descriptors[0]
             assert lib.monarch_stat_entry(root, 0, name, where, target, 4096) == 0
             entries["path_len"] = len(name)
@@ -67,12 +67,12 @@ class Engine:
         for number, descriptor in enumerate(self._descriptors[1:]):
             lib.monarch_engine_tier(self.c, number, descriptor)
 
-    def order(self, entry: int, word: int | None = None) -> int:
-        """Orders a fill. Returns the number of the copy.  word : of the entry, if it is not FILLING
-        of this copy"""
+    def order(self, entry: int, set_to: int | None = None) -> int:
+        """Orders a fill. Returns the number of the copy.  set_to : the entry's word, if it is not
+        FILLING of this copy"""
         self._copy += 1
-        filling = make_word(State.FILLING, 0, 0, self._copy)
-        self.catalog.set_words(one(entry), np.uint64(filling if word is None else word))
+        filling = word.make(State.FILLING, 0, 0, self._copy)
+        self.catalog.set_words(one(entry), np.uint64(filling if set_to is None else set_to))
         ids, tiers = one(entry), np.zeros(1, dtype=np.uint32)
         copies = np.array([self._copy], dtype=np.uint64)
         lib.monarch_engine_submit(
@@ -81,9 +81,9 @@ class Engine:
             JobKind.FILL,
             0,
             1,
-            pointer(ids, "uint64_t *"),
-            pointer(tiers, "uint32_t *"),
-            pointer(copies, "uint64_t *"),
+            pointer(ids),
+            pointer(tiers),
+            pointer(copies),
             ffi.NULL,
             ffi.NULL,
         )
@@ -92,14 +92,14 @@ class Engine:
     def drop(self, entry: int, copy: int) -> None:
         """Orders the removal of a copy."""
         numbers = [np.array([number], dtype=np.uint64) for number in (entry, copy, SIZE)]
-        ids, copies, sizes = (pointer(each, "uint64_t *") for each in numbers)
+        ids, copies, sizes = (pointer(each) for each in numbers)
         tiers = np.zeros(1, dtype=np.uint32)
-        lib.monarch_engine_drop(self.c, 1, ids, pointer(tiers, "uint32_t *"), copies, sizes)
+        lib.monarch_engine_drop(self.c, 1, ids, pointer(tiers), copies, sizes)
 
     def result(self) -> Results:
         """(1,) the next one, which went well. It is settled by the caller."""
         out = np.zeros(1, dtype=RESULT)
-        where = pointer(out, "struct monarch_result *")
+        where = pointer(out)
         wait_until(lambda: lib.monarch_engine_results(self.c, where, 1), what="a result")
         assert out["status"] == JobStatus.DONE
         return out
@@ -155,13 +155,13 @@ class Engine:
             given["bytes"], given["inodes"] = room.free_bytes, room.free_inodes
             given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
             given["is_part"] = is_part
-        where = pointer(granted, "struct monarch_room *")
+        where = pointer(granted)
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> npt.NDArray[Any]:
         """(n,) of dtype PLACED: what was ordered under it."""
         placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
-        n = lib.monarch_engine_end_grant(self.c, pointer(placed, "struct monarch_placed *"))
+        n = lib.monarch_engine_end_grant(self.c, pointer(placed))
         return placed[:n]
 
     def is_left(self) -> bool:

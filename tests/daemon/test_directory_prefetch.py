@@ -18,16 +18,16 @@ from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
+from monarch_py import word
 from monarch_py.config import load_config
 from monarch_py.daemon.control import Control
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.fill import unused
 from monarch_py.daemon.fill.prefetch import NAMES, Directories
 from monarch_py.daemon.plans.manager import PlanManager
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Kind, State, copy_of, state_of
+from monarch_py.native import Ids, Kind, State
 
 MANY, SIZE = 40, 20_000
 KIB = 1024
@@ -77,7 +77,7 @@ def unused_files(session: Session) -> int:
 def names_present(session: Session) -> set[str]:
     catalog = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
     files = np.flatnonzero(catalog.entries["kind"] == Kind.FILE)
-    return {catalog.path(i) for i in files[state_of(catalog.words[files]) == State.PRESENT]}
+    return {catalog.path(i) for i in files[word.state(catalog.words[files]) == State.PRESENT]}
 
 
 def read(session: Session, *paths: Path, how: str = READS["read"]) -> None:
@@ -411,7 +411,7 @@ def test_files_are_filled_in_the_order_of_the_scan(session_factory: Factory, fla
     last = [flat.root / catalog.path(int(i)) for i in files[-NAMES:]]
     read(session, *last)
     wait_until(lambda: present(session) == MANY, what="all copies")
-    numbers = copy_of(catalog.words[files[:-NAMES]])
+    numbers = word.copy(catalog.words[files[:-NAMES]])
     assert (np.diff(numbers.astype(np.int64)) > 0).all()
 
 

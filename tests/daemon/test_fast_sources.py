@@ -84,7 +84,7 @@ def test_what_most_of_the_last_files_took_decides() -> None:
     fast, slow, many = 200_000, 400_000, 60
     took = np.array([slow, *[fast] * many, *[slow] * many, *[fast, slow, slow] * many], np.uint64)
     found = np.zeros(len(took), np.uint8)
-    lib.monarch_fast_after(len(took), pointer(took, "uint64_t *"), pointer(found, "uint8_t *"))
+    lib.monarch_fast_after(len(took), pointer(took), pointer(found))
     changes = np.flatnonzero(np.diff(found)) + 1
     assert found[0] == 0
     assert len(changes) == 2

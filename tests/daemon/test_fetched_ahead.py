@@ -22,9 +22,9 @@ from support.files import Files
 from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
 
+from monarch_py import word
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import copy_of
 from monarch_py.plan import Plan
 from monarch_py.plan.samplers import DistributedSampler
 
@@ -33,7 +33,7 @@ def copies_of(session: Session, names: list[str]) -> list[int]:
     """Of each file the number of its copy, 0 for none: the later it was begun, the higher."""
     generation = session.connection.ask("where")["generation"]
     catalog = CatalogReader.open(session.paths, generation)
-    return [int(copy_of(catalog.words[catalog.find(0, name)])) for name in names]
+    return [int(word.copy(catalog.words[catalog.find(0, name)])) for name in names]
 
 
 @needs_torch

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.session import wait_until
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import one
-from monarch_py.native import HOME, Kind, Reason, State, lib, make_word, pointer, state_of
+from monarch_py.native import HOME, Kind, Reason, State, lib, pointer
 from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
 
 BLOCK_BYTES, ENTRY_BYTES = 4096, 512
@@ -24,7 +25,7 @@ PLENTY = TierRoom(1 << 20, 1000, BLOCK_BYTES, ENTRY_BYTES)
 
 
 def state(engine: Engine, entry: int) -> State:
-    return State(int(state_of(engine.catalog.words[one(entry)])[0]))
+    return State(int(word.state(engine.catalog.words[one(entry)])[0]))
 
 
 def await_copy(engine: Engine, entry: int, place: int | None = None) -> None:
@@ -63,7 +64,7 @@ def test_what_a_reader_waits_for_is_ordered_without_the_loop(engine: Engine) -> 
     engine.ask(2)
     await_copy(engine, 2)
     assert not engine.is_left()
-    assert engine.catalog.words[2] == make_word(State.PRESENT, 0, 0, 7)
+    assert engine.catalog.words[2] == word.make(State.PRESENT, 0, 0, 7)
     (placed,) = engine.end_grant()
     assert (placed["id"], placed["tier"], placed["copy"]) == (2, 0, 7)
     (result,) = engine.result()
@@ -173,8 +174,8 @@ def test_a_tier_of_which_a_part_is_granted_does_not_send_files_to_the_next(tmp_p
 @pytest.mark.parametrize(
     "word",
     [
-        make_word(State.WANTED, 0, 0, 99),
-        make_word(State.ABSENT, 0, 0, 99),
+        word.make(State.WANTED, 0, 0, 99),
+        word.make(State.ABSENT, 0, 0, 99),
     ],
 )
 def test_a_file_whose_copy_is_still_to_be_removed_is_left(engine: Engine, word: np.uint64) -> None:
@@ -188,9 +189,9 @@ def test_a_file_whose_copy_is_still_to_be_removed_is_left(engine: Engine, word: 
 @pytest.mark.parametrize(
     "word",
     [
-        make_word(State.BYPASS, Reason.NO_ROOM),
-        make_word(State.PRESENT, 0, 0, 99),
-        make_word(State.ABSENT),
+        word.make(State.BYPASS, Reason.NO_ROOM),
+        word.make(State.PRESENT, 0, 0, 99),
+        word.make(State.ABSENT),
     ],
 )
 def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) -> None:
@@ -218,7 +219,7 @@ def test_the_loop_is_told_when_a_copy_is_gone_that_was_in_the_way(engine: Engine
     copy = engine.order(1)
     engine.result()
     engine.settle()
-    engine.catalog.set_words(one(1), make_word(State.ABSENT, 0, 0, copy))
+    engine.catalog.set_words(one(1), word.make(State.ABSENT, 0, 0, copy))
     engine.grant(PLENTY)
     engine.ask(1)
     await_left(engine)
@@ -242,7 +243,7 @@ def homes(engine: Engine, ids: list[int], *, is_kept: bool, asked: int = -1) -> 
     said = np.zeros(len(ids), dtype=HOME)
     said["asked_first"], said["asked_then"] = asked, -1
     said["is_kept"] = is_kept
-    pointers = pointer(entries, "uint64_t *"), pointer(said, "struct monarch_home *")
+    pointers = pointer(entries), pointer(said)
     assert lib.monarch_engine_homes(engine.c, len(ids), *pointers) == 0
 
 
@@ -255,8 +256,7 @@ def test_where_nodes_share_programs_see_whose_a_file_is(engine: Engine) -> None:
     # Attributes that were read anew say nothing of it.
     fresh = engine.catalog.entries[:1].copy()
     fresh["flags"] = lib.MONARCH_ATTRIBUTES
-    where = pointer(fresh, "struct monarch_entry *")
-    engine.catalog.update(0, where)
+    engine.catalog.update(0, fresh)
     assert flags[0] == lib.MONARCH_OWN | lib.MONARCH_ATTRIBUTES
     homes(engine, [0], is_kept=False, asked=2)
     assert flags[0] == lib.MONARCH_OF_OTHERS | lib.MONARCH_ATTRIBUTES
@@ -319,6 +319,6 @@ def test_a_fill_that_fails_is_left_as_it_is(engine: Engine) -> None:
     engine.grant(PLENTY, first_copy=5)
     engine.ask(1)
     wait_until(lambda: engine.clients.demand[1] == 0, what="the reader's answer")
-    assert engine.catalog.words[1] == make_word(State.FILLING, 0, 0, 5)
+    assert engine.catalog.words[1] == word.make(State.FILLING, 0, 0, 5)
     assert len(engine.end_grant()) == 1
     assert not list(engine.tiers[0].iterdir())

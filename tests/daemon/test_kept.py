@@ -14,7 +14,8 @@ import pytest
 from daemon.engine_site import Engine
 from support.session import wait_until
 
-from monarch_py.native import ENTRY, State, ffi, lib, pointer, state_of
+from monarch_py import word
+from monarch_py.native import ENTRY, State, ffi, lib, pointer
 from monarch_py.policies.placement import TierRoom
 
 PLENTY, NOTHING = TierRoom(1 << 20, 1000, 4096, 512), TierRoom(0, 0, 4096, 512)
@@ -90,7 +91,7 @@ def stays_held(engine: Engine, name: str) -> bool:
 def wanted(engine: Engine) -> list[int]:
     """Files that policy is asked for."""
     ids = np.zeros(1024, dtype=np.uint64)
-    where = pointer(ids, "uint64_t *")
+    where = pointer(ids)
     n = lib.monarch_take_bits(
         ffi.addressof(engine.clients.wanted), len(engine.catalog), where, 1024
     )
@@ -104,7 +105,7 @@ def turn(engine: Engine) -> None:
 
 def await_made(engine: Engine, name: str, entry: int) -> None:
     engine.result()
-    assert state_of(engine.catalog.words[entry]) == State.PRESENT
+    assert word.state(engine.catalog.words[entry]) == State.PRESENT
     wait_until(lambda: not is_held(engine, name), what="the descriptor's end")
     engine.settle()
 
@@ -118,7 +119,7 @@ def test_it_waits_for_a_grant(engine: Engine, by: socket.socket) -> None:
     for _ in range(3):
         engine.result()
     for entry in range(3):
-        assert state_of(engine.catalog.words[entry]) == State.PRESENT
+        assert word.state(engine.catalog.words[entry]) == State.PRESENT
         wait_until(partial(is_closed, engine, f"f{entry}"), what="its end")
         assert not engine.is_claimed(entry)
     assert sorted(engine.end_grant()["id"].tolist()) == [0, 1, 2]
@@ -142,7 +143,7 @@ def test_an_order_for_another_state_of_the_file_leaves_it(
     engine.catalog.entries["ino"][1] += 1
     engine.grant(PLENTY)
     wait_until(lambda: not is_held(engine, "f1"), what="its end")
-    assert state_of(engine.catalog.words[1]) == State.ABSENT
+    assert word.state(engine.catalog.words[1]) == State.ABSENT
     assert wanted(engine) == [1]
 
 
@@ -180,9 +181,7 @@ def test_one_of_a_file_without_an_entry_becomes_known(engine: Engine, by: socket
     assert engine.catalog.find(0, "new") == known
     assert not engine.is_claimed(number_of(engine, "new"))
     read = np.zeros(1024, dtype=np.uint64)
-    n = lib.monarch_take_bits(
-        ffi.addressof(engine.clients.read), known + 1, pointer(read, "uint64_t *"), 1024
-    )
+    n = lib.monarch_take_bits(ffi.addressof(engine.clients.read), known + 1, pointer(read), 1024)
     assert read[:n].tolist() == [known], "its program has read it"
 
 
@@ -194,7 +193,7 @@ def test_policy_is_told_of_one_that_the_engine_may_not_take(
     hand(engine, by, "new")
     wait_until(lambda: engine.clients.doorbell > 0, what="a ring for the loop")
     entries, pool = np.zeros(4, dtype=ENTRY), ffi.new("char[]", 4 * lib.MONARCH_SCAN_HINT_PATH)
-    where = pointer(entries, "struct monarch_entry *")
+    where = pointer(entries)
     assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 1
     assert ffi.string(pool) == b"new"
     assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 0, "it is told once"

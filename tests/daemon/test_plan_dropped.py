@@ -27,11 +27,11 @@ from support.files import Files, check_all
 from support.session import Session, wait_until
 from support.watch import assert_quiet
 
+from monarch_py import word
 from monarch_py.config import load_config
 from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
 from monarch_py.daemon.plans.prefetch import MOST_FILES
 from monarch_py.daemon.server import Daemon
-from monarch_py.native import copy_of
 from monarch_py.plan import Plan
 
 # Opens files at a pace at which it is seen in which order.
@@ -215,7 +215,7 @@ def test_what_a_dropped_plan_wanted_is_not_fetched_while_the_next_is_placed(
         wait_until(lambda: [daemon._turn()] and met(), what=what)
 
     def copies() -> int:
-        return int(np.count_nonzero(copy_of(daemon.shared.catalog.words)))
+        return int(np.count_nonzero(word.copy(daemon.shared.catalog.words)))
 
     may_place, make = threading.Event(), PlacementTask.make
 

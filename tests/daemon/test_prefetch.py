@@ -13,12 +13,13 @@ from support.files import Files, check_all
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
+from monarch_py import word
 from monarch_py.config import load_config
 from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Kind, State, copy_of, state_of
+from monarch_py.native import Kind, State
 from monarch_py.storage.tiers import copy_name
 
 MANY = 60
@@ -55,9 +56,9 @@ def catalog_of(session: Session) -> CatalogReader:
 def copies_in_order_of_the_scan(session: Session) -> list[Path]:
     catalog = catalog_of(session)
     files = np.flatnonzero(catalog.entries["kind"] == Kind.FILE)
-    assert (state_of(catalog.words[files]) == State.PRESENT).all()
+    assert (word.state(catalog.words[files]) == State.PRESENT).all()
     (place,) = session.tiers[0].glob("monarch-*/c")
-    return [place / copy_name(int(number)) for number in copy_of(catalog.words[files])]
+    return [place / copy_name(int(number)) for number in word.copy(catalog.words[files])]
 
 
 def test_eager_fills_everything_in_the_order_of_the_scan(
@@ -84,7 +85,7 @@ def test_files_in_use_come_before_all_that_is_filled_ahead(
         path = slow.mountpoint / catalog.path(entry)
         assert session.python(READ, path) == "5000\n"
         wait_until(
-            lambda e=entry: state_of(catalog_of(session).words[e]) == State.PRESENT,  # type: ignore[misc]
+            lambda e=entry: word.state(catalog_of(session).words[e]) == State.PRESENT,  # type: ignore[misc]
             what="the copy of a file in use",
         )
         assert source_of(session)["present"] < MANY - 10
@@ -247,7 +248,7 @@ def test_a_file_that_is_named_twice_is_filled_once(
         ids = np.array([first, second, first], dtype=np.uint64)
         daemon.filler.requests.want(ids)
         wait_until(
-            lambda: [daemon._turn()] and (state_of(catalog.words[ids]) == State.PRESENT).all(),
+            lambda: [daemon._turn()] and (word.state(catalog.words[ids]) == State.PRESENT).all(),
             what="the copies",
         )
         # A copy serves before the loop has counted it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,11 @@ import pytest
 from daemon.engine_site import BLOCK, FILES, SIZE, Engine
 from support.session import wait_until
 
+from monarch_py import word
 from monarch_py.daemon.copies.copies import Copies
 from monarch_py.daemon.fill.requests import FillRequests
-from monarch_py.native import (
-    Kind,
-    Reason,
-    State,
-    lib,
-    make_word,
-)
+from monarch_py.daemon.segments import Shared
+from monarch_py.native import Kind, Reason, State, lib
 
 
 def is_rung(engine: Engine) -> bool:
@@ -28,7 +24,7 @@ def is_rung(engine: Engine) -> bool:
 
 def test_a_copy_serves_before_anybody_takes_its_result(engine: Engine) -> None:
     copy = engine.order(1)
-    present = make_word(State.PRESENT, 0, 0, copy)
+    present = word.make(State.PRESENT, 0, 0, copy)
     wait_until(lambda: engine.word(1) == present, what="the copy")
     wait_until(lambda: engine.slots() == 0, what="the slot of its fill")
     assert not is_rung(engine), "the loop was woken for one copy that serves"
@@ -75,14 +71,14 @@ def test_what_is_not_to_be_published_is_left_to_the_loop(
     copy = engine.order(1)
     (result,) = engine.result()
     assert not result["is_published"]
-    assert engine.word(1) == make_word(State.FILLING, 0, 0, copy)
+    assert engine.word(1) == word.make(State.FILLING, 0, 0, copy)
     assert engine.slots() == 1, "a reader that waits would look for its map in vain"
     assert is_rung(engine)
     engine.settle()
     assert engine.slots() == 0
 
 
-@pytest.mark.parametrize("word", [make_word(State.BYPASS), make_word(State.FILLING, 0, 0, 99)])
+@pytest.mark.parametrize("word", [word.make(State.BYPASS), word.make(State.FILLING, 0, 0, 99)])
 def test_a_copy_that_its_entry_does_not_wait_for_is_not_published(
     engine: Engine, word: np.uint64
 ) -> None:
@@ -101,7 +97,7 @@ def test_nothing_is_lost_when_the_catalog_grows_under_it(engine: Engine) -> None
         for _ in range(FILES):
             assert engine.result()["is_published"].all()
         for entry, copy in copies.items():
-            assert engine.word(entry) == make_word(State.PRESENT, 0, 0, copy)
+            assert engine.word(entry) == word.make(State.PRESENT, 0, 0, copy)
         engine.settle()
 
 
@@ -125,6 +121,7 @@ class Tier:
 @pytest.fixture
 def copies(engine: Engine) -> Copies:
     shared = SimpleNamespace(catalog=engine.catalog, clients=engine.clients, control=engine.control)
+    shared.changed = MethodType(Shared.changed, shared)
     scanner: Any = SimpleNamespace(
         shared=shared,
         tiers=[Tier()],
@@ -142,7 +139,7 @@ def test_a_copy_that_serves_is_counted(engine: Engine, copies: Copies) -> None:
     assert copies.made(engine.result()).tolist() == [True]
     assert copies.tiers[0].settled == [copy]  # type: ignore[union-attr]
     assert (copies.fills, copies.filled_bytes) == (1, SIZE)
-    assert engine.word(1) == make_word(State.PRESENT, 0, 0, copy)
+    assert engine.word(1) == word.make(State.PRESENT, 0, 0, copy)
 
 
 def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
@@ -155,7 +152,7 @@ def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
     engine.change(1)
     copies._changes_seen = int(engine.clients.changes)  # seen when the file was FILLING
     assert copies.made(result).tolist() == [False]
-    assert engine.word(1) == make_word(State.BYPASS, Reason.CHANGED, 0, copy)
+    assert engine.word(1) == word.make(State.BYPASS, Reason.CHANGED, 0, copy)
     assert copies.dropping == 1
 
 
@@ -166,7 +163,7 @@ def test_a_copy_that_was_dropped_before_its_result_was_taken_stays_dropped(
     result = engine.result()
     copies.clear()
     assert copies.made(result).tolist() == [False]
-    assert engine.word(1) == make_word(State.ABSENT, 0, 0, copy)
+    assert engine.word(1) == word.make(State.ABSENT, 0, 0, copy)
     assert copies.tiers[0].settled == [copy]  # type: ignore[union-attr]
     assert copies.dropping == 1, "it is removed once"
 
@@ -192,7 +189,7 @@ def test_what_the_engine_did_not_publish_is_decided_on(
     copy = engine.order(1)
     serves = copies.made(engine.result())
     assert serves.tolist() == [then[0] == State.PRESENT]
-    assert engine.word(1) == make_word(then[0], then[1], 0, copy)
+    assert engine.word(1) == word.make(then[0], then[1], 0, copy)
     grown = int(engine.control.generation) > generation
     assert grown == (happens is full), "only a full index needs a larger catalog"
 
@@ -202,10 +199,10 @@ def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -
     first = engine.order(1)
     result = engine.result()
     copies.lose_tier(0)
-    assert engine.word(1) == make_word(State.ABSENT, 0, 0, first)
+    assert engine.word(1) == word.make(State.ABSENT, 0, 0, first)
     second = engine.order(2)
     assert not engine.result()["is_published"].any()
-    assert engine.word(2) == make_word(State.FILLING, 0, 0, second)
+    assert engine.word(2) == word.make(State.FILLING, 0, 0, second)
     assert copies.made(result).tolist() == [False]
 
 
@@ -216,6 +213,6 @@ def test_what_is_published_while_a_command_names_it_stays(engine: Engine) -> Non
     copy = engine.order(1)
     engine.result()
     wanted.fill_ahead(np.array([1, 2], dtype=np.uint64), "ticket")
-    assert engine.word(1) == make_word(State.PRESENT, 0, 0, copy)
-    assert engine.word(2) == make_word(State.WANTED)
+    assert engine.word(1) == word.make(State.PRESENT, 0, 0, copy)
+    assert engine.word(2) == word.make(State.WANTED)
     assert engine.catalog.entries["kind"][1] == Kind.FILE

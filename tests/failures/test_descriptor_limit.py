@@ -21,11 +21,11 @@ from support.session import Session, wait_until
 from support.steps import Steps
 from support.watch import settle
 
+from monarch_py import word
 from monarch_py.config import load_config
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.fill import failures
 from monarch_py.daemon.server import Daemon
-from monarch_py.native import JobKind, State, state_of
+from monarch_py.native import Ids, JobKind, State
 
 # All numbers that the process may have are in use when it changes what the test tells it to.
 AT_THE_LIMIT = """
@@ -242,9 +242,9 @@ class Site:
         self.orders: list[tuple[JobKind, list[int], bool]] = []
         submit = self.filler.engine.submit
 
-        def record(catalog: Any, kind: JobKind, ids: Ids, *more: Any, **named: Any) -> None:
+        def record(kind: JobKind, ids: Ids, *more: Any, **named: Any) -> None:
             self.orders.append((kind, ids.tolist(), named.get("in_use", False)))
-            submit(catalog, kind, ids, *more, **named)
+            submit(kind, ids, *more, **named)
 
         monkeypatch.setattr(self.filler.engine, "submit", record)
 
@@ -252,7 +252,7 @@ class Site:
         wait_until(lambda: [self.daemon._turn()] and condition(), what=what)
 
     def states(self, ids: Ids) -> set[int]:
-        return set(state_of(self.daemon.shared.catalog.words[ids]).tolist())
+        return set(word.state(self.daemon.shared.catalog.words[ids]).tolist())
 
     def wait_present(self, ids: Ids) -> None:
         self.turns_until(lambda: self.states(ids) == {State.PRESENT}, "the copies")

@@ -280,7 +280,7 @@ def test_a_tier_that_cannot_be_listed_at_the_start_is_gone_without(
     daemon = Daemon(load_config(session.config), session.paths)
     try:
         assert [tier is not None for tier in daemon.tiers[:2]] == [False, True]
-        assert not daemon.keepers
+        assert not daemon.scanner.keepers
         assert not held_elsewhere(first, session.config)
         assert caplog.messages == [
             f"tier {first} goes unused: {tier_root(first) / 'c'}: Input/output error;"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from nodes import lone_nodes
 from nodes.lone_nodes import Catalog, Native, alone
 
+from monarch_py import word
 from monarch_py.daemon.nodes.nodes import (
     SCAN_LIMIT_S,
     START_LIMIT_S,
@@ -23,7 +24,7 @@ from monarch_py.daemon.nodes.nodes import (
     Nodes,
 )
 from monarch_py.errors import SessionError
-from monarch_py.native import Kind, Reason, State, make_word
+from monarch_py.native import Kind, Reason, State
 from monarch_py.policies.node import NOBODY
 from monarch_py.policies.placement import NOWHERE
 from monarch_py.storage.tiers import slack_of
@@ -135,7 +136,7 @@ def test_files_that_are_met_late_change_nothing_for_the_others(
 
 def test_what_is_left_out_is_nobodys() -> None:
     catalog = Catalog([(1 + i, KIB) for i in range(9)], list(range(9)))
-    catalog.entries["word"][:3] = make_word(State.BYPASS, Reason.EXCLUDED)
+    catalog.entries["word"][:3] = word.make(State.BYPASS, Reason.EXCLUDED)
     catalog.entries["kind"][3] = Kind.DIR
     made = node(0, [MIB], catalog)
     made.step(scanned=True)

@@ -14,10 +14,11 @@ from support.epochs import Cluster
 from support.nodes import MIB, Nodes
 from support.session import wait_until
 
+from monarch_py import word
 from monarch_py.daemon.fill.prefetch import NAMES
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Kind, State, copy_of, lib, state_of
+from monarch_py.native import Kind, State, lib
 
 UNIT = 256 << 10
 OPEN_S, READ_S = 0.001, 0.001
@@ -102,9 +103,9 @@ def test_a_node_fills_its_own_files_before_it_fetches_those_of_others(
     node.run(["md5sum", *(mount.mountpoint / catalog.path(int(i)) for i in read)])
 
     def all_are_present() -> bool:
-        return bool((state_of(catalog.words[ids]) == State.PRESENT).all())
+        return bool((word.state(catalog.words[ids]) == State.PRESENT).all())
 
     wait_until(all_are_present, what="all copies")
-    last_own = copy_of(catalog.words[own[:-NAMES]]).max()
+    last_own = word.copy(catalog.words[own[:-NAMES]]).max()
     assert len(others) > files / nodes
-    assert last_own < copy_of(catalog.words[others]).min()
+    assert last_own < word.copy(catalog.words[others]).min()

@@ -7,9 +7,10 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from peers.offers import Line
@@ -19,7 +20,7 @@ from support.session import wait_until
 
 from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import ffi, lib
-from monarch_py.peers import Peer, PeerStatus, TcpTransport, Unreachable
+from monarch_py.peers import Peer, PeerStatus, Unreachable, connect_link
 from monarch_py.peers.handshake import Purpose
 from monarch_py.peers.tcp import connected
 
@@ -53,13 +54,17 @@ def test_a_wrong_secret_is_told_nothing(cluster: Cluster) -> None:
     for purpose in Purpose:
         with pytest.raises(Unreachable) as refused:
             me = replace(cluster.nodes[0].asked_by(1), secret=os.urandom(32))
-            connected(me, 0, 2.0, purpose)
+            with connected(me, 0, 2.0, purpose):
+                pass
         assert refused.value.status == PeerStatus.REFUSED
 
 
-def member(cluster: Cluster) -> Line:
+@contextmanager
+def member(cluster: Cluster) -> Iterator[Line]:
     """A connection of somebody who knows the secret, and means no good."""
-    return Line(*connected(cluster.nodes[0].asked_by(1), 0, 2.0, Purpose.FILES))
+    me = cluster.nodes[0].asked_by(1)
+    with connected(me, 0, 2.0, Purpose.FILES) as connection:
+        yield Line(*connection)
 
 
 def request(line: Line, **fields: int) -> bytes:
@@ -110,7 +115,7 @@ def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
         cluster.epoch(1)
         assert time.monotonic() - started < 20
     # A file is meant by its times as well: another time is another file.
-    peer = Peer(TcpTransport(node.asked_by(1)).connect, 0)
+    peer = Peer(partial(connect_link, node.asked_by(1)), 0)
     gets = new_gets([FileId(source=0, path_hash=1, size=SIZE, mtime_ns=1)])
     fetch_ranges(peer, gets)
     assert gets["status"][0] == PeerStatus.UNKNOWN_FILE

@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import lib
-from monarch_py.peers import Peer, PeerStatus, TcpTransport
+from monarch_py.peers import Peer, PeerStatus, connect_link
 from monarch_py.peers.handshake import Purpose
 from monarch_py.peers.tcp import connected
 
@@ -128,7 +129,8 @@ def test_an_answer_that_has_begun_is_finished_when_its_copy_is_dropped(
     (copy,) = owner.copies()
     file = named_by(owner, str(name))
     rank = owner.cluster.rank
-    with Line(*connected(owner.asked_by(1 - rank), rank, 2.0, Purpose.FILES)) as connection:
+    with connected(owner.asked_by(1 - rank), rank, 2.0, Purpose.FILES) as connected_to:
+        connection = Line(*connected_to)
         connection.settimeout(10)
         connection.sendall(connection.request(file))
         begun = connection.recv(MIB)
@@ -153,7 +155,7 @@ def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
     (copy,) = owner.copies()
     room = np.zeros(SIZE, dtype=np.uint8)
     rank = owner.cluster.rank
-    peer = Peer(TcpTransport(owner.asked_by(1 - rank)).connect, rank)
+    peer = Peer(partial(connect_link, owner.asked_by(1 - rank)), rank)
 
     def fetch(first: int, length: int) -> PeerStatus:
         gets = new_gets([named_by(owner, str(name))])

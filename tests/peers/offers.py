@@ -16,7 +16,7 @@ import xxhash
 from benchmarks.peers.fileserver import FileServer
 from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import ffi, lib
-from monarch_py.peers import Party, Peer, PeerStatus, TcpTransport
+from monarch_py.peers import Party, Peer, PeerStatus, connect_link
 from monarch_py.peers.handshake import Greeter, Keys, introduce
 
 BLOCK = 64 << 10
@@ -96,7 +96,9 @@ def fetch_all(
     for room in rooms:
         assert (room[-4096:] == 0xA5).all(), "bytes went beyond the range"
     parts = [room[: int(get["received"])].tobytes() for room, get in zip(rooms, gets, strict=True)]
-    return [PeerStatus(status) for status in gets["status"].tolist()], parts
+    # A node's number is added to MOVED.
+    statuses = np.minimum(gets["status"], PeerStatus.MOVED).tolist()
+    return [PeerStatus(status) for status in statuses], parts
 
 
 def peer_of(server: FileServer, secret: bytes = SECRET, **bounds: float) -> Peer:
@@ -104,7 +106,8 @@ def peer_of(server: FileServer, secret: bytes = SECRET, **bounds: float) -> Peer
 
 
 def peer_at(address: tuple[str, int], secret: bytes = SECRET, **bounds: float) -> Peer:
-    return Peer(TcpTransport(party(address, 1, secret), **bounds).connect, 0)
+    me = party(address, 1, secret)
+    return Peer(lambda rank: connect_link(me, rank, **bounds), 0)
 
 
 def content_digest(content: bytes, secret: bytes = SECRET) -> bytes:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from peers.offers import BLOCK, FRAME_BYTES, SEAL_BYTES, Line, fetch, let_in, pa
 
 from benchmarks.peers.ranges import FileId
 from monarch_py.native import lib
-from monarch_py.peers import Peer, PeerStatus, TcpTransport, Unreachable
+from monarch_py.peers import Peer, PeerStatus, Unreachable, connect_link
 from monarch_py.peers.handshake import Greeter
 
 DATA, SUM, END = lib.MONARCH_PEER_DATA, lib.MONARCH_PEER_SUM, lib.MONARCH_PEER_END
@@ -52,8 +53,8 @@ class Script:
 
     def peer(self) -> Peer:
         me = party(self.address, 1)
-        transport = TcpTransport(me, connect_s=2, first_byte_s=LIMIT_S, between_s=LIMIT_S)
-        return Peer(transport.connect, 0)
+        link = partial(connect_link, me, connect_s=2, first_byte_s=LIMIT_S, between_s=LIMIT_S)
+        return Peer(link, 0)
 
     def close(self) -> None:
         self._is_over = True
@@ -249,7 +250,7 @@ def test_a_server_that_cannot_prove_itself_is_refused() -> None:
         thread = threading.Thread(target=play)
         thread.start()
         with pytest.raises(Unreachable, match="REFUSED"):
-            TcpTransport(party(listener.getsockname(), 1)).connect(0)
+            connect_link(party(listener.getsockname(), 1), 0)
         thread.join()
 
 
@@ -268,7 +269,7 @@ def test_what_is_no_server_of_ours(said: bytes) -> None:
         thread = threading.Thread(target=play)
         thread.start()
         with pytest.raises(Unreachable, match="REFUSED" if len(said) > 40 else "TIMEOUT"):
-            TcpTransport(party(listener.getsockname(), 1), connect_s=0.3).connect(0)
+            connect_link(party(listener.getsockname(), 1), 0, connect_s=0.3)
         thread.join()
         assert time.monotonic() - started < 10
 
@@ -277,7 +278,7 @@ def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
     with pytest.raises(Unreachable, match="CUT"):
-        TcpTransport(party(address, 1)).connect(0)
+        connect_link(party(address, 1), 0)
 
 
 PIECES = st.one_of(

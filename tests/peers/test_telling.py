@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,8 +110,10 @@ def test_an_answer_that_takes_long_keeps_nobody_waiting(
     server = server_factory(status=answer)
     file = offer(b"content").share(server)
     me = party(server.address, 1)
-    waiting = [connected(me, 0, 5, Purpose.STATUS)[0] for _ in range(MOST_AT_A_TIME)]
-    try:
+    with ExitStack() as stack:
+        stack.callback(go.set)
+        each = (connected(me, 0, 5, Purpose.STATUS) for _ in range(MOST_AT_A_TIME))
+        waiting = [stack.enter_context(one)[0] for one in each]
         for _ in waiting:
             assert begun.acquire(timeout=10)
         assert_serves(server, file)
@@ -122,10 +125,6 @@ def test_an_answer_that_takes_long_keeps_nobody_waiting(
             assert b"at last" in connection.recv(100)
             assert connection.recv(100) == b""
         wait_until(lambda: status_of(server) == b"at last")
-    finally:
-        go.set()
-        for connection in waiting:
-            connection.close()
 
 
 def test_who_waits_for_an_answer_waits_for_a_time(

@@ -116,7 +116,7 @@ def test_the_sampler_of_nopfs(length: int, seed: int, first: int, second: int) -
 def test_shuffle_with_a_mersenne_twister(length: int, seed: int, first: int, second: int) -> None:
     generator, items = Mersenne(seed), np.arange(length, dtype=np.int32)
     for expected in (first, second):
-        lib.monarch_mersenne_shuffle(generator.handle, 0, pointer(items, "int32_t *"), length)
+        lib.monarch_mersenne_shuffle(generator.handle, 0, pointer(items), length)
         assert hashed(items) == expected
 
 

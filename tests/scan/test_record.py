@@ -12,8 +12,9 @@ import yaml
 
 from monarch_py.config import Config, load_config
 from monarch_py.native import ENTRY, Kind, ffi
-from monarch_py.scan import Record, Scan, Walk, read_root, record_sources
 from monarch_py.scan.columns import pack, unpack
+from monarch_py.scan.record import Scan, Told, read_record, record_sources
+from monarch_py.scan.walk import Walk, read_up
 
 FIELDS = [name for name in ENTRY.names or () if name not in ("hash", "path", "copy_ino")]
 
@@ -66,19 +67,20 @@ def test_a_record_says_what_the_scan_found(tree: Path, tmp_path: Path) -> None:
     os.utime(other / "0002", (1e10, 1e10))
     for directory in (tree, other):
         walked(directory, 0)  # which sets the times of access, once
-    record = Record(record_sources(config_of(tmp_path, tree, other)))
+    record = read_record(record_sources(config_of(tmp_path, tree, other)))
     for number, directory in enumerate((tree, other)):
-        scan = record.scan(number)
+        listed = record[number]
+        scan = Told(number, listed)
         entries, errors = walked(directory, number)
         assert found(scan) == entries
         assert scan.errors() == errors == (0, 0)
-        assert record.root_ino(number) == directory.stat().st_ino
-        for path, ino in record.samples(number):
-            assert (directory / path).stat().st_ino == ino
+        assert listed.root_ino == directory.stat().st_ino
+        for path, ino in listed.samples:
+            assert (directory / os.fsdecode(path)).stat().st_ino == ino
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        assert record.root(number) == read_root(fd)
+        assert listed.up_ino == read_up(fd)
         os.close(fd)
-    assert len(record.samples(0)) > 0
+    assert len(record[0].samples) > 0
     assert len(entries) > 5000
 
 
@@ -106,13 +108,13 @@ def test_random_entries_come_back() -> None:
 def test_half_a_record_is_refused(tree: Path, tmp_path: Path, size: int) -> None:
     data = record_sources(config_of(tmp_path, tree))
     with pytest.raises(ValueError, match="no record of a scan"):
-        Record(data[:size])
+        read_record(data[:size])
 
 
 def test_a_damaged_batch_is_refused(tree: Path, tmp_path: Path) -> None:
     data = bytearray(record_sources(config_of(tmp_path, tree)))
     data[-1] ^= 1
-    scan = Record(bytes(data)).scan(0)
+    scan = Told(0, read_record(bytes(data))[0])
     with pytest.raises(ValueError, match="no batch of entries"):
         found(scan)
 

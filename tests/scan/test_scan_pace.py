@@ -30,7 +30,7 @@ from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Kind, ffi, lib
-from monarch_py.scan import ALL_NAMES, Walk
+from monarch_py.scan.walk import ALL_NAMES, Walk
 
 Factory = Callable[..., Session]
 FILES = 200

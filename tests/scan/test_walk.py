@@ -15,7 +15,7 @@ from support.mounts import Mounts
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.native import Kind, ffi
-from monarch_py.scan import Walk
+from monarch_py.scan.walk import Walk
 
 LATENCY_S = 0.01
 FILES = 400

@@ -22,7 +22,7 @@ LARGEST = (1 << 64) - 1
 def row(copy: int = 1, path: bytes = b"a/b", *, source: str = "/data", **more: int) -> Row:
     numbers = {"size": 9, "ino": 7, "mtime_ns": 5, "ctime_ns": 6, "sum": 3, **more}
     blocks = bytes(range(8))
-    return Row(copy, source, path, path_hash(path), block_size=4096, blocks=blocks, **numbers)
+    return Row(copy, source, path, block_size=4096, blocks=blocks, **numbers)
 
 
 @pytest.fixture

@@ -7,33 +7,15 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.daemon.copies.engine import Engine, block_sums, is_passing
 from monarch_py.daemon.scan.scanner import Scanner
-from monarch_py.native import (
-    JobKind,
-    JobStatus,
-    Kind,
-    Reason,
-    State,
-    copy_of,
-    lib,
-    make_word,
-    path_hash,
-    pointer,
-    reason_of,
-    state_of,
-    tier_of,
-)
+from monarch_py.native import Array, Bools, Ids, JobKind, JobStatus, Kind, Reason, State, lib
 from monarch_py.storage.manifest import Row
 from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
-
-Ids = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
-NONE: Ids = np.zeros(0, dtype=np.uint64)
 
 # A file may change again within this time of a change without its timestamps showing it [s].
 TIME_STEP_S = 2.0
@@ -57,9 +39,10 @@ class Copies:
         # Files that were seen to change under a fill: their next copy is looked at twice.
         self._doubted: set[int] = set()
         # Copies to remove: (tier, entries, numbers, sizes of their files); how many are under way.
-        self._drops: deque[tuple[int, Ids, npt.NDArray[Any], npt.NDArray[Any]]] = deque()
+        self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
-        self._leaving = [0] * len(self.tiers)  # the room that these take, by tier [bytes]
+        # By tier, the room that comes back when what is dropped is gone [bytes].
+        self.leaving = [0] * len(self.tiers)
         self._changes_seen = 0
         self.fills = self.filled_bytes = 0
 
@@ -73,10 +56,6 @@ class Copies:
         """The number of copies whose files are still to be removed; then their room comes back."""
         return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
 
-    def leaving(self, tier: int) -> int:
-        """The room of a tier that comes back when what is dropped is gone [bytes]."""
-        return self._leaving[tier]
-
     def tier(self, number: int) -> Tier:
         tier = self.tiers[number]
         assert tier is not None
@@ -84,7 +63,7 @@ class Copies:
 
     # --- made visible -------------------------------------------------------------------------
 
-    def made(self, results: npt.NDArray[Any]) -> Bools:
+    def made(self, results: Array) -> Bools:
         """Takes in results (n,) of fills and checks that went well. The engine has published nearly
         all of the copies; this decides on the others. Returns (n,) which of the copies serve."""
         fills = results[results["kind"] == JobKind.FILL]
@@ -92,17 +71,17 @@ class Copies:
         self._decide(results[results["is_published"] == 0])
         # Somebody may have dropped a copy between its publication and this turn.
         ids = np.ascontiguousarray(results["id"])
-        words = make_word(State.PRESENT, 0, results["tier"], results["copy"])
+        words = word.make(State.PRESENT, 0, results["tier"], results["copy"])
         serves: Bools = self.shared.catalog.words[ids] == words
         # If a file was changed while its copy was published, `drop_changed` may have seen the mark
         # and not the copy.
-        changed = serves & self.changed(ids)
+        changed = serves & self.shared.changed(ids)
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
         serves &= ~changed
         self._record(results[serves & (results["kind"] == JobKind.FILL)])
         return serves
 
-    def _count(self, fills: npt.NDArray[Any]) -> None:
+    def _count(self, fills: Array) -> None:
         sizes = self.shared.catalog.entries["size"][fills["id"]]
         for number in set(fills["tier"].tolist()):
             here = fills["tier"] == number
@@ -111,29 +90,29 @@ class Copies:
         self.fills += len(fills)
         self.filled_bytes += int(fills["bytes"].sum())
 
-    def _decide(self, results: npt.NDArray[Any]) -> None:
+    def _decide(self, results: Array) -> None:
         """Decides on (n,) copies that the engine has not published: their files were changed, their
         tiers are lost, or the catalog has to grow to know them by their inodes."""
         if not len(results):
             return
         ids = np.ascontiguousarray(results["id"])
-        changed = self.changed(ids)
+        changed = self.shared.changed(ids)
         lost = self._is_lost(results["tier"]) & ~changed
         good = results[~(changed | lost)]
-        words = make_word(State.PRESENT, 0, good["tier"], good["copy"])
+        words = word.make(State.PRESENT, 0, good["tier"], good["copy"])
         made = good["kind"] == JobKind.FILL
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
         self.forget(ids[lost], State.ABSENT)
         if len(good) and not self._show(good["id"], words, good["copy_ino"], good["sum"], made):
             self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
-    def adopt(self, ids: Ids, rows: npt.NDArray[Any], tier_number: int) -> None:
+    def adopt(self, ids: Ids, rows: Array, tier_number: int) -> None:
         """Publishes copies of an earlier session that match their sources and need no check: (n,)
         entries and their manifest rows."""
         if self.tier(tier_number).gone:
             self.forget(ids, State.ABSENT)
             return
-        words = make_word(State.PRESENT, 0, tier_number, rows["copy"])
+        words = word.make(State.PRESENT, 0, tier_number, rows["copy"])
         made = np.zeros(len(ids), dtype=bool)
         if not self._show(ids, words, rows["copy_ino"], rows["sum"], made):
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
@@ -154,7 +133,7 @@ class Copies:
         in whatever tier, stays only if a second reading agrees."""
         self._doubted.add(entry)
 
-    def _record(self, results: npt.NDArray[Any]) -> None:
+    def _record(self, results: Array) -> None:
         """Records copies in the manifests of durable tiers. The copy of a file that changed under
         its fill, or just before, is recorded only once a second reading agrees."""
         if not (self.keepers or self._doubted):
@@ -178,13 +157,11 @@ class Copies:
     def _row(self, result: Any) -> Row:
         catalog = self.shared.catalog
         entry = catalog.entries[int(result["id"])]
-        path = os.fsencode(catalog.path(int(result["id"])))
         source = self.scanner.sources[int(entry["source"])]
         return Row(
             copy=int(result["copy"]),
             source=str(source.config.real_path),
-            path=path,
-            path_hash=path_hash(path),
+            path=os.fsencode(catalog.path(int(result["id"]))),
             size=int(entry["size"]),
             ino=int(entry["ino"]),
             mtime_ns=int(result["mtime_ns"]),
@@ -200,14 +177,8 @@ class Copies:
         for entry in due:
             _, tier, row = self._young[entry]
             self._young[entry] = (float("inf"), tier, row)
-            self.engine.submit(
-                self.shared.catalog,
-                JobKind.COMPARE,
-                one(entry),
-                np.array([tier]),
-                np.array([row.copy]),
-                sums=np.array([row.sum], dtype=np.uint64),
-            )
+            words = word.make(State.PRESENT, 0, [tier], [row.copy])
+            self.engine.submit(JobKind.COMPARE, one(entry), words, sums=one(row.sum))
 
     def compared(self, result: Any) -> None:
         """Takes in the result of a second look."""
@@ -232,10 +203,10 @@ class Copies:
         filled elsewhere."""
         lib.monarch_lose_tier(self.shared.catalog.writer, number)
         words = self.shared.catalog.words
-        here = (state_of(words) == State.PRESENT) & (tier_of(words) == number)
+        here = (word.state(words) == State.PRESENT) & (word.tier(words) == number)
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
-    def _is_lost(self, tiers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    def _is_lost(self, tiers: Array) -> Bools:
         """(n,) which of these tiers, given by number, are lost."""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
@@ -249,10 +220,10 @@ class Copies:
             return
         catalog = self.shared.catalog
         words = catalog.words[ids]
-        tiers, numbers = tier_of(words), copy_of(words)
+        tiers, numbers = word.tier(words), word.copy(words)
         # The word keeps tier and number until the copy's file is gone: they lead the file's
         # descriptors back to the entry, and say that no new copy can be made yet.
-        catalog.set_words(ids, make_word(state, reason, tiers, numbers))
+        catalog.set_words(ids, word.make(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)
         sizes = catalog.entries["size"][ids]
@@ -263,12 +234,12 @@ class Copies:
     def _drop(self, tier: int, ids: Ids, numbers: Any, sizes: Any) -> None:
         if tier in self.keepers:
             self.keepers[tier].remove(numbers.tolist())
-        self._leaving[tier] += int(self.tier(tier).rounded_all(sizes).sum())
+        self.leaving[tier] += int(self.tier(tier).rounded_all(sizes).sum())
         for at in range(0, len(numbers), DROPS):
             part = slice(at, at + DROPS)
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
-    def _drop_rows(self, tier: int, rows: npt.NDArray[Any]) -> None:
+    def _drop_rows(self, tier: int, rows: Array) -> None:
         """Drops the copies of (n,) rows of the manifest that belong to no entry."""
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])
@@ -292,24 +263,22 @@ class Copies:
             self.tier(number).fail(int(result["left"]))
         else:
             self.tier(number).release(int(result["copy"]), size)
-        self._leaving[number] -= self.tier(number).rounded(size)
+        self.leaving[number] -= self.tier(number).rounded(size)
         entry, catalog = int(result["id"]), self.shared.catalog
-        if entry < len(catalog) and copy_of(catalog.words[entry]) == result["copy"]:
-            word = catalog.words[entry]
-            catalog.set_state(one(entry), State(int(state_of(word))), int(reason_of(word)))
+        if entry < len(catalog) and word.copy(now := catalog.words[entry]) == result["copy"]:
+            catalog.set_state(one(entry), State(int(word.state(now))), int(word.reason(now)))
 
-    def changed(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """(n,) whether a client has changed the file; now and then also True when none has."""
-        flags = np.zeros(len(ids), dtype=np.uint8)
-        lib.monarch_find_changed(
-            self.shared.clients,
-            self.shared.control,
-            self.shared.catalog.c,
-            len(ids),
-            pointer(ids, "uint64_t *"),
-            pointer(flags, "uint8_t *"),
-        )
-        return flags.astype(bool)
+    def renew(self, entry: int, fresh: Array) -> bool:
+        """Gives a file without a copy its present attributes, (1,) of dtype ENTRY. Returns whether
+        it could; else the source goes on serving the file."""
+        catalog = self.shared.catalog
+        try:
+            catalog.update(entry, fresh)
+        except OSError as full:  # shared memory is full
+            log.warning("%s stays at the source: %s", catalog.path(entry), full)
+            catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
+            return False
+        return True
 
     def drop_changed(self) -> None:
         """Drops the copies of changed files. Clients never open them; dropping gives their room
@@ -319,12 +288,12 @@ class Copies:
         if marks == self._changes_seen:
             return
         self._changes_seen = marks
-        states = state_of(self.shared.catalog.words)
+        states = word.state(self.shared.catalog.words)
         files = self.shared.catalog.entries["kind"] == Kind.FILE
         candidates = np.isin(states, (State.PRESENT, State.ABSENT, State.WANTED))
         ids = np.flatnonzero(candidates & files).astype(np.uint64)
-        ids = ids[self.changed(ids)]
-        present = state_of(self.shared.catalog.words[ids]) == State.PRESENT
+        ids = ids[self.shared.changed(ids)]
+        present = self.shared.catalog.states(ids) == State.PRESENT
         self.forget(ids[present], State.BYPASS, Reason.CHANGED)
         self.shared.catalog.set_state(ids[~present], State.BYPASS, Reason.CHANGED)
 
@@ -337,7 +306,7 @@ class Copies:
 
     def clear(self) -> int:
         """Drops every copy; returns how many there were."""
-        ids = np.flatnonzero(state_of(self.shared.catalog.words) == State.PRESENT)
+        ids = np.flatnonzero(word.state(self.shared.catalog.words) == State.PRESENT)
         self.forget(ids.astype(np.uint64), State.ABSENT)
         self.drop_foreign()
         return len(ids)
@@ -346,5 +315,5 @@ class Copies:
         """Drops copies that somebody else has found damaged."""
         known = [entry for entry in entries if 0 <= entry < len(self.shared.catalog)]
         ids = np.array(known, dtype=np.uint64)
-        present = state_of(self.shared.catalog.words[ids]) == State.PRESENT
+        present = self.shared.catalog.states(ids) == State.PRESENT
         self.forget(ids[present], State.ABSENT)

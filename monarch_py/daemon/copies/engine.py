@@ -1,41 +1,42 @@
 """The copy engine as Python drives it: orders and results in bulk, as numpy arrays."""
 
+import logging
+import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.config import Config
+from monarch_py import word
 from monarch_py.daemon.copies.concurrency import Counted, ReadsInFlight
 from monarch_py.daemon.copies.idle import IdleCores
-from monarch_py.daemon.scan.scanner import Source
-from monarch_py.daemon.segments import Shared
-from monarch_py.ipc.catalog import Catalog
+from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.native import (
     ENTRY,
     HOME,
     PLACED,
     RESULT,
     ROOM,
+    Array,
+    Bools,
+    Int32s,
     JobKind,
     JobStatus,
+    Uints,
     ffi,
     lib,
     pointer,
 )
 from monarch_py.policies.placement import TierRoom
 from monarch_py.storage.memory import available_bytes
-from monarch_py.storage.tiers import NO_DESCRIPTOR, Tier
+from monarch_py.storage.tiers import NO_DESCRIPTOR
+
+log = logging.getLogger("monarch.handovers")
 
 # Results taken at a time.
 RESULTS = 1024
-
-
-def as_array(ctype: str, values: npt.NDArray[Any]) -> Any:
-    """Values as a C array of this type (`uint64_t`), which C only reads and which keeps them."""
-    return ffi.from_buffer(f"{ctype}[]", np.ascontiguousarray(values, ctype.removesuffix("_t")))
 
 
 def block_sums(result: Any) -> bytes:
@@ -79,14 +80,8 @@ class Engine:
     a tier that hangs never keeps all threads; a single thread does none
     """
 
-    def __init__(
-        self,
-        config: Config,
-        shared: Shared,
-        sources: list[Source],
-        tiers: list[Tier | None],
-        peer_threads: int = 0,
-    ) -> None:
+    def __init__(self, scanner: Scanner, peer_threads: int) -> None:
+        config, shared = scanner.config, scanner.shared
         self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
         # The same for fetches that nobody waits for.
         self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
@@ -98,13 +93,9 @@ class Engine:
         self._spare = 1
         self._opened = 0, 0.0  # programs' opens, and their time, at the last look
         self._shares = peer_threads > 0  # other nodes wait for what this one fills
+        threads = config.copy_threads, self.width, peer_threads
         self.c: Any = lib.monarch_engine_start(
-            config.copy_threads,
-            self.width,
-            peer_threads,
-            config.block_size_bytes,
-            shared.clients,
-            shared.fills,
+            *threads, config.block_size_bytes, shared.clients, shared.fills
         )
         if self.c == ffi.NULL:
             raise MemoryError("no thread could be started for the copy engine")
@@ -112,9 +103,9 @@ class Engine:
         lib.monarch_engine_publish(self.c, shared.catalog.writer, shared.control)
         limits = config.source_limits
         lib.monarch_engine_limit(self.c, limits.bytes_per_s or 0, limits.ops_per_s or 0)
-        for source in sources:
+        for source in scanner.sources:
             lib.monarch_engine_source(self.c, source.number, source.fd)
-        for number, tier in enumerate(tiers):
+        for number, tier in enumerate(scanner.tiers):
             if tier is not None:
                 lib.monarch_engine_tier(self.c, number, tier.fd)
         for number in (*config.evicting, len(config.tiers)):
@@ -122,6 +113,7 @@ class Engine:
         self.block_bytes = config.block_size_bytes
         self.reads_ahead = config.copy_threads > 1
         self._shared = shared
+        self._handovers: list[socket.socket] = []
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
         self._unmet = np.zeros(UNMET, ENTRY), ffi.new("char[]", UNMET * lib.MONARCH_SCAN_HINT_PATH)
         self._placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
@@ -147,10 +139,10 @@ class Engine:
         none is idle."""
         return self._idle is not None and self._spare < self._reads.most
 
-    def flows(self, places: int) -> npt.NDArray[np.uint64]:
+    def flows(self, places: int) -> Uints:
         """(places, 2, MONARCH_LEVELS) bytes and times [ns], as struct monarch_flow has them."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
-        out = pointer(counts.reshape(-1), "struct monarch_flow *")
+        out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
         return counts
 
@@ -164,35 +156,27 @@ class Engine:
 
     def submit(
         self,
-        catalog: Catalog,
         kind: JobKind,
-        ids: npt.NDArray[Any],
-        tiers: npt.NDArray[Any],
-        copies: npt.NDArray[Any],
+        ids: Array,
+        words: Array,
         *,
         in_use: bool = False,
-        sums: npt.NDArray[Any] | None = None,
-        peers: npt.NDArray[np.int32] | None = None,
+        sums: Array | None = None,
+        peers: Int32s | None = None,
     ) -> None:
         """Gives the engine orders for (n,) entries, done in this order; those for files in use come
         before the others.
 
-        sums : (n,) what a CHECK or COMPARE expects;  peers : (n, MONARCH_ASKED) nodes that a FILL
-        asks before the source, in this order, -1 for nobody, + MONARCH_HAS_IT for one that has it
-        whole
+        words : (n,) with the tiers and numbers of their copies;  sums : (n,) what a CHECK or
+        COMPARE expects;  peers : (n, MONARCH_ASKED) nodes that a FILL asks before the source, in
+        this order, -1 for nobody, + MONARCH_HAS_IT for one that has it whole
         """
-        lib.monarch_engine_submit(
-            self.c,
-            catalog.c,
-            kind,
-            in_use,
-            len(ids),
-            as_array("uint64_t", ids),
-            as_array("uint32_t", tiers),
-            as_array("uint64_t", copies),
-            as_array("uint64_t", np.zeros(len(ids)) if sums is None else sums),
-            ffi.NULL if peers is None else as_array("int32_t", peers),
-        )
+        sums = np.zeros(len(ids)) if sums is None else sums
+        columns = [pointer(a, np.uint64) for a in (ids, word.copy(words), sums)]
+        columns.insert(1, pointer(word.tier(words), np.uint32))
+        asked = ffi.NULL if peers is None else pointer(peers, np.int32)
+        catalog = self._shared.catalog.c
+        lib.monarch_engine_submit(self.c, catalog, kind, in_use, len(ids), *columns, asked)
 
     def grant(self, rooms: list[TierRoom], first_copy: int, meets: int) -> None:
         """Lets the engine order fills by itself, first fit into `rooms`, of files that somebody
@@ -208,26 +192,24 @@ class Engine:
             given["is_part"] = room.free_bytes > GRANT_BYTES
             given["inodes"] = max(room.free_inodes, 0)
             given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
-        where = pointer(granted, "struct monarch_room *")
+        where = pointer(granted)
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
-    def end_grant(self) -> npt.NDArray[Any]:
+    def end_grant(self) -> Array:
         """Ends the grant. Returns the orders that were made under it, (n,) of dtype PLACED, valid
         until the next call."""
-        where = pointer(self._placed, "struct monarch_placed *")
+        where = pointer(self._placed)
         return self._placed[: lib.monarch_engine_end_grant(self.c, where)]
 
-    def set_homes(
-        self, ids: npt.NDArray[Any], asked: npt.NDArray[Any], keeps: npt.NDArray[np.bool_]
-    ) -> None:
+    def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
         """Tells the engine, for grants where nodes share, which nodes a fill of each of (n,)
         entries asks, (n, MONARCH_ASKED) or -1, and whether this node keeps the entry. From the
         first call on, the engine leaves files of which nothing was said to Python. MemoryError."""
         homes = np.zeros(len(ids), dtype=HOME)
         homes["asked_first"], homes["asked_then"] = asked.T
         homes["is_kept"] = keeps
-        where = pointer(homes, "struct monarch_home *")
-        if lib.monarch_engine_homes(self.c, len(ids), as_array("uint64_t", ids), where) != 0:
+        where = pointer(homes)
+        if lib.monarch_engine_homes(self.c, len(ids), pointer(ids, np.uint64), where) != 0:
             raise MemoryError("no memory for the table of nodes that fills ask")
 
     def rest(self, limit_s: float) -> bool:
@@ -235,37 +217,37 @@ class Engine:
         most. Returns whether somebody has since the last rest."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
-    def withdraw(self, ids: npt.NDArray[np.uint64]) -> int:
+    def withdraw(self, ids: Uints) -> int:
         """Takes back the fills of (n,) entries that no thread has begun and no program waits for.
         They are among the results at once, as ABANDONED. Returns how many they are."""
-        return int(lib.monarch_engine_withdraw(self.c, len(ids), as_array("uint64_t", ids)))
+        return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
         """(peers,) how many orders without a result yet ask each of the peers first."""
         lengths = np.zeros(peers, dtype=np.uint32)
-        lib.monarch_engine_queues(self.c, pointer(lengths, "uint32_t *"), peers)
+        lib.monarch_engine_queues(self.c, pointer(lengths), peers)
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
         """Sets how many turns the readers of each rank have, beside those of the others:
         (MONARCH_RANKS,) by the rank's number in a demand, 0 for a number that is no rank's."""
-        lib.monarch_engine_shares(self.c, pointer(shares, "uint32_t *"))
+        lib.monarch_engine_shares(self.c, pointer(shares))
 
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
         """Orders to remove (n,) copies of one tier, before all other orders.
 
         ids, sizes : of the copies' files
         """
-        entries, *others = (as_array("uint64_t", a) for a in (ids, copies, sizes))
-        places = as_array("uint32_t", np.full(len(ids), tier))
+        entries, *others = (pointer(a, np.uint64) for a in (ids, copies, sizes))
+        places = pointer(np.full(len(ids), tier), np.uint32)
         lib.monarch_engine_drop(self.c, len(ids), entries, places, *others)
 
-    def results(self) -> Iterator[npt.NDArray[Any]]:
+    def results(self) -> Iterator[Array]:
         """Batches (n,) of dtype RESULT; each is valid until the next is asked for, and its block
         sums until `settle`."""
         count = RESULTS
         while count == RESULTS:
-            where = pointer(self._buffer, "struct monarch_result *")
+            where = pointer(self._buffer)
             count = lib.monarch_engine_results(self.c, where, RESULTS)
             if count:
                 yield self._buffer[:count]
@@ -341,21 +323,33 @@ class Engine:
         rings the doorbell for fewer of them."""
         lib.monarch_engine_await(self.c, is_awaited)
 
-    def take_handovers(self, sockets: Sequence[int]) -> bool:
-        """From here on readers' descriptors are taken from these sockets, which stay open until the
-        engine has stopped. False where no thread could be started."""
-        return int(lib.monarch_engine_handovers(self.c, list(sockets), len(sockets))) == 0
+    def take_handovers(self) -> bool:
+        """From here on descriptors of files that programs have read are taken from the session's
+        sockets for handovers. False where these cannot be made, or no thread can be started."""
+        session = self._shared.session
+        try:
+            for path in session.handovers:
+                self._handovers.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+                session.bind(self._handovers[-1], path)
+        except OSError as error:
+            log.warning("programs cannot hand over descriptors: %s", error)
+            return False
+        numbers = [each.fileno() for each in self._handovers]
+        return int(lib.monarch_engine_handovers(self.c, numbers, len(numbers))) == 0
 
-    def unmet(self, source: int) -> tuple[npt.NDArray[Any], Any]:
+    def unmet(self, source: int) -> tuple[Array, Any]:
         """Files of a source that were handed over and that the catalog does not know: (n,) entries
         of dtype ENTRY, whose paths lie in a C array. Their descriptors wait for orders for 50
         ms."""
         entries, pool = self._unmet
-        to = pointer(entries, "struct monarch_entry *")
+        to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)
         return entries[:n].copy(), pool
 
     def stop(self, limit_s: float) -> int:
         """Abandons what runs and ends the threads. Returns how many of them have not ended within
         limit_s, because a file system does not answer: what they use has to stay as it is."""
-        return int(lib.monarch_engine_stop(self.c, max(0, int(limit_s * 1000))))
+        left = int(lib.monarch_engine_stop(self.c, max(0, int(limit_s * 1000))))
+        for each in self._handovers if not left else ():
+            each.close()
+        return left

@@ -8,18 +8,19 @@ and only if that file is used again sooner (the rule of coordination with prefet
 comes, and without a plan.
 """
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Copies, Ids
-from monarch_py.native import State, copy_of, state_of, tier_of
+from monarch_py import word
+from monarch_py.daemon.copies.copies import Copies
+from monarch_py.native import Bools, Ids, Ints, State
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.eviction import exchange
+from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import NOWHERE
 
 # Two looks lie at least LOOK_S apart [s], and looks take no more than the part SHARE of the time.
@@ -35,86 +36,70 @@ SHORT_S = 10.0
 # Uses that were asked for longer ago than this are out of date [s].
 OLD_S = 5.0
 
-Uses = npt.NDArray[np.int64]
-
-
-class Foresight(Protocol):
-    """What evictions ask of whoever knows a plan."""
-
-    @property
-    def placement(self) -> npt.NDArray[np.int32]:
-        """(entries,) the tier in which each file has its place, NOWHERE for none. Evictions change
-        it."""
-        ...
-
-    def uses(self) -> Future[Distances] | None:
-        """(entries,) how far away the next use of each entry is, and (entries,) the use after it,
-        NOT_SOON for none that is known: a future, because a thread works them out. None as long as
-        too little is known."""
-        ...
-
-    def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """(n,) whether this node may drop its copies of these files."""
-        ...
+Uses = Ints
 
 
 class Evictions:
     """Runs in turns of the daemon's loop and never waits.
 
+    foresee : returns (entries,) how far away the next use of each entry is, and (entries,) the use
+    after it, NOT_SOON for none that is known: as a future, because a thread works them out. None as
+    long as too little is known;  may_go : tells which copies of (n,) files this node may drop
     evicted : for each tier with eviction, by its number, how many copies have gone
     """
 
     def __init__(
         self,
-        tiers: Sequence[int],
         copies: Copies,
-        clock: Callable[[], float] = time.monotonic,
+        policy: NodePolicy,
+        foresee: Callable[[], Future[Distances] | None],
+        may_go: Callable[[Ids], Bools],
     ) -> None:
-        self._copies, self._clock = copies, clock
+        self._copies, self._policy = copies, policy
+        self._foresee, self._may_go = foresee, may_go
         self._next_look_s = 0.0
         # Worked out by a thread: with a million files, that takes longer than the loop may.
         self._uses: Future[Distances] | None = None
         self._asked_s = 0.0
         self._short_since_s: dict[int, float] = {}
-        self._is_over = False
-        self.evicted = dict.fromkeys(tiers, 0)
+        self.evicted = dict.fromkeys(copies.scanner.config.evicting, 0)
 
     def end(self) -> None:
         """Evicts nothing from here on."""
-        self._is_over = True
+        self._next_look_s = math.inf
 
-    def step(self, plan: Foresight) -> None:
+    def step(self) -> None:
         """Makes room for what comes next, where that pays."""
-        begun = self._clock()
-        if not self.evicted or self._is_over or begun < self._next_look_s:
+        begun = time.monotonic()
+        if not self.evicted or begun < self._next_look_s:
             return
         if self._uses is None:
-            self._uses, self._asked_s = plan.uses(), begun
+            self._uses, self._asked_s = self._foresee(), begun
         if self._uses is None or not self._uses.done():
             return
         uses, self._uses = self._uses.result(), None
         if begun - self._asked_s > OLD_S:
             return
         for number in self.evicted:
-            self._look_at(number, plan, *uses)
-        took = self._clock() - begun
+            self._look_at(number, *uses)
+        took = time.monotonic() - begun
         self._next_look_s = begun + max(LOOK_S, took / SHARE)
 
-    def _look_at(self, number: int, plan: Foresight, first: Uses, second: Uses) -> None:
+    def _look_at(self, number: int, first: Uses, second: Uses) -> None:
         tier = self._copies.tiers[number]
         if tier is None or not tier.usable:
             return
-        catalog, placement = self._copies.shared.catalog, plan.placement
+        catalog, placement = self._copies.shared.catalog, self._policy.planned
         words = catalog.words[: len(placement)]
-        absent = (state_of(words) == State.ABSENT) & (copy_of(words) == 0)
+        absent = (word.state(words) == State.ABSENT) & (word.copy(words) == 0)
         promised = absent & (placement == number)
         room = tier.room()
         sizes = catalog.entries["size"][: len(placement)]
         kept_for = int(room.rounded(sizes[promised]).sum())
-        there = room.free_bytes + self._copies.leaving(number)
+        there = room.free_bytes + self._copies.leaving[number]
         if kept_for <= there:
             self._short_since_s.pop(number, None)
-        elif self._clock() - self._short_since_s.setdefault(number, self._clock()) > SHORT_S:
+        elif time.monotonic() - self._short_since_s.setdefault(number, time.monotonic()) > SHORT_S:
             ids = np.flatnonzero(promised)
             ids = ids[np.argsort(first[ids], kind="stable")]
             placement[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
@@ -132,9 +117,9 @@ class Evictions:
         coming, needs = coming[fits], needs[fits]
         if not len(coming):
             return
-        here = (state_of(words) == State.PRESENT) & (tier_of(words) == number)
+        here = (word.state(words) == State.PRESENT) & (word.tier(words) == number)
         held = np.flatnonzero(here & (first > second[coming].min())).astype(np.uint64)
-        held = held[plan.may_go(held)]
+        held = held[self._may_go(held)]
         most = TIMES * len(coming)
         if len(held) > most:
             held = held[np.argpartition(first[held], len(held) - most)[len(held) - most :]]

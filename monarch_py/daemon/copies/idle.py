@@ -32,11 +32,8 @@ class IdleCores:
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
         # The numbers differ where processors are switched off.
         times = [t for number, t in enumerate(all_) if number in mine] or all_
-        # The time of guests is counted among that of programs.
-        return sum(t.idle + t.iowait for t in times), sum(
-            t.user + t.nice + t.system + t.irq + t.softirq + t.steal + t.idle + t.iowait
-            for t in times
-        )
+        # The time of guests, behind the first eight, is counted among that of programs.
+        return sum(t.idle + t.iowait for t in times), sum(sum(t[:8]) for t in times)
 
     def take(self) -> float:
         """How many processors were idle, on average, since the last call; 0 where that is not

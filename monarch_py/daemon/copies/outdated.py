@@ -2,28 +2,15 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Copies, Ids
+from monarch_py import word
+from monarch_py.daemon.copies.copies import Copies
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import (
-    ENTRY,
-    Kind,
-    Reason,
-    State,
-    copy_of,
-    ffi,
-    lib,
-    make_word,
-    pointer,
-    reason_of,
-    state_of,
-    tier_of,
-)
+from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, Reason, State, Uints, lib, pointer
 
 log = logging.getLogger("monarch.outdated")
 
@@ -38,9 +25,9 @@ class Compared:
     version."""
 
     ids: Ids
-    words: npt.NDArray[np.uint64]
+    words: Uints
     found: npt.NDArray[np.uint8]
-    fresh: npt.NDArray[Any]
+    fresh: Array
 
 
 class Outdated:
@@ -49,26 +36,18 @@ class Outdated:
     def __init__(self, scanner: Scanner, copies: Copies) -> None:
         self.scanner, self.copies, self.shared = scanner, copies, scanner.shared
         # Attributes that entries get once their old copies, by number, are removed.
-        self._fresh: dict[int, tuple[int, npt.NDArray[Any]]] = {}
+        self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
         """Compares files and directories (n,) with the source, in this order, for a second at most.
         Returns the ones that it has come to, one at least."""
         words = catalog.words[ids].copy()
         found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)
-        roots = np.array([source.fd for source in self.scanner.sources], dtype=np.int32)
+        roots = pointer(np.array([source.fd for source in self.scanner.sources]), np.int32)
         config = self.scanner.config
-        n = lib.monarch_compare(
-            catalog.c,
-            pointer(roots, "int32_t *"),
-            len(ids),
-            pointer(ids, "uint64_t *"),
-            config.scan_threads,
-            config.scan_ops_per_s or 0,
-            LIMIT_NS,
-            pointer(found, "uint8_t *"),
-            pointer(fresh, "struct monarch_entry *"),
-        )
+        limits = config.scan_threads, config.scan_ops_per_s or 0, LIMIT_NS
+        told = pointer(found), pointer(fresh)
+        n = lib.monarch_compare(catalog.c, roots, len(ids), pointer(ids), *limits, *told)
         return Compared(ids[:n], words[:n], found[:n], fresh[:n])
 
     def drop(self, compared: Compared) -> tuple[Ids, Ids]:
@@ -76,9 +55,9 @@ class Outdated:
         that can be filled anew, which are ABSENT, and the directories that list something else
         now."""
         catalog = self.shared.catalog
-        kinds, states = catalog.entries["kind"][compared.ids], state_of(compared.words)
+        kinds, states = catalog.entries["kind"][compared.ids], word.state(compared.words)
         directories = compared.ids[(kinds == Kind.DIR) & (compared.found != lib.MONARCH_SAME)]
-        is_left = (states == State.BYPASS) & (reason_of(compared.words) == Reason.CHANGED)
+        is_left = (states == State.BYPASS) & (word.reason(compared.words) == Reason.CHANGED)
         meant = (kinds == Kind.FILE) & (is_left | (states == State.PRESENT))
         meant &= is_left | (compared.found != lib.MONARCH_SAME)
         # Others have dealt with the entries that have changed meanwhile.
@@ -89,14 +68,14 @@ class Outdated:
         self.copies.forget(lost, State.BYPASS, Reason.CHANGED)
         self.copies.forget(compared.ids[usable & present], State.ABSENT)
         again, words = compared.ids[usable & is_left], compared.words[usable & is_left]
-        catalog.set_words(again, make_word(State.ABSENT, 0, tier_of(words), copy_of(words)))
+        catalog.set_words(again, word.make(State.ABSENT, 0, word.tier(words), word.copy(words)))
         for i in np.flatnonzero(usable & (compared.found == lib.MONARCH_REPLACED)).tolist():
-            copy = int(copy_of(compared.words[i]))
+            copy = int(word.copy(compared.words[i]))
             self._fresh[int(compared.ids[i])] = copy, compared.fresh[i : i + 1].copy()
         self.step()
         return compared.ids[usable], directories
 
-    def _marked(self, compared: Compared) -> npt.NDArray[np.bool_]:
+    def _marked(self, compared: Compared) -> Bools:
         """(n,) whether a client has changed the file that is at the source now: nobody is given a
         copy of it in this session."""
         is_replaced = compared.found == lib.MONARCH_REPLACED
@@ -115,15 +94,10 @@ class Outdated:
             return
         catalog = self.shared.catalog
         ids = np.fromiter(self._fresh, dtype=np.uint64, count=len(self._fresh))
-        for entry, copy in zip(ids.tolist(), copy_of(catalog.words[ids]).tolist(), strict=True):
+        for entry, copy in zip(ids.tolist(), word.copy(catalog.words[ids]).tolist(), strict=True):
             old, fresh = self._fresh[entry]
             if copy and copy == old:
                 continue  # the old copy is being removed
             del self._fresh[entry]
-            if copy:
-                continue  # a new fill has seen to it
-            try:
-                catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
-            except OSError as full:  # shared memory is full: the source goes on serving the file
-                log.warning("%s stays at the source: %s", catalog.path(entry), full)
-                catalog.set_state(ids[ids == entry], State.BYPASS, Reason.CHANGED)
+            if not copy:  # else a new fill has seen to it
+                self.copies.renew(entry, fresh)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import ffi, lib
+from monarch_py.native import Floats, Ints, Uints, ffi, lib
 from monarch_py.policies.lobster.queues import queue_seconds
 from monarch_py.policies.lobster.threads import share_threads
 
@@ -38,12 +38,11 @@ LEAST_LOAD = 0.25
 # Loads are counted in this many parts of the largest one, because the policy takes whole numbers.
 PARTS = 1 << 30
 
-Floats = npt.NDArray[np.float64]
 # (ranks of a node,) what each will load next, in any unit; None if that is not known.
 Prediction = Callable[[], Floats | None]
 
 
-def shares_of(loads: Floats) -> npt.NDArray[np.int64]:
+def shares_of(loads: Floats) -> Ints:
     """How many slices of the threads' time each rank gets: (ranks,), 1 or more each.
 
     loads : (ranks,) what each is predicted to load, 0 or more, in any unit
@@ -77,7 +76,7 @@ class Ranks:
     ) -> None:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
-        numbers: npt.NDArray[np.uint64] = np.frombuffer(counted, dtype=np.uint64)
+        numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
         # (MONARCH_RANKS, 2): bytes opened, and missed; row 0 belongs to no rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)

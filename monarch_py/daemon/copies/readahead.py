@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.config.schema import MAX_TIERS
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import JobKind, JobStatus, State, copy_of, state_of, tier_of
+from monarch_py.native import Bools, Ids, JobKind, JobStatus, State
 from monarch_py.storage.tiers import Tier
-
-Bools = npt.NDArray[np.bool_]
 
 # How much is brought at a time [files, bytes]: what is nearer may be known a moment later.
 MOST_FILES, MOST_BYTES = 64, 32 << 20
@@ -43,8 +40,7 @@ class ReadAhead:
     def is_for(self, ids: Ids) -> Bools:
         """Which of (n,) files have their copies in slow tiers."""
         words = self.shared.catalog.words[ids]
-        there: Bools = (state_of(words) == State.PRESENT) & self._is_slow[tier_of(words)]
-        return there
+        return np.asarray((word.state(words) == State.PRESENT) & self._is_slow[word.tier(words)])
 
     def wants(self, ids: Ids) -> Bools:
         """Which of (n,) files are to be brought before their next use."""
@@ -68,8 +64,7 @@ class ReadAhead:
         ids, sizes = ids[fits], sizes[fits]
         self._set_brought(ids, brought=True)
         self._under_way.update(zip(ids.tolist(), sizes.tolist(), strict=True))
-        words = catalog.words[ids]
-        self.engine.submit(catalog, JobKind.PAGE_IN, ids, tier_of(words), copy_of(words))
+        self.engine.submit(JobKind.PAGE_IN, ids, catalog.words[ids])
 
     def ended(self, result: Any) -> None:
         """Takes in the engine's result. If a copy could not be read, whoever opens it will find

@@ -8,14 +8,14 @@ import logging
 import os
 
 import numpy as np
-import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.config import Config, TierConfig
 from monarch_py.config.schema import MAX_TIERS
-from monarch_py.daemon.copies.copies import Copies, Ids
+from monarch_py.daemon.copies.copies import Copies
 from monarch_py.errors import TierError
 from monarch_py.ipc.session import SessionDir, shm_root
-from monarch_py.native import Reason, State, make_word, state_of, tier_of
+from monarch_py.native import Bools, Ids, Reason, State, Uints
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import take
 from monarch_py.storage import memory
@@ -31,8 +31,6 @@ SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
 # Room is made for 1/AT_ONCE of the quota at least: looking for what can go costs as much for one
 # file as for many.
 AT_ONCE = 16
-
-Bools = npt.NDArray[np.bool_]
 
 
 def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier | None:
@@ -83,7 +81,7 @@ class Staging:
         # Files in the order in which they came or were opened last. A copy that was dropped for
         # another reason is noticed when its turn has come.
         self._entries: dict[int, None] = {}
-        self._refused: list[Ids] = []
+        self.refused: list[Ids] = []  # left to the source until something changes here
         self.staged = self.dropped = 0
 
     # --- what is there --------------------------------------------------------------------------
@@ -105,7 +103,7 @@ class Staging:
 
     # --- room -----------------------------------------------------------------------------------
 
-    def can_hold(self, sizes: npt.NDArray[np.uint64]) -> Bools:
+    def can_hold(self, sizes: Uints) -> Bools:
         """Which files of these sizes (n,) [bytes] fit at all, each by itself."""
         if self.tier is None or not self.tier.usable:
             return np.zeros(len(sizes), dtype=bool)
@@ -120,7 +118,7 @@ class Staging:
         except OSError:
             return 0
 
-    def admits(self, sizes: npt.NDArray[np.uint64]) -> Bools:
+    def admits(self, sizes: Uints) -> Bools:
         """For which files of these sizes (n,) [bytes] there is room now, taken in order."""
         if self.tier is None:
             return np.zeros(len(sizes), dtype=bool)
@@ -133,11 +131,11 @@ class Staging:
         room is on its way."""
         if self.tier is None:
             return False
-        leaving = self.copies.leaving(self.number)
+        leaving = self.copies.leaving[self.number]
         missing = need_bytes - self.tier.room().free_bytes - leaving
         if missing > 0:
             self._drop(max(missing, self.tier.config.quota_bytes // AT_ONCE), least_use)
-        return self.copies.leaving(self.number) > 0
+        return self.copies.leaving[self.number] > 0
 
     def _drop(self, bytes_: int, least_use: int) -> None:
         """Drops copies that take so many bytes together, see `NodePolicy.victims`: of copies with
@@ -146,7 +144,7 @@ class Staging:
         assert self.tier is not None
         ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
         words = self.copies.shared.catalog.words[ids]
-        here = (state_of(words) == State.PRESENT) & (tier_of(words) == self.number)
+        here = (word.state(words) == State.PRESENT) & (word.tier(words) == self.number)
         for entry in ids[~here].tolist():
             del self._entries[entry]
         ids = ids[here]
@@ -159,22 +157,17 @@ class Staging:
 
     # --- no room --------------------------------------------------------------------------------
 
-    @property
-    def has_refused(self) -> bool:
-        """Whether files are left to the source until something changes here."""
-        return bool(self._refused)
-
     def refuse(self, ids: Ids) -> None:
         """Leaves (n,) files to the source for which nothing can go now: at once, because readers
         wait. As soon as anything changes here, an open wants them again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
-        self._refused.append(ids)
+        self.refused.append(ids)
 
     def let_in(self) -> None:
         """Lets refused files be wanted again: copies have arrived, or dropped ones are gone."""
-        if not self._refused:
+        if not self.refused:
             return
-        ids, self._refused = np.concatenate(self._refused), []
+        ids, self.refused = np.concatenate(self.refused), []
         catalog = self.copies.shared.catalog
-        still = catalog.words[ids] == make_word(State.BYPASS, Reason.NO_ROOM)
+        still = catalog.words[ids] == word.make(State.BYPASS, Reason.NO_ROOM)
         catalog.set_state(ids[still], State.ABSENT)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.daemon.copies.copies import Copies, Ids, one
+from monarch_py import word
+from monarch_py.daemon.copies.copies import Copies, one
 from monarch_py.daemon.copies.engine import is_passing
 from monarch_py.daemon.fill.requests import FillRequests
-from monarch_py.native import JobKind, JobStatus, State, copy_of, make_word, tier_of
+from monarch_py.native import Ids, JobKind, JobStatus, State
 
 log = logging.getLogger("monarch.filler")
 
@@ -39,8 +40,8 @@ class Checks:
         sources. They serve at once, or once they have been checked."""
         catalog = self._shared.catalog
         for ids, rows, tier_number in self._copies.scanner.take_adopted():
-            catalog.set_words(ids, make_word(State.FILLING, 0, tier_number, rows["copy"]))
-            catalog.set_sums(ids, rows["sum"])
+            catalog.set_words(ids, word.make(State.FILLING, 0, tier_number, rows["copy"]))
+            catalog.entries["sum"][ids] = rows["sum"]
             if self._keepers[tier_number].must_check:
                 self._waiting.append(ids)
             else:
@@ -60,9 +61,7 @@ class Checks:
                 self._waiting.appendleft(ids[most - ordered :])
                 ids = ids[: most - ordered]
             words, sums = catalog.words[ids], catalog.entries["sum"][ids]
-            self._copies.engine.submit(
-                catalog, JobKind.CHECK, ids, tier_of(words), copy_of(words), sums=sums
-            )
+            self._copies.engine.submit(JobKind.CHECK, ids, words, sums=sums)
             ordered += len(ids)
         return ordered
 

@@ -11,7 +11,7 @@ from monarch_py.daemon.copies.copies import Copies, one
 from monarch_py.daemon.copies.engine import is_passing
 from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.requests import FillRequests
-from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State, ffi, state_of
+from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State
 
 log = logging.getLogger("monarch.filler")
 
@@ -96,9 +96,9 @@ class FailedFills:
             return
         in_use, ahead = (np.array(ids, dtype=np.uint64) for ids in (self._in_use, self._ahead))
         self._in_use, self._ahead = [], []
-        self._requests.again(self._requests.let_in_again(in_use, Reason.NO_ROOM), in_use=True)
+        self._requests.try_again(in_use)
         # Others may have been taken back, or read by programs meanwhile.
-        ahead = ahead[state_of(self._shared.catalog.words[ahead]) == State.WANTED]
+        ahead = ahead[self._shared.catalog.states(ahead) == State.WANTED]
         self._requests.again(ahead, in_use=False)
 
     def note_filled(self) -> None:
@@ -117,10 +117,5 @@ class FailedFills:
             catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
             return
         catalog.set_state(one(entry), State.ABSENT)
-        try:
-            catalog.update(entry, ffi.cast("struct monarch_entry *", ffi.from_buffer(fresh)))
-        except OSError as full:  # shared memory is full: the source goes on serving the file
-            log.warning("%s stays at the source: %s", catalog.path(entry), full)
-            catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
-            return
-        self._requests.again(one(entry), in_use=in_use)
+        if self._copies.renew(entry, fresh):
+            self._requests.again(one(entry), in_use=in_use)

@@ -5,14 +5,12 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Copies, Ids
+from monarch_py import word
+from monarch_py.daemon.copies.copies import Copies
 from monarch_py.daemon.copies.engine import Engine
-from monarch_py.daemon.copies.handovers import Handovers
 from monarch_py.daemon.copies.outdated import Outdated
 from monarch_py.daemon.copies.readahead import ReadAhead
 from monarch_py.daemon.copies.staging import Staging
@@ -23,17 +21,7 @@ from monarch_py.daemon.nodes.nodes import Membership, Nodes
 from monarch_py.daemon.nodes.remote_copies import PEER_THREADS, RouteChooser
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.ipc.catalog import distinct
-from monarch_py.native import (
-    JobKind,
-    JobStatus,
-    Reason,
-    State,
-    copy_of,
-    lib,
-    make_word,
-    state_of,
-    tier_of,
-)
+from monarch_py.native import Array, Bools, Floats, Ids, JobKind, JobStatus, Reason, State, lib
 from monarch_py.policies.node import NOBODY, NodePolicy
 from monarch_py.policies.placement import NOWHERE, TierRoom
 from monarch_py.storage.tiers import Tier
@@ -55,11 +43,10 @@ LACKS_S = 1.0
 GRANTED_S = 2.0
 
 
-def _is_made(results: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _is_made(results: Array) -> Bools:
     """Which of (n,) results are those of fills and checks that went well."""
     makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
-    made: npt.NDArray[np.bool_] = makes & (results["status"] == JobStatus.DONE)
-    return made
+    return np.asarray(makes & (results["status"] == JobStatus.DONE))
 
 
 class Filler:
@@ -72,17 +59,17 @@ class Filler:
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
         peer_threads = PEER_THREADS if membership else 0
-        self.engine = Engine(config, self.shared, scanner.sources, self.tiers, peer_threads)
+        self.engine = Engine(scanner, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
-        self.handovers = Handovers(config, self.shared.session, self.engine)
-        self.shared.control.handed_bytes = self.handovers.most_bytes
+        # Opens must be a reason to fill a file: then programs hand over files of up to this size.
+        is_wanted = config.prefetch != "none" and not config.fill_after and config.handover_bytes
+        takes = is_wanted and self.engine.take_handovers()
+        self.shared.control.handed_bytes = config.handover_bytes if takes else 0
         self.shared.control.shares = membership is not None
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.policy = self.nodes.policy if self.nodes else NodePolicy()
         # Tells in how many seconds files are used next, infinite where nobody knows it.
-        self.seconds_to_use: Callable[[Ids], npt.NDArray[np.float64]] = lambda ids: np.full(
-            len(ids), np.inf
-        )
+        self.seconds_to_use: Callable[[Ids], Floats] = lambda ids: np.full(len(ids), np.inf)
         # Drops copies for files that programs use and that have no room; returns the files for
         # which it did.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
@@ -106,12 +93,6 @@ class Filler:
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         self._next_copy = max(Tier.first_number(), *(number + 1 for number in used))
-
-    def drop_unused_first(
-        self, give_way: Callable[[Ids], Ids], beside: Callable[[Ids], Ids]
-    ) -> None:
-        """Sets `give_way` and `beside`, for files that are filled ahead of their use."""
-        self.give_way, self.beside = give_way, beside
 
     @property
     def pending(self) -> int:
@@ -179,7 +160,7 @@ class Filler:
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
 
-    def _is_fetched(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def _is_fetched(self, ids: Ids) -> Bools:
         """(n,) whether other nodes are asked for these files, as far as is known."""
         if self.nodes is None or not self.nodes.is_ready:
             return np.zeros(len(ids), dtype=bool)
@@ -194,7 +175,7 @@ class Filler:
             or len(ids := self.requests.next_in_use(ORDERS, from_peers=False))
             or len(ids := self.requests.next_in_use(ORDERS, from_peers=True))
         ):
-            ids = ids[state_of(self.shared.catalog.words[ids]) == State.WANTED]
+            ids = ids[self.shared.catalog.states(ids) == State.WANTED]
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
             self._early.append(ids)
 
@@ -218,7 +199,7 @@ class Filler:
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
         while room > 0 and looked_at < ORDERS:
-            begun = begun[state_of(catalog.words[begun]) == State.FILLING]
+            begun = begun[catalog.states(begun) == State.FILLING]
             room_bytes = AHEAD_BYTES - float(sizes[begun].sum(dtype=np.float64))
             ids = self.requests.ahead.next(AHEAD_FILES - len(begun), room, sizes, room_bytes)
             if not len(ids):
@@ -228,9 +209,9 @@ class Filler:
             room -= self._order_fills(ids, in_use=False)
         return room > 0
 
-    def _is_open(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def _is_open(self, ids: Ids) -> Bools:
         """(n,) whether these files will get a copy."""
-        return np.isin(state_of(self.shared.catalog.words[ids]), (State.WANTED, State.FILLING))
+        return np.isin(self.shared.catalog.states(ids), (State.WANTED, State.FILLING))
 
     def order_planned(self, ids: Ids, horizon: int) -> None:
         """Fills what a plan needs next, in this order. What is staged for the plan may push out
@@ -245,7 +226,7 @@ class Filler:
         room."""
         ids = distinct(ids)
         words = self.shared.catalog.words[ids]
-        wanted, leaving = state_of(words) == State.WANTED, copy_of(words) != 0
+        wanted, leaving = word.state(words) == State.WANTED, word.copy(words) != 0
         if (wanted & leaving).any():
             self.requests.put_off(ids[wanted & leaving], in_use=in_use)
         ids = ids[wanted & ~leaving]
@@ -294,7 +275,7 @@ class Filler:
         tiers = np.full(int(now.sum()), self.staging.number, dtype=np.int32)
         return self._submit(ids[now], tiers, in_use=in_use)
 
-    def _submit(self, ids: Ids, tiers: npt.NDArray[Any], *, in_use: bool) -> int:
+    def _submit(self, ids: Ids, tiers: Array, *, in_use: bool) -> int:
         """Orders fills into (n,) tiers that have room. Returns how many."""
         catalog = self.shared.catalog
         sizes = catalog.entries["size"][ids]
@@ -305,14 +286,15 @@ class Filler:
             self.copies.tier(number).reserve(sizes[tiers == number])
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
         self._next_copy += len(ids)
-        catalog.set_words(ids, make_word(State.FILLING, 0, tiers, copies))
+        words = word.make(State.FILLING, 0, tiers, copies)
+        catalog.set_words(ids, words)
         self.readahead.filled(ids)
         peers = None
         if self.nodes is not None and self.routes is not None:
             due_s = np.zeros(len(ids)) if in_use else self.seconds_to_use(ids)
             peers = self.nodes.asked(ids)
             self.routes.choose(ids, peers, sizes, due_s)
-        self.engine.submit(catalog, JobKind.FILL, ids, tiers, copies, in_use=in_use, peers=peers)
+        self.engine.submit(JobKind.FILL, ids, words, in_use=in_use, peers=peers)
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
@@ -332,7 +314,7 @@ class Filler:
         more."""
         if not len(ids):
             return ids
-        leaves = any(map(self.copies.leaving, range(self.staging.number)))
+        leaves = any(self.copies.leaving[: self.staging.number])
         coming = ids if self.copies.drop_foreign() or leaves else ids[:0]
         if not len(coming):
             coming = self._drop_spare(ids)
@@ -367,9 +349,9 @@ class Filler:
             return own
         spare = self.policy.second_copies()
         words = self.shared.catalog.words[spare]
-        is_here = tier_of(words) < self.staging.number
-        is_coming = is_here & (state_of(words) == State.FILLING)
-        is_whole = is_here & (state_of(words) == State.PRESENT)
+        is_here = word.tier(words) < self.staging.number
+        is_coming = is_here & (word.state(words) == State.FILLING)
+        is_whole = is_here & (word.state(words) == State.PRESENT)
         # Other nodes' files without a copy are given up too: they would take the room again.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
@@ -388,12 +370,6 @@ class Filler:
             self._lacks_since_s = now_s
         self._refused_s = now_s
         return now_s - self._lacks_since_s >= LACKS_S
-
-    def try_again(self, ids: Ids) -> None:
-        """Tries (n,) files again that programs use and that had no room when they were used
-        before."""
-        if len(again := self.requests.let_in_again(ids, Reason.NO_ROOM)):
-            self.requests.again(again, in_use=True)
 
     # --- results -----------------------------------------------------------------------------
 
@@ -434,10 +410,10 @@ class Filler:
     def await_results(self, *, follows_plan: bool) -> None:
         """Has the engine wake the loop early for results if anything waits for them: a plan, files
         whose orders did not fit in, or files that had no room."""
-        waits = follows_plan or len(self.requests) or self._refused or self.staging.has_refused
+        waits = follows_plan or len(self.requests) or self._refused or self.staging.refused
         self.engine.await_results(is_awaited=bool(waits or self.checks))
 
-    def _made(self, results: npt.NDArray[Any]) -> None:
+    def _made(self, results: Array) -> None:
         """Takes in (n,) results of fills and checks that went well."""
         if not len(results):
             return
@@ -462,15 +438,13 @@ class Filler:
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.tier_of(ids, catalog.entries["size"][ids], self.rooms())
-        fits = self.requests.let_in_again(ids[tiers != NOWHERE], Reason.NO_ROOM)
-        if len(fits):
-            self.requests.again(fits, in_use=True)
+        self.requests.try_again(ids[tiers != NOWHERE])
 
     def answer(self) -> None:
         """Ends the wait of readers whose files have got a copy, or will not get one."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
         if self.nodes is not None:
-            self.nodes.answer()
+            self.nodes.replicas.answer()
 
     # --- on request --------------------------------------------------------------------------
 
@@ -491,7 +465,7 @@ class Filler:
         self.requests.let_in_again(everything, Reason.NO_ROOM, Reason.FAILED)
         for tier in self.tiers:
             if tier is not None:
-                tier.note_cleared()
+                tier.cap_bytes = None
         return dropped
 
     def close(self, limit_s: float) -> int:
@@ -499,9 +473,9 @@ class Filler:
         many of the engine's threads have not ended within limit_s."""
         self.begin_turn()
         words = self.shared.catalog.words
-        unchecked = state_of(words) == State.FILLING
+        unchecked = word.state(words) == State.FILLING
         for number, keeper in self.keepers.items():
-            here = bool((unchecked & (tier_of(words) == number)).any())
+            here = bool((unchecked & (word.tier(words) == number)).any())
             if keeper.must_check and (here or self.scanner.has_unmet(number)):
                 keeper.distrust()
         if self.nodes is not None:
@@ -511,6 +485,4 @@ class Filler:
         left = self.engine.stop(limit_s)
         if self.nodes is not None and not left:
             self.nodes.free()
-        if not left:
-            self.handovers.close()
         return left

@@ -13,11 +13,10 @@ from enum import IntEnum
 
 import numpy as np
 
-from monarch_py.daemon.copies.copies import NONE, Ids
 from monarch_py.daemon.copies.idle import IdleCores
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.fill.unused import UnusedPrefetch
-from monarch_py.native import State, ffi, lib, pointer
+from monarch_py.native import NO_IDS, Ids, State, ffi, lib, pointer
 from monarch_py.policies.placement import NOWHERE
 
 # A directory is filled once NAMES of its files were read to their end. All below it is filled once
@@ -120,7 +119,7 @@ class DirectoryPrefetch:
         self.unused = UnusedPrefetch(self.shared)
         self._directories = Directories()
         # Files of these directories whose turn has not come, by home.
-        self._next: list[Ids] = [NONE, NONE]
+        self._next: list[Ids] = [NO_IDS, NO_IDS]
         self._idle = IdleCores()
         self._ids = np.empty(QUEUE, dtype=np.uint64)
         self._full_until = self._opened_at = float("-inf")
@@ -131,7 +130,7 @@ class DirectoryPrefetch:
         self._is_followed = bool(self.shared.control.follow_opens)  # others have it on
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
-            filler.drop_unused_first(self.give_way, self.unused.ordered)
+            filler.give_way, filler.beside = self.give_way, self.unused.ordered
 
     @property
     def is_awake(self) -> bool:
@@ -153,7 +152,7 @@ class DirectoryPrefetch:
         if len(opened):
             self._opened_at = time.monotonic()
             self.unused.note_opened(opened)
-            self.filler.try_again(self.unused.refused(opened))
+            self.filler.requests.try_again(self.unused.refused(opened))
         sizes = self.shared.catalog.entries["size"][unmet]
         read = np.concatenate([self.shared.take_read(), unmet[sizes <= lib.MONARCH_UNIT]])
         if not len(read):
@@ -214,8 +213,7 @@ class DirectoryPrefetch:
         fit = int((np.cumsum(sizes[first], dtype=np.float64) < room_bytes).sum())
         self._next[home] = np.concatenate([first[fit:], rest])
         self._is_waiting = not fit and len(self._next[home]) > 0
-        taken: Ids = first[:fit]
-        return taken
+        return np.asarray(first[:fit])
 
     def _may_order(self) -> bool:
         nodes, wanted = self.filler.nodes, self.filler.requests
@@ -257,7 +255,7 @@ class DirectoryPrefetch:
         """The next (n,) files of one directory, and how many entries were looked at."""
         source, directory = filled.place[0], os.fsencode(filled.place[1])
         at = ffi.new("uint64_t *", filled.at[home])
-        where = pointer(self._ids, "uint64_t *")
+        where = pointer(self._ids)
         catalog, clients, is_deep = self.shared.catalog.c, self.shared.clients, filled.is_deep
         n = lib.monarch_find_absent(
             catalog, clients, source, directory, len(directory), is_deep, at, looks, where, most
@@ -281,7 +279,7 @@ class DirectoryPrefetch:
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
         if not len(again) or not len(unused):
-            return NONE
+            return NO_IDS
         sizes = self.shared.catalog.entries["size"]
         need_bytes = max(float(sizes[again].sum(dtype=np.float64)), GIVEN_BYTES)
         before = np.cumsum(sizes[unused], dtype=np.float64) - sizes[unused]
@@ -299,19 +297,19 @@ class DirectoryPrefetch:
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:
                 filled.at[home] = min(filled.at[home], first)
-        self._next = [NONE, NONE]
+        self._next = [NO_IDS, NO_IDS]
 
     def look_again(self) -> None:
         """Goes through all directories anew: files that had another order have become ABSENT, and
         have their turn once more."""
         for filled in self._directories.filled:
             filled.at = [0, 0]
-        self._next = [NONE, NONE]
+        self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
         """Begins anew after every copy was dropped: only what programs read from now on counts."""
         self.unused.clear()
-        self._directories, self._next = Directories(), [NONE, NONE]
+        self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False
 
     def told(self) -> dict[str, int] | None:

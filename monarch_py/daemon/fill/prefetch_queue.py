@@ -4,9 +4,8 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import NONE, Ids
+from monarch_py.native import NO_IDS, Bools, Ids, Uints
 
 # Entries that `prefetch: eager` looks at in one turn of the daemon's loop.
 MEETS = 65536
@@ -36,7 +35,7 @@ class PrefetchQueue:
         """With `eager`, the next entries (n,) of a catalog of `entries` entries that were not
         returned yet, and whether there are more."""
         if not self.eager:
-            return NONE, False
+            return NO_IDS, False
         first, last = self.entries_met, min(entries, self.entries_met + MEETS)
         self.entries_met = last
         return np.arange(first, last, dtype=np.uint64), last < entries
@@ -56,7 +55,7 @@ class PrefetchQueue:
         if len(ids):
             self._met.appendleft(("", ids))
 
-    def next(self, least: int, most: int, sizes: npt.NDArray[np.uint64], most_bytes: float) -> Ids:
+    def next(self, least: int, most: int, sizes: Uints, most_bytes: float) -> Ids:
         """The (n,) files whose turn it is: `most` files and `most_bytes` [bytes] at most, but
         `least` files whatever their sizes. None when nothing waits.
 
@@ -64,7 +63,7 @@ class PrefetchQueue:
         """
         queue = self._asked or self._met
         if not queue:
-            return NONE
+            return NO_IDS
         ticket, ids = queue.popleft()
         fit = int((np.cumsum(sizes[ids[:most]], dtype=np.float64) <= most_bytes).sum())
         taken = min(most, max(0, least, fit))
@@ -73,7 +72,7 @@ class PrefetchQueue:
         self._given.append((ticket, ids[:taken]))
         return ids[:taken]
 
-    def settle(self, is_open: Callable[[Ids], npt.NDArray[np.bool_]]) -> Ids:
+    def settle(self, is_open: Callable[[Ids], Bools]) -> Ids:
         """Forgets files that had their turn, once they have a copy or will not get one. Returns the
         (n,) others.
 
@@ -85,18 +84,18 @@ class PrefetchQueue:
         together = ((ticket, np.concatenate(parts)) for ticket, parts in given.items())
         left = [(ticket, ids[is_open(ids)]) for ticket, ids in together]
         self._given = [(ticket, ids) for ticket, ids in left if len(ids)]
-        return np.concatenate([NONE, *(ids for _, ids in self._given)])
+        return np.concatenate([NO_IDS, *(ids for _, ids in self._given)])
 
-    def had_turn(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def had_turn(self, ids: Ids) -> Bools:
         """(n,) which of these files had their turn and are not settled."""
-        return np.isin(ids, np.concatenate([NONE, *(given for _, given in self._given)]))
+        return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 
     def take_back(self, ticket: str) -> Ids:
         """The (n,) files of a ticket that are not settled; they wait no longer."""
         back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
         self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
         self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]
-        return np.concatenate([NONE, *back])
+        return np.concatenate([NO_IDS, *back])
 
     def waiting(self) -> list[Ids]:
         return [ids for _, ids in (*self._asked, *self._met)]

@@ -4,34 +4,19 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import NONE, Ids
+from monarch_py import word
 from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import distinct
-from monarch_py.native import (
-    Kind,
-    Reason,
-    State,
-    copy_of,
-    ffi,
-    lib,
-    make_word,
-    pointer,
-    reason_of,
-    state_of,
-    tier_of,
-)
+from monarch_py.native import NO_IDS, Bools, Ids, Kind, Reason, State, Uints, ffi, lib
 
 # Plain numbers: Python makes an exception and a call of each comparison with an enumeration's
 # member.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
-NOTHING = make_word(State.BYPASS, Reason.UNSUPPORTED)
+NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
 # The bits of a demand that name its entry: catalog.h, monarch_demand_entry.
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
-# How many wanted files are taken in one turn of the daemon's loop at most.
-WANTS = 65536
 
 
 class FillRequests:
@@ -50,9 +35,8 @@ class FillRequests:
         self._awaited: deque[Ids] = deque()
         # What waits until copies are removed: (files, whether programs use them).
         self._no_room_yet: list[tuple[Ids, bool]] = []
-        self._taken = np.empty(WANTS, dtype=np.uint64)
         demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
-        self._demands: npt.NDArray[np.uint64] = np.frombuffer(demands, dtype=np.uint64)
+        self._demands: Uints = np.frombuffer(demands, dtype=np.uint64)
         self._demands_seen = self._demands.copy()
 
     def __len__(self) -> int:
@@ -67,10 +51,7 @@ class FillRequests:
 
     def take_wants(self) -> None:
         """Wants what programs have opened since the last turn."""
-        where = pointer(self._taken, "uint64_t *")
-        wanted = ffi.addressof(self.shared.clients.wanted)
-        count = lib.monarch_take_bits(wanted, len(self.shared.catalog), where, WANTS)
-        self.want(self._taken[:count].copy())
+        self.want(self.shared.take_wanted())
 
     def take_demands(self) -> None:
         """Puts first what is to be filled ahead and somebody waits for now. No want tells of such a
@@ -82,7 +63,7 @@ class FillRequests:
             known = len(self.shared.catalog)
             entries = {(demand >> 32 & ENTRY_OF_DEMAND) - 1 for demand in fresh.tolist()}
             ids = np.array([e for e in entries if 0 <= e < known], dtype=np.uint64)
-            ids = ids[state_of(self._words_of_files(ids)) == WANTED]
+            ids = ids[word.state(self._words_of_files(ids)) == WANTED]
             if len(ids):
                 self._awaited.append(ids)
 
@@ -90,20 +71,20 @@ class FillRequests:
         """The (n,) files of which somebody waits for a part, ahead of all others; none when there
         are none. They are few: each reader that waits holds one of a fixed number of demand
         slots."""
-        return self._awaited.popleft() if self._awaited else NONE
+        return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
         """Wants files that programs use, in this order. What is no file, has a copy, or has none
         for a reason stays as it is."""
         if not len(ids):
             return
-        states = state_of(self._words_of_files(ids))
+        states = word.state(self._words_of_files(ids))
         ids = ids[(states == ABSENT) | (states == WANTED)]
         if len(ids):
             self.shared.catalog.want(ids)
             self._in_use.append(ids)
 
-    def part_ways(self, from_peers: Callable[[Ids], npt.NDArray[np.bool_]]) -> None:
+    def part_ways(self, from_peers: Callable[[Ids], Bools]) -> None:
         """Puts what programs use into a queue for each way. In a single queue, two nodes that fill
         from each other and have as many orders as they may would wait for each other.
 
@@ -120,7 +101,7 @@ class FillRequests:
         """The next (n,) files of this way, `most` of them at most; none when nothing waits."""
         queue = self._by_way[from_peers]
         if not queue:
-            return NONE
+            return NO_IDS
         ids = queue.popleft()
         if len(ids) > most:
             queue.appendleft(ids[most:])
@@ -132,7 +113,7 @@ class FillRequests:
         """With `prefetch: eager`, fills ahead what the catalog has got since the last call, but for
         adopted copies. Returns whether there is more."""
         ids, more = self.ahead.meet(len(self.shared.catalog))
-        self.fill_ahead(ids[state_of(self._words_of_files(ids)) == State.ABSENT])
+        self.fill_ahead(ids[word.state(self._words_of_files(ids)) == State.ABSENT])
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
@@ -141,7 +122,7 @@ class FillRequests:
         command's too. Returns how many files have no copy yet and get one."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
-        states, reasons = state_of(words), reason_of(words)
+        states, reasons = word.state(words), word.reason(words)
         again = (states == State.BYPASS) & np.isin(reasons, (Reason.NO_ROOM, Reason.FAILED))
         ordered = (states == State.FILLING) & self.ahead.had_turn(ids)
         ids = ids[again | ordered | np.isin(states, (State.ABSENT, State.WANTED))]
@@ -158,7 +139,7 @@ class FillRequests:
         """Wants (n,) files that nobody has opened, behind all others of their kind."""
         if len(ids):
             # The engine may publish a copy at any moment, so what is being filled stays as it is.
-            states = state_of(self.shared.catalog.words[ids])
+            states = self.shared.catalog.states(ids)
             self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
             self.ahead.add(ids, ticket)
 
@@ -171,10 +152,10 @@ class FillRequests:
         for wanted in (*self._all_in_use(), *self.ahead.meant()):
             kept[wanted] = True
         ids = ids[~kept[ids]]
-        states = state_of(catalog.words[ids])
+        states = catalog.states(ids)
         waiting, ordered = ids[states == State.WANTED], ids[states == State.FILLING]
         words = catalog.words[waiting]
-        catalog.set_words(waiting, make_word(State.ABSENT, 0, tier_of(words), copy_of(words)))
+        catalog.set_words(waiting, word.make(State.ABSENT, 0, word.tier(words), word.copy(words)))
         self.taken_back(waiting)
         return len(waiting), ordered
 
@@ -194,10 +175,15 @@ class FillRequests:
         """Makes those of (n,) files ABSENT that have no copy for one of these reasons; returns
         them."""
         words = self.shared.catalog.words[ids]
-        still = (state_of(words) == State.BYPASS) & np.isin(reason_of(words), reasons)
+        still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
         again: Ids = ids[still]
         self.shared.catalog.set_state(again, State.ABSENT)
         return again
+
+    def try_again(self, ids: Ids) -> None:
+        """Queues those of (n,) files, which programs use, that had no room."""
+        if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
+            self.again(again, in_use=True)
 
     def put_off(self, ids: Ids, *, in_use: bool) -> None:
         """Puts files off until the copies that are being removed are gone."""
@@ -219,11 +205,11 @@ class FillRequests:
         else:
             self.ahead.add_first(ids)
 
-    def _words_of_files(self, ids: Ids) -> npt.NDArray[np.uint64]:
+    def _words_of_files(self, ids: Ids) -> Uints:
         """(n,) the entries' words; the word of an entry that is no file says that nothing is to be
         done."""
         catalog = self.shared.catalog
         files = catalog.entries["kind"][ids] == FILE
-        words: npt.NDArray[np.uint64] = catalog.words[ids]
+        words: Uints = catalog.words[ids]
         words[~files] = NOTHING
         return words

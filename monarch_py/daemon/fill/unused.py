@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import NONE, Ids
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import State, state_of
+from monarch_py.native import NO_IDS, Ids, State
 
 # How much may be filled ahead and lie unused [bytes]: BYTES_FOR_EACH_READ for each byte that
 # programs have read, which counts once however often it is read, and BYTES_AT_FIRST besides, so
@@ -36,7 +35,7 @@ class UnusedPrefetch:
     def clear(self) -> None:
         """Begins anew, as if nothing had been read or filled ahead."""
         self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
-        self._under_way: Ids = NONE
+        self._under_way: Ids = NO_IDS
         # Files that were refused room just now, and from when on an open of them is another use.
         self._refusals: deque[tuple[float, Ids]] = deque()
         self.files = self.bytes_ = self.read_bytes = 0
@@ -94,7 +93,7 @@ class UnusedPrefetch:
 
     def settle(self) -> int:
         """Forgets files that will get no copy. Returns how many are still on their way."""
-        states = state_of(self.shared.catalog.words[self._under_way])
+        states = self.shared.catalog.states(self._under_way)
         open_ = (states == State.WANTED) | (states == State.FILLING)
         lost = self._under_way[~open_ & (states != State.PRESENT)]
         self._leave(self.ordered(lost))
@@ -104,7 +103,7 @@ class UnusedPrefetch:
     def copies(self) -> tuple[Ids, int]:
         """The (n,) files that have a copy nobody has used, and their bytes."""
         ids = np.flatnonzero(self._marks & ORDERED).astype(np.uint64)
-        ids = ids[state_of(self.shared.catalog.words[ids]) == State.PRESENT]
+        ids = ids[self.shared.catalog.states(ids) == State.PRESENT]
         return ids, self._bytes_of(ids)
 
     def drop(self, ids: Ids) -> None:

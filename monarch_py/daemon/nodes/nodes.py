@@ -7,18 +7,18 @@ quotas, which all of them were given alike when they started (policies/rendezvou
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Ids
+from monarch_py import word
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.nodes.serving import Membership, ReplicaServer
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import SessionError
-from monarch_py.native import Kind, Reason, State, lib, reason_of, state_of
-from monarch_py.peers import Party, Peer, TcpTransport
+from monarch_py.native import NO_IDS, Bools, Ids, Int32s, Ints, Kind, Reason, State, lib
+from monarch_py.peers import Party, Peer, connect_link
 from monarch_py.peers.membership import Cluster
 from monarch_py.policies.node import NOBODY, Holders, NodePolicy
 from monarch_py.policies.placement import TierRoom
@@ -40,7 +40,7 @@ SCAN_LIMIT_S = 10.0
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 
-def rooms_of(cluster: Cluster) -> npt.NDArray[np.int64]:
+def rooms_of(cluster: Cluster) -> Ints:
     """(nodes,) the room that each node has for files [bytes], with their sizes as `UNIT` rounds
     them, so that an owner has room for all that is its own."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
@@ -67,18 +67,18 @@ class Nodes:
                 f" at most {lib.MONARCH_MAX_PEERS}"
             )
         self.replicas = ReplicaServer(membership, shared, engine, tiers)
-        transport = TcpTransport(Party.of(cluster))
+        connect = partial(connect_link, Party.of(cluster))
         self.peers: dict[int, Peer] = {}
         for rank in range(len(cluster.members)):
             if rank != cluster.rank:
-                self.peers[rank] = Peer(transport.connect, rank)
+                self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
         self.policy = NodePolicy(cluster.rank, shares=True)
         # For each entry, whether this node has passed it on for want of room; how many entries it
         # has passed on, and how many it has taken over itself.
         self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
-        self._tell(np.zeros(0, dtype=np.uint64))
+        self._tell(NO_IDS)
         self.is_decided = False  # by the catalog alone
         # A plan decides on its files first, see `assign`.
         self.awaits_plan = False
@@ -122,7 +122,7 @@ class Nodes:
             self._decide_late(count)
         self.replicas.be_patient(self._patience)
 
-    def follow(self, ids: Ids, tier: npt.NDArray[np.int32], files: int, holders: Holders) -> None:
+    def follow(self, ids: Ids, tier: Int32s, files: int, holders: Holders) -> None:
         """Takes over what a plan says of (n,) entries, see `NodePolicy.follow`."""
         self.policy.follow(ids, tier, files, holders)
         self._tell(ids)
@@ -162,18 +162,14 @@ class Nodes:
         self._tell(new)
         self.taken_over += len(new)
 
-    def move(self, ids: Ids, nodes: npt.NDArray[np.int32]) -> None:
+    def move(self, ids: Ids, nodes: Int32s) -> None:
         """Notes the (n,) nodes that keep (n,) files by now."""
         if not len(ids):
             return
         self.policy.move(ids, nodes)
         self._tell(ids)
 
-    def answer(self) -> None:
-        """Lets peers have their answers: the catalog says what was decided in this turn."""
-        self.replicas.answer()
-
-    def asked(self, ids: Ids) -> npt.NDArray[np.int32]:
+    def asked(self, ids: Ids) -> Int32s:
         """(n, MONARCH_ASKED) whom a fill asks for each file, see `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
@@ -183,8 +179,8 @@ class Nodes:
         catalog alone)."""
         entries = self.shared.catalog.entries[:count]
         words = entries["word"]
-        left_out = (state_of(words) == State.BYPASS) & np.isin(
-            reason_of(words), (Reason.EXCLUDED, Reason.UNSUPPORTED)
+        left_out = (word.state(words) == State.BYPASS) & np.isin(
+            word.reason(words), (Reason.EXCLUDED, Reason.UNSUPPORTED)
         )
         files = np.flatnonzero((entries["kind"] == Kind.FILE) & ~left_out)
         hashes, sizes = entries["hash"][files], UNIT.rounded(entries["size"][files])
@@ -210,7 +206,7 @@ class Nodes:
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
         self._share(owner, owner == self.cluster.rank)
 
-    def _share(self, owner: npt.NDArray[np.int32], keeps: npt.NDArray[np.bool_]) -> None:
+    def _share(self, owner: Int32s, keeps: Bools) -> None:
         first = self.policy.shared
         self.policy.share(owner, keeps)
         passed_on = np.zeros(len(owner), dtype=bool)

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.config import Config
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.nodes.throughput import Throughput
-from monarch_py.native import lib
+from monarch_py.native import Floats, Ids, Int32s, Uints, lib
 from monarch_py.peers import Peer, PeerStatus
 from monarch_py.policies.node import NOBODY
 from monarch_py.policies.routing import Routing
@@ -27,7 +26,7 @@ from monarch_py.policies.routing import Routing
 # csrc/engine/schedule.c).
 PEER_THREADS = 24
 
-Asked = npt.NDArray[np.int32]
+Asked = Int32s
 
 
 class RouteChooser:
@@ -86,13 +85,7 @@ class RouteChooser:
 
     # --- the choice -----------------------------------------------------------------------------
 
-    def choose(
-        self,
-        ids: Ids,
-        asked: Asked,
-        sizes: npt.NDArray[np.uint64],
-        due_s: npt.NDArray[np.float64],
-    ) -> None:
+    def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
         """Takes from `asked`, (n, MONARCH_ASKED) nodes, those files that are to come from the
         source, and marks for the engine the nodes that have their files whole. Where a node is
         known to have a file, the source is compared with the node that would be asked first.

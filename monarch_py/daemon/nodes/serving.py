@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Ids
-from monarch_py.daemon.copies.engine import Engine, as_array
+from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.native import Bools, Ids, Int32s, Uints, ffi, lib, pointer
 from monarch_py.peers import Party, PeerServer
 from monarch_py.peers.membership import Cluster
 from monarch_py.storage.tiers import Tier
@@ -67,28 +65,24 @@ class ReplicaServer(PeerServer):
             lib.monarch_holdings_catalog(self._c, new.c)
             self._catalog = new
 
-    def keep(
-        self, ids: Ids, is_kept: npt.NDArray[np.bool_], moved_to: npt.NDArray[np.int32]
-    ) -> None:
+    def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
         """Sets which of (n,) entries this node keeps: it fills them when a peer asks for them. Of
         entries for which this node has no room, peers are told which node keeps them.
 
         moved_to : (n,) the numbers of these nodes, NOBODY where there is none to tell of
         """
         elsewhere = np.where(
-            moved_to >= 0,
-            lib.MONARCH_MOVED_TO + moved_to,
-            lib.MONARCH_KEPT_ELSEWHERE,
+            moved_to >= 0, lib.MONARCH_MOVED_TO + moved_to, lib.MONARCH_KEPT_ELSEWHERE
         )
         said = np.where(is_kept, lib.MONARCH_KEPT_HERE, elsewhere)
-        entries, kept = as_array("uint64_t", ids), as_array("uint16_t", said)
+        entries, kept = pointer(ids, np.uint64), pointer(said, np.uint16)
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
         """(n,) entries that this node has come to keep since the last call: peers take it for their
         owner."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
-        count = lib.monarch_holdings_moved(self._c, pointer(ids, "uint64_t *"))
+        count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]
 
     def be_patient(self, patience: int) -> None:
@@ -100,13 +94,11 @@ class ReplicaServer(PeerServer):
         """Ends the wait of peers for files that will have no copy."""
         lib.monarch_holdings_answer(self._c)
 
-    def rotten(self) -> tuple[Ids, npt.NDArray[np.uint64]]:
+    def rotten(self) -> tuple[Ids, Uints]:
         """(n,) entries whose copies are not what their fills have written, as peers' requests have
         shown since the last call, and (n,) the words that name these copies."""
         ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
-        count = lib.monarch_holdings_rotten(
-            self._c, pointer(ids, "uint64_t *"), pointer(words, "uint64_t *")
-        )
+        count = lib.monarch_holdings_rotten(self._c, pointer(ids), pointer(words))
         return ids[:count], words[:count]
 
     def _begin(self, bounds: Any) -> Any:

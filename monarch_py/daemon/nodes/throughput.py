@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.config import Performance
-from monarch_py.native import lib
+from monarch_py.native import Uints, lib
 from monarch_py.policies.routing import SOURCES
 
 # Numbers of readers are grouped by powers of two.
@@ -26,7 +25,7 @@ PAST_S = 3.0
 # [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3
 
-Counts = npt.NDArray[np.uint64]
+Counts = Uints
 
 
 class Throughput:

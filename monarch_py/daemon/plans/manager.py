@@ -14,22 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Ids
+from monarch_py import word
 from monarch_py.daemon.copies.eviction import Evictions
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
-from monarch_py.daemon.plans.prefetch import NONE, PlanPrefetch
+from monarch_py.daemon.plans.prefetch import PlanPrefetch
 from monarch_py.daemon.plans.retry import Job, Version, version_of
 from monarch_py.daemon.plans.tracker import Loaded, PlanTracker, load_plan, observe
 from monarch_py.errors import MonarchError
-from monarch_py.native import State, state_of
+from monarch_py.native import NO_IDS, Bools, Floats, Ids, State
 from monarch_py.plan import Plan
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.node import NOBODY
-
-__all__ = ["PlanManager", "load_plan"]
 
 log = logging.getLogger("monarch.planned")
 
@@ -60,7 +57,7 @@ class PlanManager:
         self._prefetch = PlanPrefetch(filler, self.trackers)
         filler.seconds_to_use = self._prefetch.seconds_to_use
         self._opened_at = self._seen_at = float("-inf")
-        self.evictions = Evictions(filler.scanner.config.evicting, filler.copies)
+        self.evictions = Evictions(filler.copies, filler.policy, self._foresee, self._may_go)
         if plans and self._nodes is not None:
             self._nodes.awaits_plan = True
 
@@ -127,7 +124,7 @@ class PlanManager:
 
     def _evict(self) -> None:
         try:
-            self.evictions.step(self)
+            self.evictions.step()
         except Exception:  # of the thread: the copies stay where they are
             log.exception("eviction from the tiers has ended")
             self.evictions.end()
@@ -149,7 +146,7 @@ class PlanManager:
         """Goes back to what was before the plans, after all of them were dropped."""
         self.filler.policy.forget_plan()
         # Their files are not wanted while another plan is being placed.
-        self._prefetch.begin(NONE)
+        self._prefetch.begin(NO_IDS)
 
     # --- another job ----------------------------------------------------------------------------
 
@@ -273,18 +270,18 @@ class PlanManager:
 
     # --- what goes for others -------------------------------------------------------------------
 
-    def uses(self) -> Future[Distances] | None:
-        """See `Foresight`. All plans are taken to go on at the same pace."""
+    def _foresee(self) -> Future[Distances] | None:
+        """See `Evictions`. All plans are taken to go on at the same pace."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         if not active or not all(tracker.sees_far for tracker in active):
             return None
         followed = [(c.entries, c.estimator.foresee()) for c in active if c.estimator is not None]
-        return self._executor.submit(_nearest, followed, len(self.placement))
+        return self._executor.submit(_nearest, followed, len(self.filler.policy.planned))
 
-    def may_go(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """See `Foresight`. Files of a plan that is followed may go, except those that other nodes
+    def _may_go(self, ids: Ids) -> Bools:
+        """See `Evictions`. Files of a plan that is followed may go, except those that other nodes
         get here."""
-        known = np.zeros(len(self.placement), dtype=bool)
+        known = np.zeros(len(self.filler.policy.planned), dtype=bool)
         for tracker in self.trackers:
             known[tracker.entries] |= tracker.is_active
         may = known[ids]
@@ -292,14 +289,9 @@ class PlanManager:
             may &= ~self.filler.policy.owns(ids)
         return may
 
-    @property
-    def placement(self) -> npt.NDArray[np.int32]:
-        """See `Foresight`."""
-        return self.filler.policy.planned
-
     # --- the ranks ------------------------------------------------------------------------------
 
-    def due_bytes(self) -> npt.NDArray[np.float64] | None:
+    def due_bytes(self) -> Floats | None:
         """(ranks of this node,) how much each rank has still to get of the files that it needs next
         [bytes]. None without a plan, and with several plans: nobody knows to which one a rank
         belongs."""
@@ -308,7 +300,7 @@ class PlanManager:
             return None
         ids, rank = following[0].due()
         words, sizes = self.shared.catalog.words[ids], self.shared.catalog.entries["size"][ids]
-        missing = np.isin(state_of(words), (State.ABSENT, State.WANTED, State.FILLING))
+        missing = np.isin(word.state(words), (State.ABSENT, State.WANTED, State.FILLING))
         ranks = following[0].timeline.ranks_per_node
         return np.bincount(rank[missing], sizes[missing], ranks).astype(np.float64)
 

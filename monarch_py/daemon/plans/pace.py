@@ -3,7 +3,8 @@
 import math
 
 import numpy as np
-import numpy.typing as npt
+
+from monarch_py.native import Floats
 
 # An open that is longer ago than this counts for little [s]. After so long without any open,
 # nothing is foreseen.
@@ -24,7 +25,7 @@ class Pace:
         self._files += files
         self._last = now_s
 
-    def seconds(self, files: npt.NDArray[np.float64], now_s: float) -> npt.NDArray[np.float64]:
+    def seconds(self, files: Floats, now_s: float) -> Floats:
         """How long programs take for so many more (n,) files, from now [s]; infinite where they
         have just begun, or open none."""
         since = now_s - self._began

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.config import SourceConfig
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.nodes.nodes import UNIT, Nodes, rooms_of
 from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import State, state_of, tier_of
+from monarch_py.native import NO_IDS, Bools, Ids, Int32s, Ints, State, Uints
 from monarch_py.plan import NEVER, Timeline, all_frequencies, analyse
 from monarch_py.plan.samplers import NONE
 from monarch_py.policies.node import ASKED, NOBODY, Holders, planned_tiers
@@ -26,8 +26,6 @@ from monarch_py.policies.nopfs.placement import is_placeable, place
 from monarch_py.policies.placement import NOWHERE, TierRoom
 
 log = logging.getLogger("monarch.planned")
-
-NO_IDS: Ids = np.zeros(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +40,7 @@ class PlacementResult:
     found: list[Found]
     ids: Ids
     holders: Holders
-    tier: npt.NDArray[np.int32]
+    tier: Int32s
     order: Ids
 
 
@@ -59,7 +57,7 @@ class PlacementTask:
     shared: Shared
     catalog: CatalogReader
     sources: tuple[SourceConfig, ...]
-    words: npt.NDArray[np.uint64]
+    words: Uints
     rooms: list[TierRoom]
     nodes: Nodes | None
     is_first: bool
@@ -86,8 +84,8 @@ class PlacementTask:
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
         holders, mine = agreed[0][back], agreed[1][back]
         # Copies stay in their tiers; their room is counted already.
-        here = state_of(self.words[ids]) == State.PRESENT
-        tier = np.where(here, tier_of(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
+        here = word.state(self.words[ids]) == State.PRESENT
+        tier = np.where(here, word.tier(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
         todo = np.flatnonzero(mine & ~here)
         tier[todo] = planned_tiers(frequency[todo], first[todo], sizes[todo], self.rooms)
         tier[tier >= len(self.rooms)] = NOWHERE
@@ -96,8 +94,8 @@ class PlacementTask:
         return PlacementResult(found, ids, holders, tier, ids[kept])
 
     def _share_out(
-        self, good: list[int], where: list[Any], ids: Ids, sizes: npt.NDArray[np.uint64]
-    ) -> tuple[Holders, npt.NDArray[np.bool_]]:
+        self, good: list[int], where: list[Any], ids: Ids, sizes: Uints
+    ) -> tuple[Holders, Bools]:
         """The holders of each file, the owner first, and which files this node holds. Every node
         computes the same, from the plans, the catalog and the nodes' quotas."""
         if self.nodes is None or len(self.nodes.cluster.members) == 1:
@@ -126,7 +124,7 @@ class PlacementTask:
         return placed.holders(), mine
 
 
-def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
     """(files,) how often this node uses each file of a plan, and (files,) the position of its first
     use by this node, or by any node where this one never uses it."""
     access = analyse(tracker.timeline, tracker.node)
@@ -136,7 +134,7 @@ def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.
     return access.frequency, first
 
 
-def _first_by_anybody(timeline: Timeline) -> npt.NDArray[np.int64]:
+def _first_by_anybody(timeline: Timeline) -> Ints:
     """(units,) int64, the position of the first use by any node, NEVER for none."""
     first = np.full(timeline.units, NEVER, dtype=np.int64)
     turns = timeline.ranks_per_node

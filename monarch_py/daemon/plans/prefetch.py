@@ -9,13 +9,12 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.daemon.copies.copies import Ids
+from monarch_py import word
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.pace import Pace
 from monarch_py.daemon.plans.tracker import PlanTracker
-from monarch_py.native import State, copy_of, state_of
+from monarch_py.native import NO_IDS, Bools, Floats, Ids, State
 from monarch_py.plan import NEVER
 
 # How many files of a plan are looked at ahead at most. The window ends earlier if the staging area
@@ -30,8 +29,6 @@ LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest time between two looks at what lies ahead [s].
 LOOK_S = 0.02
 
-NONE: Ids = np.zeros(0, dtype=np.uint64)
-
 
 class PlanPrefetch:
     """Runs in turns of the daemon's loop and never waits. It tells the policy which files are used
@@ -42,19 +39,19 @@ class PlanPrefetch:
         self._policy = filler.policy
         self._looked_at = float("-inf")
         self._pace = Pace()
-        self.begin(NONE)
+        self.begin(NO_IDS)
 
     def begin(self, order: Ids) -> None:
         """Begins with another placement.
 
         order : files that have their place here and no copy yet, by their first use
         """
-        self._policy.foresee(NONE)
+        self._policy.foresee(NO_IDS)
         self._kept_order = order  # files that have not had their turn
-        self._queue: Ids = NONE
-        self._paged: Ids = NONE  # files of slow tiers that are used next
+        self._queue: Ids = NO_IDS
+        self._paged: Ids = NO_IDS  # files of slow tiers that are used next
         self._horizon = 0  # how far the window goes, in files from now
-        self._begun: Ids = NONE
+        self._begun: Ids = NO_IDS
 
     def opened(self, ids: Ids) -> None:
         """Takes note of (n,) entries that programs have opened: nothing is brought for these uses
@@ -64,7 +61,7 @@ class PlanPrefetch:
         self._paged = self._paged[~np.isin(self._paged, ids)]
         self._policy.used(ids)
 
-    def seconds_to_use(self, ids: Ids) -> npt.NDArray[np.float64]:
+    def seconds_to_use(self, ids: Ids) -> Floats:
         """In how many seconds (n,) files are used next, if programs go on as fast as they do now;
         infinite for a file of which that is not known."""
         uses = self._policy.next_use(ids)
@@ -78,7 +75,7 @@ class PlanPrefetch:
             return
         self._looked_at = now
         parts = [tracker.upcoming(LOOK) for tracker in self._trackers if tracker.is_active]
-        ids = np.concatenate([*parts, NONE])
+        ids = np.concatenate([*parts, NO_IDS])
         if len(parts) > 1:
             distance = np.concatenate([np.arange(len(part)) for part in parts])
             ids = ids[np.argsort(distance, kind="stable")]
@@ -99,11 +96,10 @@ class PlanPrefetch:
         sizes = catalog.entries["size"][paged]
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
 
-    def _is_absent(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def _is_absent(self, ids: Ids) -> Bools:
         """For which of (n,) files a fill can be ordered."""
         words = self.shared.catalog.words[ids]
-        absent: npt.NDArray[np.bool_] = (state_of(words) == State.ABSENT) & (copy_of(words) == 0)
-        return absent
+        return np.asarray((word.state(words) == State.ABSENT) & (word.copy(words) == 0))
 
     def step(self) -> None:
         """Orders as much as may be under way at a time: first what is used next, then what is kept
@@ -112,7 +108,7 @@ class PlanPrefetch:
         self.filler.readahead.order(self._paged)
         catalog = self.shared.catalog
         sizes = catalog.entries["size"]
-        states = state_of(catalog.words[self._begun])
+        states = catalog.states(self._begun)
         begun = self._begun[(states == State.WANTED) | (states == State.FILLING)]
         files = MOST_FILES - len(begun)
         bytes_ = MOST_BYTES - int(sizes[begun].sum(dtype=np.float64))
@@ -141,7 +137,7 @@ class PlanPrefetch:
         if not len(ids):
             return
         self.filler.order_planned(ids, self._horizon)
-        left = ids[state_of(self.shared.catalog.words[ids]) == State.ABSENT]
+        left = ids[self.shared.catalog.states(ids) == State.ABSENT]
         kept = self._policy.keeps(left)
         # A tier may be fuller than was thought: such a file is staged when its time comes.
         self._policy.lose(left[kept])

@@ -5,12 +5,11 @@ tried again when all processes that used the session then have ended and others 
 next `monarch run`, and when its file holds another plan. These checks run in a thread.
 """
 
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monarch_py.util.processes import began, own_processes
+from monarch_py.util.processes import began, mapping
 
 # The version of a plan's file: its inode, size and mtime. Another plan in the file changes one of
 # them.
@@ -43,7 +42,7 @@ class Job:
     def is_over(self) -> bool:
         """Whether all processes have ended that were there when this was asked first."""
         if self._users is None:
-            self._users = {each: began(each) for each in own_processes() if self._is_user(each)}
+            self._users = {each: began(each) for each in mapping(self.prefix)}
         self._users = {
             each: start
             for each, start in self._users.items()
@@ -52,9 +51,3 @@ class Job:
         if not self._users:
             self.over_at = min(self.over_at, time.monotonic())
         return not self._users
-
-    def _is_user(self, process: Path) -> bool:
-        try:
-            return self.prefix in os.fsdecode((process / "maps").read_bytes())
-        except OSError:
-            return False

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.config import SourceConfig
-from monarch_py.daemon.copies.copies import Ids
 from monarch_py.daemon.plans.retry import Version, version_of
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import ConfigError
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Kind, lib, pointer
+from monarch_py.native import NO_IDS, Bools, Ids, Int32s, Ints, Kind, ffi, lib, pointer
 from monarch_py.plan import Plan
 from monarch_py.plan.index import Index
 from monarch_py.plan.position import PositionEstimator
@@ -71,7 +69,7 @@ class Found:
     """
 
     entries: Ids
-    used: npt.NDArray[np.bool_]
+    used: Bools
     problem: str
     runs: tuple[Run, ...]
 
@@ -92,11 +90,11 @@ class PlanTracker:
         self.timeline = plan.timeline()
         self.layout = self.timeline.layout()
         self.state, self.why, self.misled = "waiting", "", False
-        self.entries: Ids = np.zeros(0, dtype=np.uint64)
+        self.entries: Ids = NO_IDS
         self.number = 0  # of the run, in the layout
         self.estimator: PositionEstimator | None = None
         self._executor = executor
-        self._of_entry: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._of_entry: Int32s = np.zeros(0, dtype=np.int32)
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
         self._in_vain = 0  # searches that have found nothing since the job was lost
@@ -125,7 +123,7 @@ class PlanTracker:
         runs = tuple(self.draw(number) for number in range(min(2, len(self.layout))))
         return Found(np.concatenate(entries), self.used_ever(), problem, runs)
 
-    def used_ever(self) -> npt.NDArray[np.bool_]:
+    def used_ever(self) -> Bools:
         """(files,), which of them some node uses in some section. Runs in the thread."""
         used = np.zeros(self.timeline.units, dtype=bool)
         for section in self.timeline.sections():
@@ -200,8 +198,7 @@ class PlanTracker:
         """Runs in the thread. Returns the (n,) entries that the nodes use in a run."""
         epoch, part, _ = self.layout[number]
         units = np.unique(self.timeline.section(epoch, part.name).rows)
-        used: Ids = self.entries[units[units != NONE]]
-        return used
+        return np.asarray(self.entries[units[units != NONE]])
 
     def take_used(self) -> Ids:
         """(n,) entries that some node has used in a run that all nodes have gone through; each run
@@ -209,9 +206,9 @@ class PlanTracker:
         one."""
         estimator = self.estimator
         if not self._over or estimator is None or estimator.front <= estimator.run.window:
-            return np.zeros(0, dtype=np.uint64)
+            return NO_IDS
         if not self._over[0].done():
-            return np.zeros(0, dtype=np.uint64)
+            return NO_IDS
         return self._over.pop(0).result()
 
     def _search_if_lost(self, estimator: PositionEstimator) -> None:
@@ -232,7 +229,7 @@ class PlanTracker:
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
-    def _find_place(self, recent: npt.NDArray[np.int32]) -> tuple[int, Run, int] | None:
+    def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
         """Runs in the thread. Finds the run in which the last accesses lie together best, and their
         place."""
         best: tuple[float, int, Run, int] | None = None
@@ -270,7 +267,7 @@ class PlanTracker:
 
     # --- what is seen ---------------------------------------------------------------------------
 
-    def observe(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def observe(self, ids: Ids) -> Bools:
         """Which of these entries (n,), opened since the last call, fit the plan."""
         fits = np.zeros(len(ids), dtype=bool)
         if self.estimator is None:
@@ -284,7 +281,7 @@ class PlanTracker:
             self._go_on()
         return fits
 
-    def knows_again(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def knows_again(self, ids: Ids) -> Bools:
         """Which of these entries (n,) the plan's job has opened a short time ago."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
@@ -292,7 +289,7 @@ class PlanTracker:
             again[known] = self.estimator.knows_again(self._of_entry[ids[known]])
         return again
 
-    def judge(self, ids: Ids, fits: npt.NDArray[np.bool_], *, alone: bool = True) -> None:
+    def judge(self, ids: Ids, fits: Bools, *, alone: bool = True) -> None:
         """Takes note of how well (n,) entries fit that no other plan explains.
 
         alone : there is no other plan
@@ -301,7 +298,7 @@ class PlanTracker:
             known = self._is_known(ids)
             self.estimator.judge(self._of_entry[ids[known]], fits[known], alone=alone)
 
-    def _is_known(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def _is_known(self, ids: Ids) -> Bools:
         known = ids < len(self._of_entry)
         known[known] = self._of_entry[ids[known]] >= 0
         return np.asarray(known)
@@ -309,14 +306,14 @@ class PlanTracker:
     def upcoming(self, most: int) -> Ids:
         """(n,) entries that are needed next."""
         if self.estimator is None:
-            return np.zeros(0, dtype=np.uint64)
+            return NO_IDS
         return self.entries[self.estimator.upcoming(most)]
 
-    def due(self) -> tuple[Ids, npt.NDArray[np.int64]]:
+    def due(self) -> tuple[Ids, Ints]:
         """(n,) entries that the workers of all ranks may have under way by now, and for each entry
         the rank that needs it, from 0 on this node."""
         if self.estimator is None:
-            return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
+            return NO_IDS, np.zeros(0, dtype=np.int64)
         run = self.estimator.run
         places = self.estimator.due(run.window)
         # A node's ranks take turns, and so do a plan's positions.
@@ -381,18 +378,9 @@ def _find_files(
         if root == source.real_path or source.real_path in root.parents:
             below = os.fsencode(root.relative_to(source.real_path))
             prefix = b"" if below == b"." else below + b"/"
-            lib.monarch_find_all(
-                shared.control,
-                shared.clients,
-                catalog.c,
-                number,
-                prefix,
-                len(prefix),
-                pointer(index.pool, "char *"),
-                pointer(index.starts, "uint64_t *"),
-                index.files,
-                pointer(entries, "int64_t *"),
-            )
+            where = shared.control, shared.clients, catalog.c, number, prefix, len(prefix)
+            names = ffi.cast("char *", pointer(index.pool)), pointer(index.starts), index.files
+            lib.monarch_find_all(*where, *names, pointer(entries))
             break
     else:
         return entries.astype(np.uint64), f"{index.root} lies in none of the configured sources"

@@ -1,6 +1,6 @@
 """How far the scan goes while programs read: as far as fills ahead need, and little beyond."""
 
-from monarch_py.scan import ALL_NAMES
+from monarch_py.scan.walk import ALL_NAMES
 
 # The scan stays ahead of fills by as many names as they fill in AHEAD_S [s], and by LEAST names at
 # least. The kernel keeps what a look has brought for about a second: a fill that comes later makes

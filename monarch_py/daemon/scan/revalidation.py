@@ -84,8 +84,7 @@ class Metadata:
         self._young = np.flatnonzero(young).tolist()
         self._young_at = time.monotonic() + YOUNG_S
         for source in self.scanner.sources:
-            slot = self.shared.control.source[source.number]
-            slot.up_ino = source.root().up_ino
+            self.shared.control.source[source.number].up_ino = source.up_ino()
 
     def _begin(self) -> None:
         """Begins to compare: all that is known was looked at since the scanner began."""
@@ -124,18 +123,10 @@ class Metadata:
         began = time.monotonic()
         for source in self.scanner.sources:
             at = ffi.new("uint64_t *")
-            slot = self.shared.control.source[source.number]
+            slot = ffi.addressof(self.shared.control.source[source.number])
+            whose = self.shared.clients, slot, source.number, source.fd
             while at[0] < len(catalog) and not self._stopping.is_set():
-                lib.monarch_compare_directories(
-                    catalog.c,
-                    self.shared.clients,
-                    ffi.addressof(slot),
-                    source.number,
-                    source.fd,
-                    self._has_listings,
-                    at,
-                    SLICE,
-                )
+                lib.monarch_compare_directories(catalog.c, *whose, self._has_listings, at, SLICE)
                 if self.config.scan_ops_per_s:
                     self._stopping.wait(SLICE / self.config.scan_ops_per_s)
         if self._stopping.is_set():

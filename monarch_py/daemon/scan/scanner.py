@@ -5,21 +5,22 @@ import logging
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py import word
 from monarch_py.config import Config
 from monarch_py.daemon.scan.source import Source
 from monarch_py.daemon.scan.unlisted import Path, UnlistedFiles
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import ENTRY, Kind, Reason, State, ffi, lib, make_word, state_of
-from monarch_py.scan import ALL_NAMES, Record, Scan
+from monarch_py.native import ENTRY, Array, Ids, Kind, Reason, State, ffi, lib, pointer
+from monarch_py.scan.record import Listed, Scan, Scanned
+from monarch_py.scan.walk import ALL_NAMES
 from monarch_py.storage.durability import Keeper
-from monarch_py.storage.tiers import Tier
-
-__all__ = ["Scanner", "Source"]
+from monarch_py.storage.opening import OpenTiers
 
 log = logging.getLogger("monarch.scanner")
 
@@ -35,10 +36,9 @@ MOST_COUNTED = 65536
 
 
 # One file that was looked at: its source, its entry (1,), and the pool that holds its path.
-Seen = tuple[Source, npt.NDArray[Any], Any]
-Ids = npt.NDArray[np.uint64]
+Seen = tuple[Source, Array, Any]
 # Copies of earlier sessions that match their sources: entries, rows of the manifest, the tier.
-Adopted = tuple[Ids, npt.NDArray[Any], int]
+Adopted = tuple[Ids, Array, int]
 
 
 class Validator:
@@ -61,7 +61,7 @@ class Validator:
         self.rows, self.hashes = self.rows[order], self.hashes[order]
         self.matched = np.zeros(len(self.rows), dtype=bool)
 
-    def match(self, entries: npt.NDArray[Any]) -> tuple[npt.NDArray[np.intp], npt.NDArray[Any]]:
+    def match(self, entries: Array) -> tuple[npt.NDArray[np.intp], Array]:
         """Which of the catalog's entries have a copy here, and the copies' rows."""
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
@@ -78,7 +78,7 @@ class Validator:
         self.matched[at[found]] = True
         return found, rows[found]
 
-    def rest(self) -> npt.NDArray[Any]:
+    def rest(self) -> Array:
         """Copies whose source file is gone or has been replaced."""
         return self.rows[~self.matched]
 
@@ -86,33 +86,29 @@ class Validator:
 class Scanner:
     """Drives the scans of all sources, one after the other, in turns of the daemon's loop.
 
-    told : what one node has scanned for all, and when its scan began, on time.monotonic() [s]; None
-    where this daemon scans
+    told : what one node has scanned for all; None where this daemon scans
     """
 
     def __init__(
-        self,
-        config: Config,
-        shared: Shared,
-        tiers: list[Tier | None],
-        keepers: dict[int, Keeper],
-        told: tuple[Record, float] | None = None,
+        self, config: Config, shared: Shared, open_tiers: OpenTiers, told: Scanned | None
     ) -> None:
         # What is listed is at least as new as `began`, on time.monotonic() [s].
         record, self.began = told or (None, time.monotonic())
         self._began_ns = time.time_ns()
-        self.config, self.shared, self.tiers, self.keepers = config, shared, tiers, keepers
+        self.config, self.shared = config, shared
+        self.tiers, self.keepers = open_tiers.tiers, open_tiers.keepers
         is_lazy = config.scan == "lazy" and record is None
+        listed: Sequence[Listed | None] = record or [None] * len(config.sources)
         self.sources = [
-            Source(i, source, record, is_lazy=is_lazy) for i, source in enumerate(config.sources)
+            Source(i, source, listed[i], is_lazy=is_lazy) for i, source in enumerate(config.sources)
         ]
         self._adopted: list[Adopted] = []
-        self.validators = [Validator(i, keeper, self.sources) for i, keeper in keepers.items()]
+        self.validators = [Validator(i, keeper, self.sources) for i, keeper in self.keepers.items()]
         # Copies of earlier sessions, by tier. Foreign ones belong to datasets that are not
         # configured; stale ones, known once all is scanned, to files that are gone or have been
         # replaced.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
-        self.stale: dict[int, npt.NDArray[Any]] = {}
+        self.stale: dict[int, Array] = {}
         # Whether a plan or a command waits for all that was asked for; how many names a scan may
         # look at.
         self._is_in_a_hurry = False
@@ -223,12 +219,12 @@ class Scanner:
 
     # --- the scan -----------------------------------------------------------------------------
 
-    def take_foreign(self) -> dict[int, npt.NDArray[Any]]:
+    def take_foreign(self) -> dict[int, Array]:
         """Rows (n,) of copies, by tier, that belong to datasets which are not configured."""
         foreign, self.foreign = self.foreign, {}
         return foreign
 
-    def take_stale(self) -> dict[int, npt.NDArray[Any]]:
+    def take_stale(self) -> dict[int, Array]:
         """Rows (n,) of copies, by tier, whose files are gone or were replaced."""
         stale, self.stale = self.stale, {}
         return stale
@@ -282,7 +278,7 @@ class Scanner:
         self.validators = []
         self.shared.control.scanned = 1
 
-    def _insert(self, source: Source, entries: npt.NDArray[Any], pool: Any) -> None:
+    def _insert(self, source: Source, entries: Array, pool: Any) -> None:
         """Takes files into the catalog that it does not know, and finds their copies of earlier
         sessions."""
         catalog = self.shared.catalog
@@ -294,7 +290,7 @@ class Scanner:
             return os.fsdecode(ffi.buffer(pool + int(entry["path"]), int(entry["path_len"]))[:])
 
         out = source.excluded(entries, path) & (entries["word"] == 0)
-        entries["word"][out] = make_word(State.BYPASS, Reason.EXCLUDED)
+        entries["word"][out] = word.make(State.BYPASS, Reason.EXCLUDED)
         try:
             catalog.add(entries, pool)
         except OSError as error:
@@ -310,7 +306,7 @@ class Scanner:
         new = np.arange(before, self._known, dtype=np.uint64)
         if int(self.shared.clients.renames) != self._renames:
             self._look_again(source, new)
-        self._validate(new[state_of(catalog.words[new]) == State.ABSENT])
+        self._validate(new[catalog.states(new) == State.ABSENT])
 
     def _look_again(self, source: Source, ids: Ids) -> None:
         """Looks at files again after a directory was renamed during the session: what was listed
@@ -387,7 +383,7 @@ class Scanner:
         self._insert(*seen)
         return known if len(self.shared.catalog) > known else -1
 
-    def meet_read(self, source: Source, entries: npt.NDArray[Any], pool: Any) -> Ids:
+    def meet_read(self, source: Source, entries: Array, pool: Any) -> Ids:
         """Takes (n,) files that programs have read, and whose paths lie in `pool`, into the
         catalog, as far as it does not know them. Returns their entries."""
         paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
@@ -413,10 +409,9 @@ class Scanner:
         return counted[place]
 
     @staticmethod
-    def stat_entry(source: Source, path: bytes, entry: npt.NDArray[Any]) -> int:
+    def stat_entry(source: Source, path: bytes, entry: Array) -> int:
         """Fills entry[0] with the attributes of a file; returns 0 or -errno."""
-        target = ffi.new("char[]", 4096)
-        e = ffi.cast("struct monarch_entry *", ffi.from_buffer(entry))
+        target, e = ffi.new("char[]", 4096), pointer(entry)
         return int(lib.monarch_stat_entry(source.fd, source.number, path, e, target, 4096))
 
     def close(self, limit_s: float) -> int:

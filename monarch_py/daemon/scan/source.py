@@ -6,11 +6,11 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.config import Config, PathFilter, SourceConfig
-from monarch_py.native import Kind
-from monarch_py.scan import Batch, Record, Root, Scan, Walk, read_root
+from monarch_py.native import Array, Bools, Kind
+from monarch_py.scan.record import Listed, Scan, Told
+from monarch_py.scan.walk import Batch, Walk, read_up
 
 log = logging.getLogger("monarch.scanner")
 
@@ -65,12 +65,12 @@ class Source:
     """
 
     def __init__(
-        self, number: int, config: SourceConfig, told: Record | None, *, is_lazy: bool
+        self, number: int, config: SourceConfig, told: Listed | None, *, is_lazy: bool
     ) -> None:
         self.number = number
         self.config = config
         self._told = told
-        self._root = None if told is None else told.root(number)
+        self._up_ino = None if told is None else told.up_ino
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
@@ -121,7 +121,7 @@ class Source:
         told, self._told = self._told, None  # it is large, and needed once
         try:
             if told is not None:
-                self.scan = told.scan(self.number)
+                self.scan = Told(self.number, told)
             else:
                 self.scan = Walk(
                     self.fd,
@@ -162,8 +162,9 @@ class Source:
         # A scan whose threads could not be started has not even found the root.
         self.is_whole |= self._becomes_whole and self.found > 0
 
-    def root(self) -> Root:
-        return self._root or read_root(self.fd)
+    def up_ino(self) -> int:
+        """The inode of the root's "..", 0 if unknown."""
+        return read_up(self.fd) if self._up_ino is None else self._up_ino
 
     @property
     def takes_all(self) -> bool:
@@ -171,13 +172,13 @@ class Source:
         sizes_fit = self.config.min_size_bytes <= 1 and self.config.max_size_bytes is None
         return sizes_fit and self.filter.trivial
 
-    def excluded(self, entries: npt.NDArray[Any], paths: Any) -> npt.NDArray[np.bool_]:
+    def excluded(self, entries: Array, paths: Any) -> Bools:
         """(n,) True for files that the configuration leaves out.
 
         paths : callable, entry -> str
         """
         sizes, config = entries["size"], self.config
-        out: npt.NDArray[np.bool_] = sizes < config.min_size_bytes
+        out: Bools = sizes < config.min_size_bytes
         if config.max_size_bytes is not None:
             out |= sizes > config.max_size_bytes
         if not self.filter.trivial:

@@ -134,9 +134,9 @@ class Index:
         order."""
         total = ffi.new("uint64_t[2]")
         lib.monarch_plan_digest(
-            pointer(self.pool, "char *"),
-            pointer(self.starts, "uint64_t *"),
-            pointer(self.sizes, "uint64_t *"),
+            ffi.cast("char *", pointer(self.pool)),
+            pointer(self.starts),
+            pointer(self.sizes),
             self.files,
             total,
         )

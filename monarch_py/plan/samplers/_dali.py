@@ -83,14 +83,14 @@ class DALIReader(Sampler):
     def _listed(self) -> Order:
         listed = np.arange(self.length, dtype=np.int32)
         if self.random_shuffle and self.reader == "file":
-            numbers = pointer(listed, "int32_t *")
+            numbers = pointer(listed)
             lib.monarch_mersenne_shuffle(Mersenne(_LIST_SEED).handle, 0, numbers, self.length)
         return listed
 
     def _drawn(self, part: Order, state: ffi.CData) -> Order:
         drawn = np.empty_like(part)
         buffer = min(self.initial_fill, len(part))
-        numbers, out = pointer(part, "int32_t *"), pointer(drawn, "int32_t *")
+        numbers, out = pointer(part), pointer(drawn)
         if lib.monarch_minstd_buffer(state, buffer, numbers, out, len(part)) != 0:
             raise MonarchError(f"no memory for a buffer of {buffer} samples")
         return drawn

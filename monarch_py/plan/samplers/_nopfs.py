@@ -36,7 +36,7 @@ class NoPFSSampler(Sampler):
         items, buffers = np.arange(self.length, dtype=np.int32), Buffers()
         number = 0
         while True:
-            lib.monarch_minstd_shuffle(state, pointer(items, "int32_t *"), self.length)
+            lib.monarch_minstd_shuffle(state, pointer(items), self.length)
             if number >= start:
                 order = buffers.take(self.length)
                 order[:] = items

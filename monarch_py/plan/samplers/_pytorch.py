@@ -29,7 +29,7 @@ LOADER_DRAWS = ("none", "every_epoch", "first_epoch")
 def randperm(generator: Mersenne, order: Order) -> Order:
     """Writes torch.randperm(n, generator=generator) into `order` (n,), and returns `order`."""
     n = len(order)
-    numbers = pointer(order, "int32_t *")
+    numbers = pointer(order)
     lib.monarch_torch_randperm(generator.handle, n >= LARGE_RANDPERM, numbers, n)
     return order
 
@@ -147,7 +147,7 @@ class RandomSampler(Sampler):
         if self.replacement:
             order = buffers.take(self.count)
             wide = self.length >= WIDE_RANDINT
-            numbers = pointer(order, "int32_t *")
+            numbers = pointer(order)
             lib.monarch_torch_randint(generator.handle, self.length, wide, numbers, self.count)
             return order
         whole, rest = divmod(self.count, self.length)

@@ -42,7 +42,7 @@ class TensorFlowShuffle(Sampler):
             seed, seed2 = self._iterator_seeds(number)
             order = np.empty(self.length, dtype=np.int32)
             buffer = min(self.buffer_size, self.length)
-            out = pointer(order, "int32_t *")
+            out = pointer(order)
             if lib.monarch_buffer_shuffle(seed, seed2, buffer, out, self.length) != 0:
                 raise MonarchError(f"no memory for a shuffle buffer of {buffer} samples")
             yield order
@@ -57,5 +57,5 @@ class TensorFlowShuffle(Sampler):
         if not self.reshuffle:
             return seeds
         drawn = np.empty(2 * number + 2, dtype=np.uint32)
-        lib.monarch_philox(*seeds, pointer(drawn, "uint32_t *"), len(drawn))
+        lib.monarch_philox(*seeds, pointer(drawn), len(drawn))
         return int(drawn[-2]), int(drawn[-1])

@@ -1,0 +1,37 @@
+"""The word of a catalog's entry: its state, and where its copy is (csrc/shared/catalog.h).
+
+Each function takes one word or an array of them.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+
+
+def make(state: int, reason: int = 0, tier: Any = 0, copy: Any = 0) -> Any:
+    """Packs a word (uint64); if `tier` or `copy` is an array, so is the result."""
+    tiers, copies = np.asarray(tier, dtype=np.uint64), np.asarray(copy, dtype=np.uint64)
+    return np.uint64(state | reason << 4) | (tiers << np.uint64(8)) | (copies << np.uint64(12))
+
+
+def state(words: Words) -> Words:
+    states: Words = words & np.uint64(15)
+    return states
+
+
+def reason(words: Words) -> Words:
+    reasons: Words = (words >> np.uint64(4)) & np.uint64(15)
+    return reasons
+
+
+def tier(words: Words) -> Words:
+    tiers: Words = (words >> np.uint64(8)) & np.uint64(15)
+    return tiers
+
+
+def copy(words: Words) -> Words:
+    copies: Words = words >> np.uint64(12)
+    return copies
