@@ -10,31 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py._native import ffi, lib
-
-__all__ = [
-    "ENTRY",
-    "HOME",
-    "LIBRARY",
-    "PLACED",
-    "RESULT",
-    "ROOM",
-    "JobKind",
-    "JobStatus",
-    "Kind",
-    "Reason",
-    "SessionState",
-    "State",
-    "copy_of",
-    "ffi",
-    "lib",
-    "make_word",
-    "path_hash",
-    "pointer",
-    "reason_of",
-    "state_of",
-    "tier_of",
-]
+# The aliases mark names that other modules import from here.
+from monarch_py._native import ffi as ffi  # noqa: PLC0414
+from monarch_py._native import lib as lib  # noqa: PLC0414
 
 LIBRARY = Path(__file__).with_name("libmonarch.so")
 

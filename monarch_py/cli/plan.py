@@ -64,7 +64,7 @@ def index(
     The samples are numbered as the usual readers number them: files are sorted by path, and the
     samples of a file keep their order; the classes of an ImageFolder are sorted by name.
     """
-    from monarch_py.plan import index as builders
+    from monarch_py.plan import builders
 
     if pattern and kind == "image_folder":
         raise click.UsageError(

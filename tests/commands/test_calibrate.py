@@ -18,9 +18,10 @@ from monarch_py.commands import calibrate as measuring
 from monarch_py.commands.calibrate import THREADS, Calibration, calibrate, scenario_text
 from monarch_py.config import Config, load_config
 from monarch_py.errors import ConfigError, TierError
-from monarch_py.simulator import Scenario, load_scenario
 from monarch_py.simulator.comparison import compare
+from monarch_py.simulator.keys import load_scenario
 from monarch_py.simulator.result import Result
+from monarch_py.simulator.scenario import Scenario
 from monarch_py.util.units import MIB
 
 

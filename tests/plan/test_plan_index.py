@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.plan.index import (
-    Index,
+from monarch_py.plan.builders import (
     index_files,
     index_fixed,
     index_hdf5,
@@ -20,6 +19,7 @@ from monarch_py.plan.index import (
     index_tfrecord,
     index_webdataset,
 )
+from monarch_py.plan.index import Index
 
 
 def contents(root: Path, index: Index) -> list[bytes]:

@@ -17,8 +17,8 @@ from benchmarks.published import AS_PUBLISHED, POLICIES, simulate
 from benchmarks.published.compare import NAMES, compare, load_records, scenario_of
 from benchmarks.published.inputs import make_inputs
 from monarch_py.errors import ConfigError
-from monarch_py.simulator import Checkpoint, NodeOverride
 from monarch_py.simulator.result import Result, Unsupported, to_document
+from monarch_py.simulator.scenario import Checkpoint, NodeOverride
 
 RECORDS = load_records(Path(__file__).parent / "reference" / "nopfs_simulator.json")
 

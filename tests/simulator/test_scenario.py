@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from monarch_py.errors import ConfigError
-from monarch_py.simulator import Scenario, SizeLaw, load_scenario, shipped_scenarios
-from monarch_py.simulator.scenario import Dataset, least_share
+from monarch_py.simulator.keys import load_scenario, shipped_scenarios
+from monarch_py.simulator.scenario import Dataset, Scenario, SizeLaw, least_share
 from monarch_py.util.units import GIB, MIB
 
 # The example of the keys, as users write it.
