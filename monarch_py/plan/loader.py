@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.plan.samplers import NONE, Order, Sampler
+from monarch_py.plan.samplers import NONE, Order, Sampler, check_choice
 
 # strided : rank r takes the samples r, r + ranks, ... of the order (DistributedSampler)
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
@@ -44,8 +44,7 @@ class Loader:
         _check_at_least("batch_size", self.batch_size, 1)
         _check_at_least("workers", self.workers, 0)
         _check_at_least("prefetch_factor", self.prefetch_factor, 1)
-        if self.split not in SPLITS:
-            raise ConfigError(f"split: {self.split!r} is not known; write {' or '.join(SPLITS)}")
+        check_choice("split", self.split, SPLITS)
         self._check_sampler()
         if self.steps == 0:
             raise ConfigError(

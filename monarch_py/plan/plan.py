@@ -17,6 +17,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.plan._stored import loader_from, loader_to
 from monarch_py.plan.index import GRAINS, Index, Units, load_arrays, save_arrays
 from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import check_choice
 from monarch_py.plan.timeline import Part, Timeline, lookup_of
 
 # Marks a file of this version of the format.
@@ -54,8 +55,7 @@ class Plan:
     range_bytes: int = DEFAULT_RANGE_BYTES
 
     def __post_init__(self) -> None:
-        if self.grain not in GRAINS:
-            raise ConfigError(f"grain: {self.grain!r} is not known; write {' or '.join(GRAINS)}")
+        check_choice("grain", self.grain, GRAINS)
         if self.range_bytes < 1:
             raise ConfigError(f"range_size: {self.range_bytes} is out of range; write a size")
         for part in self.parts:
