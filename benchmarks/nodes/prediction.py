@@ -17,8 +17,8 @@ from benchmarks.nodes.testbed import Dataset, Layout
 from monarch_py.daemon.nodes.nodes import UNIT
 from monarch_py.daemon.nodes.remote_copies import PEER_THREADS
 from monarch_py.daemon.plans.prefetch import WINDOW_LEAVES
-from monarch_py.policies.caches import Hash
-from monarch_py.policies.nopfs import Planned
+from monarch_py.policies.caches import hashed
+from monarch_py.policies.nopfs.policy import planned
 from monarch_py.policies.rendezvous import Keys
 from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
 from monarch_py.simulator.engine import Measured, measure
@@ -85,7 +85,7 @@ class Run:
         return found
 
     def _decided(self, job: Job) -> Decision:
-        decision = Hash(self.hashes).decide(job)
+        decision = hashed(job, self.hashes)
         return self._without(job, decision) if self.gone else decision
 
     def _without(self, job: Job, decision: Decision) -> Decision:
@@ -113,7 +113,7 @@ class Run:
         """
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)
-        decision = Planned().decide(self._job(scenario, self.orders))
+        decision = planned(self._job(scenario, self.orders))
         through = min(self.dataset.bytes, area / max(1e-9, self._foreign(decision)))
         scenario = self._scenario(int(through), PEER_THREADS)
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))

@@ -22,7 +22,7 @@ from monarch_py.native import lib
 from monarch_py.plan import Loader, Plan, PlanPart, analyse
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
-from monarch_py.policies.named import make_policy
+from monarch_py.policies.named import find_policy
 from monarch_py.policies.rendezvous import file_keys, owners
 from monarch_py.policies.view import When
 from monarch_py.scan import record_sources
@@ -123,7 +123,7 @@ def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
     """held : the copies lie there before the first step, so that all epochs are later ones."""
     made = scenario(nodes, epochs)
     job = job_of(made)
-    decision = make_policy(POLICIES[name]).decide(job)
+    decision = find_policy(POLICIES[name])(job)
     if held and len(decision.copies.node):
         decision = replace(decision, when=When.BEFORE)
     return measure(made, job, decision)

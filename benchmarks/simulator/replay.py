@@ -23,7 +23,7 @@ from benchmarks.numbers import Result, describe_machine, report
 from monarch_py.commands.calibrate import Calibration, calibrate
 from monarch_py.config import load_config
 from monarch_py.demo.slowsource import SlowSource, find_slowsource
-from monarch_py.policies.caches import FirstFit
+from monarch_py.policies.caches import first_fit
 from monarch_py.policies.view import Decision, Job
 from monarch_py.simulator.engine import measure
 from monarch_py.simulator.jobs import cluster_of
@@ -105,7 +105,7 @@ class Replay:
             batch=BATCH,
             orders=lambda epoch: made[epoch],
         )
-        kept = FirstFit().decide(job)
+        kept = first_fit(job)
         decision = Decision(staging=bool(threads), copies=kept.copies, when=kept.when, pfs=kept.pfs)
         ends = measure(scenario, job, decision).epoch_end
         return [float(seconds) for seconds in np.diff(ends, prepend=0.0)]

@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from monarch_py.errors import MonarchError
 
 # The number that reads "SLOWSRC1" in a little-endian file, and the layout that this module knows.
@@ -303,14 +305,8 @@ def _may_allow_others() -> bool:
 def _is_mounted(mountpoint: Path) -> bool:
     """Whether the kernel's table has the mount. A stat of the mount point itself would hang if the
     program hangs."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-        mounts = [line.partition(" - ") for line in table]
-    return any(
-        place.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
-        == str(mountpoint)
-        for place, _, system in mounts
-        if system.split()[1:2] == ["slowsource"]
-    )
+    mounts = psutil.disk_partitions(all=True)
+    return ("slowsource", str(mountpoint)) in [(each.device, each.mountpoint) for each in mounts]
 
 
 def _unmount(mountpoint: Path) -> None:

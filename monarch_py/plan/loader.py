@@ -1,6 +1,5 @@
 """The loader, which deals a sampler's order to ranks, batches and workers."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,11 +117,6 @@ class Loader:
         if not 0 <= worker < max(1, self.workers):
             raise ConfigError(f"worker: {worker} is none of the {self.workers}; count from 0")
         return self.batches(epoch)[rank, worker :: max(1, self.workers)]
-
-    def epochs(self, start: int = 0) -> Iterator[Order]:
-        """`rows` of the epochs from `start` on."""
-        for order in self.sampler.epochs(start):
-            yield self.rows(order)
 
     def _strided(self, order: Order) -> Order:
         rest = len(order) % self.world_size

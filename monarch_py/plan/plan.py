@@ -95,15 +95,6 @@ class Plan:
         """The digest of each dataset, see Index.digest."""
         return [index.digest() for index in self.datasets]
 
-    def check_dataset(self, found: Index, dataset: int = 0) -> None:
-        """ConfigError unless `found`, the dataset as it is now, is the one that was planned for."""
-        planned = self.datasets[dataset]
-        if planned.digest() != found.digest():
-            raise ConfigError(
-                f"dataset: {found.root or 'it'} has {found.files} files, which are not the"
-                f" {planned.files} that were planned for; make the plan anew"
-            )
-
     def resized(self, epochs: int | None = None, nodes: int | None = None) -> Plan:
         """The plan after a restart with another number of epochs or nodes. Each node keeps its
         number of ranks, and samplers deal to the new total."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -224,11 +224,5 @@ class Decision:
     notes: tuple[str, ...] = ()
 
 
-class Policy(Protocol):
-    """name : as on the command line, in lower case with hyphens"""
-
-    name: str
-
-    def decide(self, job: Job) -> Decision:
-        """Decides for a job. PolicyError if the policy's paper excludes jobs like this one."""
-        ...
+# Decides for a job. PolicyError if the policy's paper excludes jobs like this one.
+Policy = Callable[[Job], Decision]

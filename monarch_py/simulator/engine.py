@@ -210,7 +210,7 @@ def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Resu
     job : of the scenario, if it exists already
     """
     job = job or job_of(scenario)
-    decision = policy.decide(job)
+    decision = policy(job)
     return result_of(scenario, job, measure(scenario, job, decision), decision)
 
 

@@ -68,13 +68,6 @@ def test_a_part_of_another_length_is_refused() -> None:
         Plan((shards(),), (part,), 1, 1)
 
 
-def test_a_plan_for_another_dataset_is_refused() -> None:
-    plan = two_parts()
-    plan.check_dataset(shards())
-    with pytest.raises(ConfigError, match=r"^dataset: /data has 6 files, .* make the plan anew$"):
-        plan.check_dataset(shards(6))
-
-
 def test_after_a_restart_with_other_numbers() -> None:
     plan = two_parts()
     longer = plan.resized(epochs=9)

@@ -187,11 +187,8 @@ def test_one_listed_epoch_is_every_epoch() -> None:
     assert Listed(4, np.array([3, 1])).epoch(9).tolist() == [3, 1]
 
 
-def test_a_recorded_order_knows_whether_it_is_repeated() -> None:
-    recorded = Recorded(4, np.array([3, 1, 0]))
-    assert recorded.epoch(5).tolist() == [3, 1, 0]
-    assert recorded.repeated_by(np.array([3, 1, 0]))
-    assert not recorded.repeated_by(np.array([3, 0, 1]))
+def test_a_recorded_order_is_that_of_every_epoch() -> None:
+    assert Recorded(4, np.array([3, 1, 0])).epoch(5).tolist() == [3, 1, 0]
 
 
 @pytest.mark.parametrize("content", ["", "1\n2\n\n3\n", "one\n", "1.5\n"])

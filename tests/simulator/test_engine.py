@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator.machine import FAST, Machine, job, run, scenario
 
-from monarch_py.policies.named import make_policy
+from monarch_py.policies.named import find_policy
 from monarch_py.policies.nopfs.fetching import NONE, Places, fetch_seconds
 from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, Served, When
 from monarch_py.simulator.engine import measure, simulate
@@ -444,8 +444,8 @@ def test_samples_are_dealt_to_the_ranks_that_there_are() -> None:
     assert np.count_nonzero(order != NO_FILE, axis=2).tolist() == [[4] * 3, [2] * 3, [6] * 3]
     assert sorted(order[order != NO_FILE].tolist()) == list(range(36))
     # And a run uses them all.
-    assert simulate(of, make_policy("nopfs")).bytes["staging"] == 0
-    assert sum(simulate(of, make_policy("nopfs")).bytes.values()) == 2 * 36
+    assert simulate(of, find_policy("nopfs")).bytes["staging"] == 0
+    assert sum(simulate(of, find_policy("nopfs")).bytes.values()) == 2 * 36
 
 
 def test_the_ranks_of_a_node_share_its_staging() -> None:
@@ -566,15 +566,12 @@ def test_prefetching_in_order_is_no_slower_than_not(made: tuple[Scenario, Job]) 
 
 
 def test_the_report_of_a_run_says_what_happened() -> None:
-    class OnUse:
-        name = "on-use"
-
-        def decide(self, job: Job) -> Decision:
-            copies = Copies.of([(node, 1, np.arange(job.files)) for node in range(2)])
-            return Decision(copies=copies, when=When.ON_USE, notes=("a note",))
+    def on_use(job: Job) -> Decision:
+        copies = Copies.of([(node, 1, np.arange(job.files)) for node in range(2)])
+        return Decision(copies=copies, when=When.ON_USE, notes=("a note",))
 
     of = scenario(Machine({1: 10}, compute=5), nodes=2, epochs=3, batch=2, files=8)
-    result = simulate(of, OnUse())
+    result = simulate(of, on_use)
     document = result.to_dict()
     assert document["total_seconds"] == pytest.approx(sum(document["epoch_seconds"]))
     assert sum(document["bytes"].values()) == 24

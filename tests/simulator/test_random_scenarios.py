@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from monarch_py.errors import PolicyError
-from monarch_py.policies.named import NAMES, make_policy
+from monarch_py.policies.named import NAMES, find_policy
 from monarch_py.policies.view import PFS, Decision, Job
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import job_of
@@ -85,7 +85,7 @@ def runs() -> list[tuple[Scenario, Job, dict[str, tuple[Decision, Measured]]]]:
         ran = {}
         for name in NAMES:
             try:
-                decision = make_policy(name).decide(job)
+                decision = find_policy(name)(job)
             except PolicyError:
                 continue
             ran[name] = (decision, measure(scenario, job, decision))

@@ -70,10 +70,6 @@ class Recorded(Listed):
             raise ConfigError("indices: one epoch is recorded; write its samples as one row")
         super().__post_init__()
 
-    def repeated_by(self, observed: npt.NDArray[Any]) -> bool:
-        """Whether the observed order, (count,) integers, is this one."""
-        return bool(np.array_equal(self.indices, observed))
-
 
 def read_indices(path: Path) -> npt.NDArray[np.int64]:
     """Reads a file of indices: .npy, or text with one number a line and an empty line between two

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +9,7 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.eviction import MISS, FarthestUse
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
-from monarch_py.policies.lobster.queues import Rate, queue_bytes, queue_seconds
+from monarch_py.policies.lobster.queues import queue_bytes, queue_seconds
 from monarch_py.policies.lobster.threads import share_threads
 from monarch_py.policies.replay import Replay, next_uses
 from monarch_py.policies.view import (
@@ -19,6 +18,7 @@ from monarch_py.policies.view import (
     STAGING,
     Cluster,
     Decision,
+    Floats,
     Ints,
     Job,
     Served,
@@ -37,7 +37,7 @@ class Evictions:
     prefetch: int = 0
 
 
-class Lobster:
+def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     """Nodes cache what they load, and three rules decide what is dropped (Lobster 4.4).
 
     1. Reuse count: after its last use on the node a copy is dropped, if another node holds one.
@@ -54,26 +54,18 @@ class Lobster:
     Assumptions: samples are loaded shortly before their use, so each is the nearest prefetch, and
     rule 3 decides by its own next use whether it stays. Nodes see what the others held at the start
     of the step. Rule 2 applies to samples that are used again; rule 1 handles the others.
+
+    evictions : counts what the rules drop, if it is given
     """
-
-    name = "lobster"
-
-    def __init__(self) -> None:
-        self.evictions = Evictions()
-
-    def decide(self, job: Job) -> Decision:
-        def begin() -> Iterator[Served]:
-            self.evictions = Evictions()
-            return _Nodes(job, self.evictions).run()
-
-        replay = Replay(begin)
-        return Decision(
-            when=When.ON_USE,
-            remote=True,
-            pfs=False,
-            served=lambda epoch, _: replay.at(epoch),
-            threads=lambda epoch, order: _threads(job, order, replay.at(epoch)),
-        )
+    counted = evictions or Evictions()
+    replay = Replay(lambda: _Nodes(job, counted).run())
+    return Decision(
+        when=When.ON_USE,
+        remote=True,
+        pfs=False,
+        served=lambda epoch, _: replay.at(epoch),
+        threads=lambda epoch, order: _threads(job, order, replay.at(epoch)),
+    )
 
 
 # Number of straight lines that model the time of preprocessing by the number of threads.
@@ -112,17 +104,13 @@ def _threads(job: Job, order: Ints, served: Served) -> npt.NDArray[np.int32]:
     return answer
 
 
-def _rates(cluster: Cluster, node: int) -> list[Rate]:
-    """The rate of a node's threads at each source [bytes/s], see `_threads`."""
+def _rates(cluster: Cluster, node: int) -> Floats:
+    """(sources,) the rate of one of a node's threads at each source [bytes/s], see `_threads`."""
     total = int(cluster.threads[STAGING])
     each = cluster.read_rate / np.maximum(1, np.maximum(cluster.threads, total))
     others = np.delete(each[:, STAGING + 1 :], node, axis=0).max(initial=0.0)
-    parts = [
-        *each[node],
-        min(others, cluster.network[node] / total),
-        cluster.pfs_rate(cluster.nodes) / cluster.nodes / total,
-    ]
-    return [partial(np.multiply, part) for part in parts]
+    remote = min(others, cluster.network[node] / total)
+    return np.array([*each[node], remote, cluster.pfs_rate(cluster.nodes) / cluster.nodes / total])
 
 
 def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:

@@ -3,7 +3,3 @@
 `policy` has NoPFS as a policy, and our variant for several nodes; `placement` decides which node
 holds what (5.1), `prices` is the dual of that problem, and `fetching` is the performance model (4).
 """
-
-from monarch_py.policies.nopfs.policy import NoPFS, NoPFSLiteral, Planned
-
-__all__ = ["NoPFS", "NoPFSLiteral", "Planned"]

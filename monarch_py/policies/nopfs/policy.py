@@ -22,7 +22,7 @@ from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats,
 LEAST_SPREAD = 0.1
 
 
-class NoPFS:
+def nopfs(job: Job) -> Decision:
     """Clairvoyant placement (NoPFS 5.1), made complete: every file that fits anywhere has an owner.
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
@@ -33,14 +33,10 @@ class NoPFS:
     a file missing fills it.
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
-
-    name = "nopfs"
-
-    def decide(self, job: Job) -> Decision:
-        return _placed(job, self.name)[0]
+    return _placed(job, "nopfs")[0]
 
 
-class Planned:
+def planned(job: Job) -> Decision:
     """What several nodes do with a plan: NoPFS's placement, but each file is read once for all.
 
     A file's owner alone reads the file from the source, when its turn comes in order of first use
@@ -48,30 +44,22 @@ class Planned:
     exists.) The source is not read a second time, even if it is idle, because others use it too.
     The rest, including errors, is as in `NoPFS`.
     """
-
-    name = "planned"
-
-    def decide(self, job: Job) -> Decision:
-        decision, wanted = _placed(job, self.name)
-        # Nodes ask the owner even if it does not have the file yet.
-        owner = owners_of(decision.copies, wanted)
-        return replace(decision, owner=owner, pfs=False, due=None)
+    decision, wanted = _placed(job, "planned")
+    # Nodes ask the owner even if it does not have the file yet.
+    owner = owners_of(decision.copies, wanted)
+    return replace(decision, owner=owner, pfs=False, due=None)
 
 
-class NoPFSLiteral:
+def nopfs_literal(job: Job) -> Decision:
     """NoPFS 5.1 to the letter: every node holds what it uses most, even if others hold it too.
 
     It leaves files without a holder even if the tiers together have room for all. Raises
     PolicyError if frequencies do not differ.
     """
-
-    name = "nopfs-literal"
-
-    def decide(self, job: Job) -> Decision:
-        need_differences(job, self.name)
-        quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
-        held = list(literal(list(job.frequencies), job.sizes, quotas))
-        return _decision(job, _by_class(job, held))
+    need_differences(job, "nopfs-literal")
+    quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
+    held = list(literal(list(job.frequencies), job.sizes, quotas))
+    return _decision(job, _by_class(job, held))
 
 
 def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
