@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.commands.selection import Ids, PathSelection, Place, Root
+from monarch_py.commands.selection import Ids, PathSelection
 from monarch_py.errors import SessionError, SilentError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
@@ -106,14 +106,15 @@ class _View:
                     self.catalog = CatalogReader.open(self._connection.session, known)
                     self._generation = known
 
-    def roots(self) -> list[Root]:
+    def roots(self) -> list[list[str]]:
+        """The spellings of each source, see PathSelection."""
         found = []
         for number in range(self._control.sources):
             slot = self._control.source[number]
             texts = [ffi.buffer(slot.path, slot.path_len)[:]]
             if slot.alias_len:
                 texts.append(ffi.buffer(slot.alias, slot.alias_len)[:])
-            found.append(Root(number, tuple(map(os.fsdecode, texts))))
+            found.append([os.fsdecode(text) for text in texts])
         return found
 
     def partial_bytes(self, words: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> int:
@@ -239,11 +240,10 @@ class Warm:
     def _look_at_unknown(self) -> None:
         """Makes the daemon look at files that the catalog does not know. A few at a time, because
         the scan may find them first."""
-        places: list[Place] = list(self.chosen.unknown.values())[:LOOKS]
+        places = list(self.chosen.unknown)[:LOOKS]
         if not places:
             return
-        asked = [[place.source, place.path] for place in places]
-        entries = self._ask_source("look", paths=asked)["entries"]
+        entries = self._ask_source("look", paths=places)["entries"]
         self.chosen.give_up([p for p, e in zip(places, entries, strict=True) if e < 0])
 
     def _ask_source(self, command: str, **arguments: Any) -> Any:
@@ -252,7 +252,7 @@ class Warm:
         try:
             return self._connection.ask(command, **arguments)
         except SilentError:
-            for path in hanging([Path(root.spellings[0]) for root in self._view.roots()]):
+            for path in hanging([Path(spellings[0]) for spellings in self._view.roots()]):
                 raise SessionError(
                     f"{str(path)!r} does not answer within {LIMIT_S:.0f} s; its file system hangs"
                 ) from None

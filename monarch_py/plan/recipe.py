@@ -195,16 +195,8 @@ def _dataset_of(part: PartKeys, spot: Spot) -> Index:
 
 def _plan_part(part: PartKeys, spot: Spot, number: int, index: Index, ranks: int) -> PlanPart:
     sampler = _sampler(part.sampler, spot.of("sampler"), index.samples, ranks)
-    loader = partial(
-        Loader,
-        sampler,
-        ranks,
-        part.batch_size,
-        part.drop_last,
-        part.split,
-        part.workers,
-        part.prefetch_factor,
-    )
+    batches = part.batch_size, part.drop_last, part.split, part.workers, part.prefetch_factor
+    loader = partial(Loader, sampler, ranks, *batches)
     return PlanPart(part.name, number, _placed(spot, PartKeys, loader), part.every)
 
 

@@ -148,6 +148,10 @@ class FarthestUse:
         """The class that holds the file, or MISS."""
         return self._level[file]
 
+    def levels(self) -> npt.NDArray[np.uint8]:
+        """(files,) the class that holds each file now, or MISS; a view that follows all changes."""
+        return np.frombuffer(self._level, np.uint8)
+
     def used(self, file: int, upcoming: int) -> None:
         """Notes a use of a file that is held. upcoming : its next use; if NEVER, the file is
         dropped"""
@@ -276,5 +280,5 @@ def exchange(
     cache = FarthestUse(np.array([0, room]), sizes)
     for file, use in enumerate([*held_use.tolist(), *coming_use.tolist()]):
         cache.offer(file, min(use, NEVER - 1), -1)
-    there = np.array([cache.level(file) != MISS for file in range(len(sizes))], dtype=bool)
+    there = cache.levels() != MISS
     return ~there[: len(held_use)], there[len(held_use) :]

@@ -110,7 +110,7 @@ def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) 
     rng = np.random.default_rng(seed)
     values, sizes = rng.integers(0, 5, (2, 4)), rng.integers(1, 6, 4)
     quotas = rng.integers(0, 16, 2)
-    program = Program(list(values), sizes, quotas, everything)
+    program = Program(list(values), None, sizes, quotas, everything)
     most = bound(program, rng.uniform(0, 5, 2))
     for held in product((False, True), repeat=8):
         table = np.array(held).reshape(2, 4)

@@ -3,7 +3,6 @@
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
-from dataclasses import fields
 from itertools import islice
 from math import isqrt
 from typing import ClassVar
@@ -65,7 +64,8 @@ class Sampler(ABC):
     """A sampler whose order is known before it runs.
 
     Subclasses are frozen dataclasses, whose fields are everything that must be known. Two samplers
-    with the same fields give the same orders, whatever has been asked of them before.
+    with the same fields give the same orders, whatever has been asked of them before. Those with
+    arrays as fields cannot be compared.
 
     length : number of samples in the dataset, which are numbered from 0
     reach : how many epochs are known, from epoch 0 on; None = all
@@ -86,16 +86,6 @@ class Sampler(ABC):
     def __post_init__(self) -> None:
         """ConfigError, naming the field, for a value that cannot be."""
         check_length("length", self.length)
-
-    def __eq__(self, other: object) -> bool:
-        """Equality of samplers some of whose fields are arrays. The others get theirs from
-        `dataclass`."""
-        return type(self) is type(other) and all(
-            np.array_equal(getattr(self, each.name), getattr(other, each.name))
-            for each in fields(self)  # type: ignore[arg-type]
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     @property
     def count(self) -> int:
@@ -134,6 +124,3 @@ class Sampler(ABC):
                 f"epochs: this {type(self).__name__} is known for {self.reach} only;"
                 " plan so many, or record what follows"
             )
-
-    def __len__(self) -> int:
-        return self.count

@@ -1,7 +1,7 @@
 """Lobster as a policy: eviction by reuse (4.4), with threads shared among GPUs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -131,21 +131,15 @@ def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> npt.ND
     return np.asarray((upcoming != NEVER) & (distance > 2 * iterations - iteration))
 
 
-@dataclass
 class _Nodes:
     """The caches of all nodes, simulated step by step."""
 
-    job: Job
-    evictions: Evictions
-    held: npt.NDArray[np.bool_] = field(init=False)
-
-    def __post_init__(self) -> None:
-        cluster = self.job.cluster
-        self.held = np.zeros((cluster.nodes, self.job.files), dtype=bool)
-        sizes = self.job.sizes.tolist()
-        self.caches = [FarthestUse(each, sizes) for each in cluster.capacity]
+    def __init__(self, job: Job, evictions: Evictions) -> None:
+        self.job, self.evictions = job, evictions
+        sizes = job.sizes.tolist()
+        self.caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
         # Later than every access.
-        self.end = sum(self.job.orders(epoch).size for epoch in range(self.job.epochs))
+        self.end = sum(job.orders(epoch).size for epoch in range(job.epochs))
 
     def run(self) -> Iterator[Served]:
         upcoming = next_uses(self.job, together=False)
@@ -182,12 +176,14 @@ class _Nodes:
 
     def _find(self, node: int, files: Ints, holder: Ints, cls: Ints) -> None:
         """Finds the samples of a step; fills holder and cls."""
-        having = self.held[:, files]
-        own = having[node]
-        anyone = having.any(axis=0)
-        holder[:] = np.where(own, node, np.where(anyone, having.argmax(axis=0), PFS))
-        for at in np.flatnonzero(anyone):
-            cls[at] = self.caches[holder[at]].level(int(files[at]))
+        levels = self._levels(files)
+        nearest = np.where(levels[node] != MISS, node, (levels != MISS).argmax(axis=0))
+        cls[:] = levels[nearest, np.arange(len(files))]
+        holder[:] = np.where(cls == MISS, PFS, nearest)
+
+    def _levels(self, files: Ints) -> Ints:
+        """(nodes, files) the class of each node that has each file, or MISS."""
+        return np.stack([cache.levels()[files] for cache in self.caches])
 
     def _use(self, node: int, files: Ints, after: Ints, beyond: Flags, now: int) -> Ints:
         """Uses the samples of a step, and keeps or drops them by the rules.
@@ -196,9 +192,9 @@ class _Nodes:
         the step.  Returns (samples,) the class that took each, MISS for none.
         """
         into = np.zeros(len(files), dtype=np.int8)
-        cache, mine = self.caches[node], self.held[node]
-        others = self.held[:, files].sum(axis=0) - mine[files]
-        last = no_more_use(after, others + 1)
+        cache = self.caches[node]
+        others = np.delete(self._levels(files), node, axis=0) != MISS
+        last = no_more_use(after, others.sum(axis=0) + 1)
         # The last copy of all nodes, if it has no use here, is evicted first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
@@ -206,7 +202,6 @@ class _Nodes:
             if last[at] or beyond[at]:
                 if held:
                     cache.drop(file)
-                    mine[file] = False
                     self.evictions.reuse_count += int(last[at])
                     self.evictions.reuse_distance += int(beyond[at])
             elif held:
@@ -214,8 +209,6 @@ class _Nodes:
             else:
                 gone = cache.offer(file, nexts[at], now)
                 if gone is not None:
-                    mine[gone] = False
-                    mine[file] = True
                     self.evictions.prefetch += len(gone)
                     into[at] = cache.level(file)
         return into
