@@ -136,8 +136,8 @@ class Run:
         counted = UNIT.rounded(self.dataset.sizes.astype(np.uint64)).sum()
         share = self.dataset.bytes / float(counted)
         tiers = [int(share * (quota - slack_of(quota))) for quota in self.layout.tiers]
-        fast = Curve.of({threads: FAST})
-        tier = Curve.of({threads: self.rates.tier})
+        fast = Curve({threads: FAST})
+        tier = Curve({threads: self.rates.tier})
         return Scenario(
             name="nodes",
             nodes=len(tiers),
@@ -148,7 +148,7 @@ class Run:
             seed=0,
             dataset=Files(len(self.dataset.sizes)),
             rates=SimulatedRates(FAST, FAST, network=self.rates.link, pfs_link=FAST),
-            pfs=Curve.of({1: self.rates.source}),
+            pfs=Curve({1: self.rates.source}),
             classes=(
                 StorageClass("staging", buffer, threads, fast, fast),
                 StorageClass("tier", tiers[0], threads, tier, fast),

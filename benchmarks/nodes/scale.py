@@ -98,7 +98,7 @@ def told(files: int) -> float:
 
 
 def scenario(nodes: int, epochs: int) -> Scenario:
-    fast = Curve.of({4: 1e11})
+    fast = Curve({4: 1e11})
     clients = {1: ONE_CLIENT, max(2, int(ALL_CLIENTS / ONE_CLIENT)): ALL_CLIENTS}
     room = int(FILES * SIZE * 1.05)
     return Scenario(
@@ -111,7 +111,7 @@ def scenario(nodes: int, epochs: int) -> Scenario:
         seed=1,
         dataset=Dataset(FILES * nodes, SizeLaw(SIZE)),
         rates=Rates(compute=COMPUTE, preprocess=1e12, network=LINK, pfs_link=LINK),
-        pfs=Curve.of(clients),
+        pfs=Curve(clients),
         classes=(
             StorageClass("staging", 2 * BATCH * SIZE, 4, fast, fast),
             StorageClass("tier", room, 4, fast, fast),

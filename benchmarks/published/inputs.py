@@ -43,7 +43,7 @@ class Speeds:
         clients = np.arange(1, scenario.nodes + 1)
         known = clients
         if Behaviour.PFS_FLAT_BELOW_FIRST_POINT in on:
-            known = np.maximum(clients, scenario.pfs.points[0][0])
+            known = np.maximum(clients, min(scenario.pfs.points))
         pfs = np.minimum(rates.pfs_link, scenario.pfs.total(known) / clients)
         local = [storage.read_rate for storage in scenario.classes]
         if Behaviour.WHOLE_CLASS_FOR_ONE_THREAD not in on:

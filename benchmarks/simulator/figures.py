@@ -114,7 +114,7 @@ def divided(scenario: Scenario, part: int, slower: int = 1) -> Scenario:
         for storage in scenario.classes
     ]
     classes[0] = replace(classes[0], capacity_bytes=max(classes[0].capacity_bytes, int(least)))
-    pfs = Curve(tuple((number, rate / slower) for number, rate in scenario.pfs.points))
+    pfs = Curve({number: rate / slower for number, rate in scenario.pfs.points.items()})
     dataset = replace(scenario.dataset, files=scenario.dataset.files // part)
     return replace(scenario, dataset=dataset, classes=tuple(classes), pfs=pfs)
 

@@ -116,11 +116,11 @@ class Replay:
             "tier",
             int(share * self.sizes.sum()),
             at_once,
-            Curve.of(self.calibration.read[0]),
-            Curve.of(self.calibration.write[0]),
+            Curve(self.calibration.read[0]),
+            Curve(self.calibration.write[0]),
         )
         window = int(AHEAD[1] * self.sizes.mean())
-        fast = Curve.of({1: FAST, at_once: FAST * at_once} if at_once > 1 else {1: FAST})
+        fast = Curve({1: FAST, at_once: FAST * at_once} if at_once > 1 else {1: FAST})
         return Scenario(
             name="replay",
             nodes=1,
@@ -131,7 +131,7 @@ class Replay:
             seed=0,
             dataset=Dataset(len(self.sizes)),
             rates=Rates(self.args.compute * 1e6, FAST, FAST, FAST),
-            pfs=Curve.of({1: float(Curve.of(self.calibration.source).total(at_once))}),
+            pfs=Curve({1: float(Curve(self.calibration.source).total(at_once))}),
             classes=(StorageClass("staging", window, at_once, fast, fast), tier),
         )
 

@@ -10,7 +10,8 @@ import click
 
 from monarch_py.cli.messages import tell, warn
 from monarch_py.cli.options import checked, config_option, served_config_option
-from monarch_py.cluster import Node, bring_up, listed
+from monarch_py.cluster.collective import listed
+from monarch_py.cluster.nodes import Node, bring_up
 from monarch_py.commands.doctor import is_disabled, switches
 from monarch_py.commands.run import Outcome, keep_daemon, run_job, why_unusable
 from monarch_py.commands.summary import since, summary

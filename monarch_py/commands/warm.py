@@ -82,7 +82,7 @@ class _View:
     def __init__(self, connection: DaemonConnection) -> None:
         self._connection = connection
         self.pid = 0
-        self.scanned = self.switched_off = self.is_lazy = False
+        self.scanned = self.switched_off = False
         self._generation = 0
         self.refresh()
         session = connection.session
@@ -100,7 +100,6 @@ class _View:
                 raise SessionError("the daemon was replaced by another one; run the command again")
             self.pid, known = told["pid"], told["generation"]
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
-            self.is_lazy = told.get("scan") == "lazy"  # an older daemon does not tell `scan`
             if known != self._generation:
                 with suppress(FileNotFoundError):  # replaced since we asked: ask again
                     self.catalog = CatalogReader.open(self._connection.session, known)

@@ -34,8 +34,7 @@ def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
             arrays[f"{prefix}.{each.name}"] = value
         else:
             text[each.name] = value
-    own = {f.name: getattr(loader, f.name) for f in fields(loader) if f.name != "sampler"}
-    return {**own, "sampler": text}
+    return {**vars(loader), "sampler": text}
 
 
 def loader_from(text: dict[str, Any], prefix: str, arrays: Arrays) -> Loader:

@@ -32,7 +32,6 @@ class NodeAccess:
     first_use : (units,) int64, position of the first access; NEVER without one
     """
 
-    node: int
     frequency: npt.NDArray[np.uint32]
     first_use: Positions
 
@@ -69,7 +68,7 @@ def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> No
         own = section.node(node)
         add_uses(own, frequency)
         add_first_uses(own, section.start, first)
-    return NodeAccess(node, frequency, first)
+    return NodeAccess(frequency, first)
 
 
 def all_frequencies(timeline: Timeline, epoch: int = 0) -> npt.NDArray[np.uint16]:

@@ -37,11 +37,6 @@ class Holders:
     nodes: npt.NDArray[np.int32]
     counts: npt.NDArray[np.uint32]
 
-    @property
-    def holder(self) -> npt.NDArray[np.int32]:
-        """(units,) int32, the node that accesses each unit most, or NOBODY."""
-        return self.nodes[:, 0]
-
 
 def find_holders(
     timeline: Timeline, top: int = 1, epoch: int = 0, slot_bytes: int = SLOT_BYTES

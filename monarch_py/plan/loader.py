@@ -119,16 +119,10 @@ class Loader:
         return self.batches(epoch)[rank, worker :: max(1, self.workers)]
 
     def _strided(self, order: Order) -> Order:
-        rest = len(order) % self.world_size
-        if rest:
-            order = np.append(order, np.full(self.world_size - rest, NONE, dtype=np.int32))
-        return order.reshape(-1, self.world_size)
+        return _filled_up(order, self.world_size).reshape(-1, self.world_size)
 
     def _slices(self, order: Order) -> Order:
-        batch = self.batch_size * self.world_size
-        rest = len(order) % batch
-        if rest:
-            order = np.append(order, np.full(batch - rest, NONE, dtype=np.int32))
+        order = _filled_up(order, self.batch_size * self.world_size)
         dealt = order.reshape(-1, self.world_size, self.batch_size)
         rows: Order = dealt.transpose(0, 2, 1).reshape(-1, self.world_size)
         return rows[: self.longest]
@@ -151,3 +145,9 @@ class Loader:
             rows = rows.copy()
             rows[-self.batch_size :, short] = NONE
         return rows
+
+
+def _filled_up(order: Order, unit: int) -> Order:
+    """The order with NONE at its end, up to a multiple of `unit`."""
+    missing = -len(order) % unit
+    return np.append(order, np.full(missing, NONE, dtype=np.int32)) if missing else order

@@ -141,12 +141,6 @@ class Timeline:
                     start += part.loader.per_rank * self.ranks_per_node
         return found
 
-    @property
-    def length(self) -> int:
-        """The number of positions."""
-        _, part, start = self.layout()[-1]
-        return start + part.loader.per_rank * self.ranks_per_node
-
     def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
         """The sections from `epoch` on, the first one from its `batch` on. Only one is in memory at
         a time. ConfigError if there is no such epoch or batch."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection
 
 from monarch_py.errors import ConfigError, MonarchError, PolicyError
 from monarch_py.policies.named import NAMES, find_policy
-from monarch_py.policies.view import Job
 from monarch_py.simulator.engine import simulate
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import Result
@@ -33,7 +32,10 @@ def compare(
         job = job_of(scenario)
         for name in policies or NAMES:
             tell(name)
-            results[name] = _one(scenario, name, job)
+            try:
+                results[name] = simulate(scenario, find_policy(name), job)
+            except PolicyError as error:
+                results[name] = str(error)
     except MemoryError:
         raise MonarchError(
             f"{scenario.name}: dataset.files: {scenario.dataset.files} files do not fit into the "
@@ -42,10 +44,3 @@ def compare(
     finally:
         tell("")
     return results
-
-
-def _one(scenario: Scenario, name: str, job: Job) -> Result | str:
-    try:
-        return simulate(scenario, find_policy(name), job)
-    except PolicyError as error:
-        return str(error)

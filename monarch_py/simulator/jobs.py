@@ -43,12 +43,6 @@ def job_of(scenario: Scenario) -> Job:
             f"{scenario.name}: classes: {threads} threads and ranks on each of {scenario.nodes} "
             f"nodes are more than {MOST_THREADS} in all; use fewer nodes or threads"
         )
-    if not scenario.batches_per_epoch:
-        raise ConfigError(
-            f"{scenario.name}: dataset.files: {scenario.dataset.files} are fewer than one step of "
-            f"{scenario.global_batch}; use more files, or a smaller batch_per_rank"
-        )
-
     batch = scenario.batch_per_rank * int(ranks.max())
     # Where each node's samples begin in a step.
     starts = np.concatenate([[0], np.cumsum(ranks)]) * scenario.batch_per_rank

@@ -58,7 +58,7 @@ def _name(text: str) -> str:
 
 
 def _curve(points: Kind) -> Kind:
-    return replace(points, parse=lambda *at: Curve.of(points.parse(*at)), schema={"type": "object"})
+    return replace(points, parse=lambda *at: Curve(points.parse(*at)), schema={"type": "object"})
 
 
 # The most clients of a file system, or threads, at a point of a curve.

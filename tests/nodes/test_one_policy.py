@@ -100,7 +100,7 @@ class Trace:
     def scenario(self) -> Scenario:
         """A tier is faster than a link, so that a node's own copy is read where there is one. Time
         plays no other part."""
-        fast, tiers = Curve.of({1: FAST}), range(self.rooms.shape[1])
+        fast, tiers = Curve({1: FAST}), range(self.rooms.shape[1])
         return Scenario(
             name="trace",
             nodes=self.nodes,
@@ -109,7 +109,7 @@ class Trace:
             batch_per_rank=BATCH,
             dataset=Dataset(FILES),
             rates=Rates(1e6, FAST, network=1e8, pfs_link=FAST),
-            pfs=Curve.of({1: FAST}),
+            pfs=Curve({1: FAST}),
             classes=(
                 StorageClass("staging", MIB, 8, fast, fast),
                 *(StorageClass(f"tier{tier}", 1, 1, fast, fast) for tier in tiers),

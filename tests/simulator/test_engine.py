@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator.machine import FAST, Machine, job, run, scenario
+from simulator.model import NONE, Places, fetch_seconds
 
 from monarch_py.policies.named import find_policy
-from monarch_py.policies.nopfs.fetching import NONE, Places, fetch_seconds
 from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, Served, When
 from monarch_py.simulator.engine import measure, simulate
 from monarch_py.simulator.jobs import job_of
@@ -110,7 +110,7 @@ def test_an_idle_machine_is_the_performance_model(
     the machine takes as long as the least of the model's times (NoPFS 4), from that place."""
 
     def storage(name: str, threads: int, rate: float) -> StorageClass:
-        curve = Curve.of({threads: rate})
+        curve = Curve({threads: rate})
         return StorageClass(name, 1000, threads, curve, curve)
 
     of = scenario(Machine({1: pfs}, network=80, links=links), nodes=2, epochs=1, batch=1, files=2)

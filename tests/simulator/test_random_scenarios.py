@@ -42,7 +42,7 @@ def random_scenario(seed: int) -> Scenario:
     law = SizeLaw(100) if seed % 2 else SizeLaw(100, 40, 1)
 
     def storage(name: str, capacity: float, threads: int, rate: float) -> StorageClass:
-        curve = Curve.of({threads: rate})
+        curve = Curve({threads: rate})
         return StorageClass(name, int(capacity), threads, curve, curve)
 
     def share() -> float:
@@ -61,7 +61,7 @@ def random_scenario(seed: int) -> Scenario:
         seed=seed,
         dataset=Dataset(files, law),
         rates=Rates(rate(1, 3.5), rate(1.5, 4), rate(2, 4), rate(2, 4)),
-        pfs=Curve.of(dict(enumerate(totals.tolist(), 1))),
+        pfs=Curve(dict(enumerate(totals.tolist(), 1))),
         overrides=() if seed % 5 else (NodeOverride((0,), ranks=1),),
         classes=(
             storage(

@@ -13,7 +13,6 @@ from monarch_py.errors import PolicyError
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.filling import classes_of, owners_of, rooms_of
 from monarch_py.policies.node import NodePolicy, planned_tiers
-from monarch_py.policies.nopfs.fetching import Places, Source, fetch_seconds
 from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
@@ -116,17 +115,16 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     size : of a mean file [bytes]
     """
     rates = cluster.read_rate / np.maximum(1, cluster.threads)
-    alone = cluster.nodes == 1 or cluster.classes == STAGING + 1
-    if alone or not rates[:, STAGING + 1 :].max(axis=1).all():
+    own, link = rates[:, STAGING + 1 :].max(axis=1, initial=0), cluster.network
+    if cluster.nodes == 1 or not own.all():
         return np.ones(cluster.nodes)
-    fastest = rates[:, STAGING + 1 :].argmax(axis=1) + STAGING + 1
-    saved = np.zeros(cluster.nodes)
-    for node in range(cluster.nodes):
-        # Fetch from the fastest class of each other node, and from that of the node itself.
-        others = np.delete(np.arange(cluster.nodes), node)
-        places = Places(np.full(len(others), fastest[node]), others, fastest[others])
-        seconds = fetch_seconds(cluster, node, np.full(len(others), size), places, 1)
-        saved[node] = seconds[:, Source.REMOTE].min() - seconds[0, Source.LOCAL]
+    # Fetch from the fastest class of each other node, over the slower link, and from that of the
+    # node itself.
+    reach = np.minimum(own, link)
+    second, first = np.sort(reach)[-2:]
+    best_other = np.where(np.arange(cluster.nodes) == reach.argmax(), second, first)
+    with np.errstate(divide="ignore"):
+        saved = size / np.minimum(link, best_other) - size / own
     # A link is at least as fast as the class, so there is nothing to weigh.
     if not np.isfinite(saved).all() or saved.min() <= 0:
         return np.ones(cluster.nodes)
