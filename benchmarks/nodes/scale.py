@@ -22,7 +22,7 @@ from monarch_py.native import lib
 from monarch_py.plan import Loader, Plan, PlanPart, analyse
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
-from monarch_py.policies.named import find_policy
+from monarch_py.policies.named import POLICIES
 from monarch_py.policies.rendezvous import file_keys, owners
 from monarch_py.policies.view import When
 from monarch_py.scan import record_sources
@@ -40,7 +40,7 @@ MIB = 1 << 20
 FILES, SIZE, BATCH = 8, 32 * MIB, 4
 COMPUTE, LINK, ONE_CLIENT, ALL_CLIENTS = 1e9, 3e9, 2e9, 50e9
 LABELS = {"hash": "hash", "plan": "plan, 5 epochs"}
-POLICIES = {"source only": "staging-buffer", "hash": "hash", "plan": "planned"}
+COMPARED = {"source only": "staging-buffer", "hash": "hash", "plan": "planned"}
 
 
 # --- constants ----------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
     """held : the copies lie there before the first step, so that all epochs are later ones."""
     made = scenario(nodes, epochs)
     job = job_of(made)
-    decision = find_policy(POLICIES[name])(job)
+    decision = POLICIES[COMPARED[name]](job)
     if held and len(decision.copies.node):
         decision = replace(decision, when=When.BEFORE)
     return measure(made, job, decision)
@@ -131,7 +131,7 @@ def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
 
 def curves() -> dict[str, dict[str, list[float]]]:
     """By name: seconds of a later epoch, shares of bytes from own copies, by nodes."""
-    seconds: dict[str, list[float]] = {name: [] for name in POLICIES}
+    seconds: dict[str, list[float]] = {name: [] for name in COMPARED}
     local: dict[str, list[float]] = {label: [] for label in LABELS.values()}
     for nodes in NODES:
         for name, times in seconds.items():

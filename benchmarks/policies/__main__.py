@@ -34,7 +34,7 @@ from benchmarks.policies.bound import bound_of, value_of
 from benchmarks.policies.jobs import loads_of_ranks, shuffled_job
 from monarch_py.policies.caches import belady, hashed, lru
 from monarch_py.policies.lobster.threads import share_threads
-from monarch_py.policies.named import find_policy
+from monarch_py.policies.named import POLICIES
 from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.solar.epochs import edge_costs, lower_bound, order_epochs, path_cost
 from monarch_py.policies.solar.policy import Solar
@@ -79,7 +79,7 @@ def solar_ranks(samples: int, document: dict[str, Any], results: list[Result]) -
     job = shuffled_job(samples, 16, part=0.8, epochs=4, batch=BATCH)
     rows: dict[str, dict[str, float]] = {}
     for when, named in (("before", "lru"), ("after", "solar")):
-        decision = find_policy(named)(job)
+        decision = POLICIES[named](job)
         ranks = np.mean([loads_of_ranks(job, decision, epoch) for epoch in range(1, 4)], axis=0)
         rows[when] = {"mean": float(ranks.mean()), "worst": float(ranks.max())}
     document["solar_fig_11"] = {"ranks": 16, "samples": samples, "loads_of_a_rank": rows}
@@ -211,7 +211,7 @@ def access_cost(accesses: int, results: list[Result]) -> None:
     epochs = 5
     job = shuffled_job(accesses // epochs, 1, part=0.5, epochs=epochs, batch=BATCH)
     for named in ("lru", "belady", "solar"):
-        policy = find_policy(named)
+        policy = POLICIES[named]
         start = time.process_time()
         total_loads(job, policy(job))
         each = (time.process_time() - start) / accesses * MICROSECONDS

@@ -17,7 +17,7 @@ from typing import Any
 from monarch_py.cluster.collective import listed, together, told_once
 from monarch_py.cluster.join_timeout import end_with_the_others
 from monarch_py.cluster.local_node import LocalNode
-from monarch_py.cluster.node_info import NodeInfo, check_infos, check_members, those_that_run
+from monarch_py.cluster.node_info import NodeInfo, check_infos, check_members
 from monarch_py.cluster.ranks import Ranks
 from monarch_py.daemon.starting import STAY
 from monarch_py.errors import MonarchError, SessionError
@@ -94,7 +94,8 @@ def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
     infos = together(ranks, here.prepare)
     warnings = told_once((info.name, words) for info in infos for words in info.warnings)
     check_infos(infos)
-    running = those_that_run(infos)
+    # Of one cluster, since the nodes fit together.
+    running = [rank for rank, info in enumerate(infos) if info.running is not None]
     try:
         if not running:
             found = _start(ranks, here, infos)

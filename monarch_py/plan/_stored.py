@@ -26,8 +26,6 @@ def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
     text: dict[str, Any] = {"kind": type(sampler).__name__}
     for each in fields(sampler):
         value = getattr(sampler, each.name)
-        if not each.init:
-            continue
         if isinstance(value, bytes):
             arrays[f"{prefix}.{each.name}"] = np.frombuffer(value, dtype=np.uint8)
         elif isinstance(value, np.ndarray):

@@ -71,14 +71,14 @@ def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> No
     return NodeAccess(frequency, first)
 
 
-def all_frequencies(timeline: Timeline, epoch: int = 0) -> npt.NDArray[np.uint16]:
+def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
     """Frequencies of all nodes, (nodes, units) uint16. Only for few nodes or few units.
 
     ConfigError if a node accesses a unit more than 65,535 times.
     """
     counts = np.full((timeline.nodes, timeline.units), 0, dtype=np.uint16)
     out = pointer(counts.reshape(-1), "uint16_t *")
-    for section in timeline.sections(epoch):
+    for section in timeline.sections():
         for rows in in_pieces(section.rows):
             shape = (len(rows), rows.shape[1], timeline.ranks_per_node)
             status = lib.monarch_plan_count_nodes(

@@ -13,10 +13,8 @@ from monarch_py.plan.samplers import NONE, Order, Sampler, check_choice
 # replicated : every rank takes everything
 SPLITS = ("strided", "slices", "chunks", "replicated")
 
-
-def _check_at_least(key: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{key}: {value} is out of range; write a whole number, {least} or more")
+# The least values of a Loader's fields.
+LEAST = {"world_size": 1, "batch_size": 1, "workers": 0, "prefetch_factor": 1}
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,11 @@ class Loader:
     prefetch_factor: int = 2
 
     def __post_init__(self) -> None:
-        _check_at_least("world_size", self.world_size, 1)
-        _check_at_least("batch_size", self.batch_size, 1)
-        _check_at_least("workers", self.workers, 0)
-        _check_at_least("prefetch_factor", self.prefetch_factor, 1)
+        for key, least in LEAST.items():
+            if (value := getattr(self, key)) < least:
+                raise ConfigError(
+                    f"{key}: {value} is out of range; write a whole number, {least} or more"
+                )
         check_choice("split", self.split, SPLITS)
         self._check_sampler()
         if self.steps == 0:

@@ -177,26 +177,18 @@ class _Evidence:
         return self.explained <= min(beyond, WRONG)
 
 
-class _Chance:
-    """The share of accesses in random order that would fit: `fits` of all units, `of_own` of the
-    units in a run of the node."""
+def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
+    """The share of accesses in random order that would fit: of all units, and of those in a run.
 
-    def __init__(self) -> None:
-        self._not_fitting = self._not_own = 1.0
-
-    def add(self, run: Run, chance: float) -> None:
-        """Adds a run. chance : the share of its own units that would fit"""
+    runs : of the node, each with the share of its own units that would fit
+    """
+    not_fitting = not_own = 1.0
+    for run, chance in runs:
         share = len(run) / max(1, len(run.place))
-        self._not_fitting *= 1 - chance * share
-        self._not_own *= 1 - share
-
-    @property
-    def fits(self) -> float:
-        return 1 - self._not_fitting
-
-    @property
-    def of_own(self) -> float:
-        return self.fits / max(self.fits, 1 - self._not_own, 1e-9)
+        not_fitting *= 1 - chance * share
+        not_own *= 1 - share
+    fits = 1 - not_fitting
+    return fits, fits / max(fits, 1 - not_own, 1e-9)
 
 
 class PositionEstimator:
@@ -210,7 +202,7 @@ class PositionEstimator:
 
     def __init__(self, run: Run, place: int = 0, *, ranks: int = 1) -> None:
         self._least = WEIGHED * ranks
-        self._chance = _Chance()
+        self._chance = 0.0, 0.0
         self.fits = self.misfits = 0
         self.enter(run, place)
 
@@ -264,14 +256,13 @@ class PositionEstimator:
     def observe(self, units: Units) -> Bools:
         """Which of the units opened since the last call, (n,) int32, each given once, fit the
         plan."""
-        chance = _Chance()
-        chance.add(self._now.run, self._now.chance(len(units)))
+        runs = [(self._now.run, self._now.chance(len(units)))]
         fits = self._now.fitting(units)
         self._now.take(units[fits])
         if self._now.is_ending and self.following is not None:
             if self._next is None:
                 self._next = _Progress(self.following)
-            chance.add(self.following, self._next.chance(len(units)))
+            runs.append((self.following, self._next.chance(len(units))))
             begun = ~fits & self._next.fitting(units)
             self._next.take(units[begun])
             self._last.extend(_mixed(int(fits.sum()), int(begun.sum())))
@@ -279,11 +270,11 @@ class PositionEstimator:
         for progress, lags in ((self._now, True), (self._before, False)):
             if progress is not None:
                 if not lags:
-                    chance.add(progress.run, 1 - progress.count / max(1, len(progress.run)))
+                    runs.append((progress.run, 1 - progress.count / max(1, len(progress.run))))
                 late = ~fits & progress.unseen(units, lags=lags)
                 progress.take(units[late])
                 fits |= late
-        self._chance = chance
+        self._chance = _by_chance(runs)
         if self._next is not None and (self._now.is_done or self._has_begun(self._next)):
             self._before, self._now, self._next = self._now, self._next, None
             self.following = None
@@ -308,8 +299,8 @@ class PositionEstimator:
         self.misfits += len(misfits)
         if len(units):
             own = int(np.count_nonzero(self._is_own(units)))
-            chance = self._chance.fits, own, self._chance.of_own
-            self._verdicts.append(_Verdict(units, misfits, *chance))
+            chance, of_own = self._chance
+            self._verdicts.append(_Verdict(units, misfits, chance, own, of_own))
             self.weighed += len(units)
         while self._verdicts and self.weighed - len(self._verdicts[0].units) >= self._least:
             self.weighed -= len(self._verdicts.popleft().units)

@@ -95,17 +95,14 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
     If files have one size and nodes do not share, it loads the least of all policies: the bound of
     `first_fit`, D - C in every epoch but the first.
     """
-    known: list[list[npt.NDArray[np.int64]]] = []
+    known, sizes = next_uses(job, together=shared), job.sizes.tolist()
+    starts = np.cumsum([0, *(each.size for each in known)])
 
     def begin() -> Iterator[Served]:
-        if not known:
-            known.append(next_uses(job, together=shared))
-        sizes = job.sizes.tolist()
         caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
-        starts = np.cumsum([0, *(each.size for each in known[0])])
 
         def use(node: int, epoch: int, files: Ints, at: Ints) -> Uses:
-            after = in_time(known[0][epoch])[at]
+            after = in_time(known[epoch])[at]
             times = (starts[epoch] + at).tolist()
             return caches[node].run(files.tolist(), after.tolist(), times)
 

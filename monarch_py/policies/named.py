@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from monarch_py.errors import PolicyError
 from monarch_py.policies.baselines import (
     deepio,
     lbann_dynamic,
@@ -48,8 +47,8 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
         "The same, with epochs in the order that reuses most.",
     ),
 )
-_BY_NAME = {name: policy for name, policy, _ in _POLICIES}
-NAMES = tuple(_BY_NAME)
+POLICIES = {name: policy for name, policy, _ in _POLICIES}
+NAMES = tuple(POLICIES)
 SUMMARIES = {name: summary for name, _, summary in _POLICIES}
 # The policies that Monarch's daemon uses today, and where.
 DAEMON = {
@@ -57,10 +56,3 @@ DAEMON = {
     "hash": "several nodes",
     "planned": "several nodes with a plan",
 }
-
-
-def find_policy(name: str) -> Policy:
-    """The policy with this name, with its defaults; PolicyError for an unknown name."""
-    if name not in _BY_NAME:
-        raise PolicyError(f"policy: {name!r} is none of {', '.join(NAMES)}")
-    return _BY_NAME[name]

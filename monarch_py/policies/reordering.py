@@ -37,7 +37,7 @@ def deepio_opportunistic(job: Job) -> Decision:
     """
     need_memory(job, "deepio-opportunistic")
     copies = shards(job, classes=MEMORY + 1)
-    held = _held(job, copies)
+    held = _held(copies)
 
     def orders(epoch: int) -> Ints:
         order = job.orders(epoch)
@@ -134,7 +134,7 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     return np.asarray(dealt.transpose(1, 0, 2))
 
 
-def _held(job: Job, copies: Copies) -> npt.NDArray[np.int32]:
+def _held(copies: Copies) -> npt.NDArray[np.int32]:
     if not len(copies.file):
         raise PolicyError("classes: no node has room for any file; raise their capacity")
     return np.sort(copies.file)

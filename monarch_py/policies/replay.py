@@ -29,15 +29,14 @@ class Replay(Generic[T]):
     def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
         self._begin = begin
         self._kept: dict[int, T] = {}
-        self._running: Iterator[T] | None = None
-        self._next = 0
+        self._running, self._next = begin(), 0
 
     def at(self, epoch: int) -> T:
         """What the generator yields for `epoch`; IndexError past the last epoch."""
-        if epoch not in self._kept and (epoch < self._next or self._running is None):
+        if epoch not in self._kept and epoch < self._next:
             self._running, self._next = self._begin(), 0
         while epoch not in self._kept:
-            made = next(self._running, None) if self._running is not None else None
+            made = next(self._running, None)
             if made is None:
                 raise IndexError(f"epoch {epoch} is past the last one, {self._next - 1}")
             self._kept[self._next] = made

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 
 from monarch_py.errors import ConfigError, MonarchError, PolicyError
-from monarch_py.policies.named import NAMES, find_policy
+from monarch_py.policies.named import NAMES, POLICIES
 from monarch_py.simulator.engine import simulate
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import Result
@@ -33,7 +33,7 @@ def compare(
         for name in policies or NAMES:
             tell(name)
             try:
-                results[name] = simulate(scenario, find_policy(name), job)
+                results[name] = simulate(scenario, POLICIES[name], job)
             except PolicyError as error:
                 results[name] = str(error)
     except MemoryError:

@@ -75,11 +75,6 @@ class Measured:
         self.stall, self.compute = self.stall[self._is_rank], self.compute[self._is_rank]
         self.first_step, self.pfs_busy = self.struct.c.first_step, self.struct.c.pfs_busy
 
-    @property
-    def bytes_from_pfs(self) -> float:
-        """Everything that the file system gave, including copies and redundant bytes."""
-        return float(self.pfs_bytes.sum())
-
 
 def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
     """Runs a decision on the scenario of this job. MemoryError if there is too little memory."""
@@ -110,7 +105,7 @@ def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
 def _machine(scenario: Scenario, job: Job) -> dict[str, Any]:
     """The fields of the struct that describe the machine and what runs on it."""
     cluster, rates = job.cluster, scenario.rates_of_nodes()
-    write = [storage.write_rate for storage in scenario.classes]
+    write = [storage.write.total(storage.threads) for storage in scenario.classes]
     checkpoint = scenario.checkpoint
     return {
         "nodes": scenario.nodes,
@@ -221,7 +216,7 @@ def result_of(scenario: Scenario, job: Job, measured: Measured, decision: Decisi
     later = float(job.sizes.sum()) * (scenario.epochs - 1)
     samples = scenario.epochs * scenario.batches_per_epoch * scenario.global_batch
     details = {
-        "bytes_from_pfs": measured.bytes_from_pfs,
+        "bytes_from_pfs": float(measured.pfs_bytes.sum()),
         "epoch_bytes_from_pfs": measured.pfs_bytes.tolist(),
         "pfs_busy_seconds": measured.pfs_busy,
         "epoch_bytes": [dict(zip(PLACES, row, strict=True)) for row in measured.bytes.tolist()],

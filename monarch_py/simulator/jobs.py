@@ -18,7 +18,8 @@ MOST_THREADS = 1 << 26
 
 def cluster_of(scenario: Scenario) -> Cluster:
     """The cluster of a scenario."""
-    read, rates = [storage.read_rate for storage in scenario.classes], scenario.rates_of_nodes()
+    rates = scenario.rates_of_nodes()
+    read = [storage.read.total(storage.threads) for storage in scenario.classes]
     return Cluster(
         capacity=scenario.capacities(),
         threads=np.array([storage.threads for storage in scenario.classes], np.int64),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulator.machine import FAST, Machine, job, run, scenario
 from simulator.model import NONE, Places, fetch_seconds
 
-from monarch_py.policies.named import find_policy
+from monarch_py.policies.named import POLICIES
 from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, Served, When
 from monarch_py.simulator.engine import measure, simulate
 from monarch_py.simulator.jobs import job_of
@@ -444,8 +444,8 @@ def test_samples_are_dealt_to_the_ranks_that_there_are() -> None:
     assert np.count_nonzero(order != NO_FILE, axis=2).tolist() == [[4] * 3, [2] * 3, [6] * 3]
     assert sorted(order[order != NO_FILE].tolist()) == list(range(36))
     # And a run uses them all.
-    assert simulate(of, find_policy("nopfs")).bytes["staging"] == 0
-    assert sum(simulate(of, find_policy("nopfs")).bytes.values()) == 2 * 36
+    assert simulate(of, POLICIES["nopfs"]).bytes["staging"] == 0
+    assert sum(simulate(of, POLICIES["nopfs"]).bytes.values()) == 2 * 36
 
 
 def test_the_ranks_of_a_node_share_its_staging() -> None:
@@ -545,7 +545,7 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
     assert end >= per_rank.max(axis=(1, 3)).sum() / of.rates.compute
     # What can be given in the time was given.
     clients = np.arange(1, nodes + 1)
-    assert end >= measured.bytes_from_pfs / of.pfs.total(clients).max()
+    assert end >= measured.pfs_bytes.sum() / of.pfs.total(clients).max()
     assert end >= measured.node_bytes[:, FROM_PFS].max() / (of.pfs.total(clients) / clients).max()
     assert end >= measured.node_bytes[:, REMOTE].max() / of.rates.network
     assert end >= measured.node_bytes[:, LOCAL].max() / work.cluster.read_rate[0, 1]

@@ -53,7 +53,7 @@ def test_the_example(tmp_path: Path) -> None:
     scenario = load_scenario(path)
     assert scenario.name == "mnist"
     assert (scenario.world_size, scenario.global_batch, scenario.batches_per_epoch) == (4, 128, 390)
-    assert scenario.staging.read_rate == 111_000 * MIB
+    assert scenario.staging.read.total(scenario.staging.threads) == 111_000 * MIB
     assert [storage.name for storage in scenario.classes[1:]] == ["ram", "ssd"]
     assert scenario.rates.pfs_link == scenario.rates.network == 24_000 * MIB
     assert scenario.capacities().tolist() == [[5 * GIB, 120 * GIB, 900 * GIB]] * 4

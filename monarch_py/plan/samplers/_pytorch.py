@@ -5,7 +5,7 @@ Fisher-Yates shuffle with one draw per item, and from 2**32 / 20 items on, anoth
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar
 
@@ -246,21 +246,19 @@ class SubsetRandomSampler(_Generated):
     indices: npt.NDArray[Any]
     seed: int
     loader_draws: str = "none"
-    # `indices` as an Order.
-    _indices: Order = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "_indices", as_order("indices", self.indices, self.length))
+        object.__setattr__(self, "indices", as_order("indices", self.indices, self.length))
 
     @property
     def count(self) -> int:
-        return len(self._indices)
+        return len(self.indices)
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
         permutation = np.empty(self.count, dtype=np.int32)
         for generator in self.generators(start, randperm_draws(self.count)):
-            yield self._indices[randperm(generator, permutation)]
+            yield self.indices[randperm(generator, permutation)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -100,9 +100,7 @@ class Solar:
                 order[place] = files[step]
                 now = start + (step + 1) * nodes * batch - 1
                 cls[place], into[place] = buffers.use(files[step], after[step], node, loaded, now)
-                redundant[place] = self._redundant(
-                    files[step], node, loaded, offset=offset, spare=spare
-                )
+                redundant[place] = self._redundant(files[step], node, loaded, offset, spare)
             start += nodes * steps * batch
             buffers.forget(start - 1)
             rows = np.arange(nodes, dtype=np.int32)[:, None, None]
@@ -116,7 +114,6 @@ class Solar:
         files: Ints,
         node: Ints,
         loaded: npt.NDArray[np.bool_],
-        *,
         offset: Ints,
         spare: npt.NDArray[np.float64],
     ) -> npt.NDArray[np.int64]:
