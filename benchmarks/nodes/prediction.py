@@ -17,16 +17,17 @@ from benchmarks.nodes.testbed import Dataset, Layout
 from monarch_py.daemon.nodes.nodes import UNIT
 from monarch_py.daemon.nodes.remote_copies import PEER_THREADS
 from monarch_py.daemon.plans.prefetch import WINDOW_LEAVES
-from monarch_py.policies.caches import Hash
-from monarch_py.policies.nopfs import Planned
+from monarch_py.policies.caches import hashed
+from monarch_py.policies.nopfs.policy import planned
 from monarch_py.policies.rendezvous import Keys
 from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
-from monarch_py.simulator import Curve, NodeOverride, Scenario, StorageClass
-from monarch_py.simulator import Dataset as Files
-from monarch_py.simulator import Rates as SimulatedRates
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import cluster_of
+from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import PLACES
+from monarch_py.simulator.scenario import Dataset as Files
+from monarch_py.simulator.scenario import NodeOverride, Scenario, StorageClass
+from monarch_py.simulator.scenario import Rates as SimulatedRates
 from monarch_py.storage.tiers import slack_of
 
 # No limit [bytes/s].
@@ -84,7 +85,7 @@ class Run:
         return found
 
     def _decided(self, job: Job) -> Decision:
-        decision = Hash(self.hashes).decide(job)
+        decision = hashed(job, self.hashes)
         return self._without(job, decision) if self.gone else decision
 
     def _without(self, job: Job, decision: Decision) -> Decision:
@@ -112,7 +113,7 @@ class Run:
         """
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)
-        decision = Planned().decide(self._job(scenario, self.orders))
+        decision = planned(self._job(scenario, self.orders))
         through = min(self.dataset.bytes, area / max(1e-9, self._foreign(decision)))
         scenario = self._scenario(int(through), PEER_THREADS)
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
@@ -135,8 +136,8 @@ class Run:
         counted = UNIT.rounded(self.dataset.sizes.astype(np.uint64)).sum()
         share = self.dataset.bytes / float(counted)
         tiers = [int(share * (quota - slack_of(quota))) for quota in self.layout.tiers]
-        fast = Curve.of({threads: FAST})
-        tier = Curve.of({threads: self.rates.tier})
+        fast = Curve({threads: FAST})
+        tier = Curve({threads: self.rates.tier})
         return Scenario(
             name="nodes",
             nodes=len(tiers),
@@ -147,7 +148,7 @@ class Run:
             seed=0,
             dataset=Files(len(self.dataset.sizes)),
             rates=SimulatedRates(FAST, FAST, network=self.rates.link, pfs_link=FAST),
-            pfs=Curve.of({1: self.rates.source}),
+            pfs=Curve({1: self.rates.source}),
             classes=(
                 StorageClass("staging", buffer, threads, fast, fast),
                 StorageClass("tier", tiers[0], threads, tier, fast),

@@ -22,14 +22,15 @@ from monarch_py.native import lib
 from monarch_py.plan import Loader, Plan, PlanPart, analyse
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
-from monarch_py.policies.named import make_policy
+from monarch_py.policies.named import POLICIES
 from monarch_py.policies.rendezvous import file_keys, owners
 from monarch_py.policies.view import When
 from monarch_py.scan.record import record_sources
-from monarch_py.simulator import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import job_of
+from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import PLACES
+from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
 
 PICTURE = Path("docs/img/scale.png")
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
@@ -39,7 +40,7 @@ MIB = 1 << 20
 FILES, SIZE, BATCH = 8, 32 * MIB, 4
 COMPUTE, LINK, ONE_CLIENT, ALL_CLIENTS = 1e9, 3e9, 2e9, 50e9
 LABELS = {"hash": "hash", "plan": "plan, 5 epochs"}
-POLICIES = {"source only": "staging-buffer", "hash": "hash", "plan": "planned"}
+COMPARED = {"source only": "staging-buffer", "hash": "hash", "plan": "planned"}
 
 
 # --- constants ----------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ def told(files: int) -> float:
 
 
 def scenario(nodes: int, epochs: int) -> Scenario:
-    fast = Curve.of({4: 1e11})
+    fast = Curve({4: 1e11})
     clients = {1: ONE_CLIENT, max(2, int(ALL_CLIENTS / ONE_CLIENT)): ALL_CLIENTS}
     room = int(FILES * SIZE * 1.05)
     return Scenario(
@@ -110,7 +111,7 @@ def scenario(nodes: int, epochs: int) -> Scenario:
         seed=1,
         dataset=Dataset(FILES * nodes, SizeLaw(SIZE)),
         rates=Rates(compute=COMPUTE, preprocess=1e12, network=LINK, pfs_link=LINK),
-        pfs=Curve.of(clients),
+        pfs=Curve(clients),
         classes=(
             StorageClass("staging", 2 * BATCH * SIZE, 4, fast, fast),
             StorageClass("tier", room, 4, fast, fast),
@@ -122,7 +123,7 @@ def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
     """held : the copies lie there before the first step, so that all epochs are later ones."""
     made = scenario(nodes, epochs)
     job = job_of(made)
-    decision = make_policy(POLICIES[name]).decide(job)
+    decision = POLICIES[COMPARED[name]](job)
     if held and len(decision.copies.node):
         decision = replace(decision, when=When.BEFORE)
     return measure(made, job, decision)
@@ -130,7 +131,7 @@ def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
 
 def curves() -> dict[str, dict[str, list[float]]]:
     """By name: seconds of a later epoch, shares of bytes from own copies, by nodes."""
-    seconds: dict[str, list[float]] = {name: [] for name in POLICIES}
+    seconds: dict[str, list[float]] = {name: [] for name in COMPARED}
     local: dict[str, list[float]] = {label: [] for label in LABELS.values()}
     for nodes in NODES:
         for name, times in seconds.items():

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from benchmarks.numbers import Result, describe_machine, report
 from monarch_py.plan import NEVER, Loader, Timeline, analyse, find_holders, next_uses
-from monarch_py.plan.binomial import expected_above
+from monarch_py.plan.binomial import distribution
 from monarch_py.plan.samplers import DistributedSampler, NumpySampler
 
 MIB = 1 << 20
@@ -65,11 +66,18 @@ def own_plan(training: Training) -> dict[str, Any]:
 
 def holders(training: Training) -> dict[str, Any]:
     found = find_holders(training.timeline())
-    share = np.bincount(found.holder, minlength=training.nodes)
+    share = np.bincount(found.nodes[:, 0], minlength=training.nodes)
     return {
         "files_a_node": [int(share.min()), int(share.max())],
         "mean_frequency_of_holders": float(found.counts.mean()),
     }
+
+
+def expected_above(samples: int, epochs: int, nodes: int, delta: float) -> float:
+    """The expected number of samples that a node accesses more than (1 + delta) E / N times (NoPFS,
+    3.1 and Fig. 3)."""
+    threshold = floor((1 + delta) * epochs / nodes)
+    return samples * float(distribution(epochs, nodes)[max(0, threshold + 1) :].sum())
 
 
 def figure_3(training: Training) -> dict[str, Any]:

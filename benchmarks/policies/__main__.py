@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,12 @@ import numpy.typing as npt
 from benchmarks.numbers import Result, describe_machine, report
 from benchmarks.policies.bound import bound_of, value_of
 from benchmarks.policies.jobs import loads_of_ranks, shuffled_job
-from monarch_py.policies.caches import LRU, Belady, Hash
+from monarch_py.policies.caches import belady, hashed, lru
 from monarch_py.policies.lobster.threads import share_threads
+from monarch_py.policies.named import POLICIES
 from monarch_py.policies.nopfs.placement import literal, place
-from monarch_py.policies.solar import Solar
 from monarch_py.policies.solar.epochs import edge_costs, lower_bound, order_epochs, path_cost
+from monarch_py.policies.solar.policy import Solar
 from monarch_py.policies.view import Decision, Job, Policy
 
 PARTS = (0.25, 0.5, 0.8)
@@ -56,17 +58,17 @@ def steady_loads(samples: int, results: list[Result]) -> None:
     for part in PARTS:
         job = shuffled_job(samples, NODES, part=part, epochs=4, batch=BATCH, size=1000)
         least = samples - int(job.cluster.capacity[:, 1].sum()) // 1000
-        shown: list[tuple[str, Policy, float | None]] = [
-            ("pinning", Hash(), 1.02),
-            ("Belady", Belady(shared=True), 1.02),
+        shown: list[tuple[str, str, Policy, float | None]] = [
+            ("hash", "pinning", hashed, 1.02),
+            ("belady-shared", "Belady", partial(belady, shared=True), 1.02),
             # 1 ms, in which another read begins, at a node's 2 GB/s: ten samples of 194 KB.
-            ("SOLAR mapping, chunks of 64", Solar(chunk=64, gap=10), 1.02),
-            ("LRU", LRU(shared=True), None),
+            ("solar", "SOLAR mapping, chunks of 64", Solar(chunk=64, gap=10), 1.02),
+            ("lru-shared", "LRU", partial(lru, shared=True), None),
         ]
-        for what, policy, limit in shown:
-            decision = policy.decide(job)
+        for named, what, policy, limit in shown:
+            decision = policy(job)
             worst = max(float(loads_of_ranks(job, decision, e).sum()) for e in range(1, 4))
-            name = f"loads_{policy.name}_{part}"
+            name = f"loads_{named}_{part}"
             text = f"{what}: loads / (D - C), C/D = {part}"
             results.append(Result(name, text, "ratio", worst / least, limit))
 
@@ -76,8 +78,8 @@ def solar_ranks(samples: int, document: dict[str, Any], results: list[Result]) -
     data is not here: as many equal samples as asked for, shuffled."""
     job = shuffled_job(samples, 16, part=0.8, epochs=4, batch=BATCH)
     rows: dict[str, dict[str, float]] = {}
-    for when, policy in (("before", LRU()), ("after", Solar())):
-        decision = policy.decide(job)
+    for when, named in (("before", "lru"), ("after", "solar")):
+        decision = POLICIES[named](job)
         ranks = np.mean([loads_of_ranks(job, decision, epoch) for epoch in range(1, 4)], axis=0)
         rows[when] = {"mean": float(ranks.mean()), "worst": float(ranks.max())}
     document["solar_fig_11"] = {"ranks": 16, "samples": samples, "loads_of_a_rank": rows}
@@ -115,14 +117,15 @@ def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: li
             "edge_deviation": float(other.std()),
             "path_saves": 1 - cost / given,
         }
-        for policy in (LRU(), Belady()):
-            _saved(policy, job, path, row, results)
+        for named, policy in (("lru", lru), ("belady", belady)):
+            _saved(named, policy, job, path, row, results)
         rows.append(row)
         text = f"epoch order: path / lower bound, C/D = {part}"
         results.append(Result(f"epoch_path_{part}", text, "ratio", cost / least, 1.2))
 
 
 def _saved(
+    named: str,
     policy: Policy,
     job: Job,
     path: npt.NDArray[np.int64],
@@ -131,15 +134,15 @@ def _saved(
 ) -> None:
     """What a policy loads less along the path, in samples and in seconds; changes row."""
     moved = replace(job, orders=_along(job, path))
-    plain, ours = (total_loads(each, policy.decide(each)) for each in (job, moved))
-    row[f"samples_saved_{policy.name}"] = plain - ours
+    plain, ours = (total_loads(each, policy(each)) for each in (job, moved))
+    row[f"samples_saved_{named}"] = plain - ours
     seconds = (plain - ours) * SOLAR_BYTES / SOLAR_SAMPLES / PFS_BYTES_PER_S
-    row[f"seconds_saved_{policy.name}"] = seconds
+    row[f"seconds_saved_{named}"] = seconds
     part = row["part"]
-    text = f"epoch order: loads saved under {policy.name}, C/D = {part} (SOLAR: 0.256, 0.594)"
+    text = f"epoch order: loads saved under {named}, C/D = {part} (SOLAR: 0.256, 0.594)"
     # That it is off by default rests on this: well under 1 % with the right eviction.
-    limit = 0.01 if policy.name == "belady" else None
-    name = f"epoch_order_{policy.name}_{part}"
+    limit = 0.01 if named == "belady" else None
+    name = f"epoch_order_{named}_{part}"
     results.append(Result(name, text, "share", (plain - ours) / plain, limit))
 
 
@@ -207,12 +210,13 @@ def threads(results: list[Result]) -> None:
 def access_cost(accesses: int, results: list[Result]) -> None:
     epochs = 5
     job = shuffled_job(accesses // epochs, 1, part=0.5, epochs=epochs, batch=BATCH)
-    for policy in (LRU(), Belady(), Solar()):
+    for named in ("lru", "belady", "solar"):
+        policy = POLICIES[named]
         start = time.process_time()
-        total_loads(job, policy.decide(job))
+        total_loads(job, policy(job))
         each = (time.process_time() - start) / accesses * MICROSECONDS
-        text = f"{policy.name}: CPU time of an access, {accesses:,} of them, C/D = 0.5"
-        results.append(Result(f"access_{policy.name}", text, "us", each, None))
+        text = f"{named}: CPU time of an access, {accesses:,} of them, C/D = 0.5"
+        results.append(Result(f"access_{named}", text, "us", each, None))
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from monarch_py.policies.nopfs.placement import Placement, Weighted
+from monarch_py.policies.nopfs.placement import Placement
 from monarch_py.policies.nopfs.prices import Program, Rows, find_prices
 from monarch_py.policies.view import Floats, Ints
 
@@ -15,25 +15,22 @@ def value_of(
     placed: Placement, frequencies: Rows, sizes: Ints, weights: Floats | None = None
 ) -> float:
     """The sum of frequency x weight x size over all copies. Arguments as of `place`."""
-    values = _values(frequencies, len(placed.extra), weights)
+    nodes = len(placed.extra)
+    program = Program(frequencies, weights, sizes, np.zeros(nodes, int), everything=True)
     return sum(
-        float((values[node] * sizes)[placed.held(node)].sum()) for node in range(len(placed.extra))
+        float((program.values(node) * sizes)[placed.held(node)].sum()) for node in range(nodes)
     )
 
 
 def bound_of(frequencies: Rows, sizes: Ints, quotas: Ints, seed: int = 0) -> float:
     """No placement within the quotas has a larger value. Arguments as of `place`."""
     everything = int(quotas.sum()) >= int(sizes.sum())
-    program = Program(_values(frequencies, len(quotas), None), sizes, quotas, everything)
+    program = Program(frequencies, None, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
     # Any prices give a bound. Noise raises them by at most its width, so also try lower ones.
     lower = np.maximum(0, prices.room - prices.width)
     tried = (prices.room, lower, _at_values(program, prices.room))
     return min(bound(program, each) for each in tried)
-
-
-def _values(frequencies: Rows, nodes: int, weights: Floats | None) -> Weighted:
-    return Weighted(frequencies, np.ones(nodes) if weights is None else weights)
 
 
 def bound(program: Program, prices: Floats) -> float:
@@ -46,7 +43,7 @@ def bound(program: Program, prices: Floats) -> float:
     largest = np.full(len(program.sizes), -np.inf)
     # Node by node, so that no table of all nodes is made.
     for node, price in enumerate(prices):
-        gain = program.values[node] - price
+        gain = program.values(node) - price
         np.maximum(largest, gain, out=largest)
         if program.everything:
             total += np.maximum(0, gain)
@@ -60,7 +57,7 @@ def _at_values(program: Program, room: Floats) -> Floats:
     If thousands of files have one value, the best price is that value, and a slightly different
     price makes the bound too large by the difference for each of these files.
     """
-    rows = (np.asarray(program.values[node]) for node in range(len(room)))
+    rows = (np.asarray(program.values(node)) for node in range(len(room)))
     return np.array(
         [row[np.abs(row - price).argmin()] for row, price in zip(rows, room, strict=True)],
         dtype=np.float64,

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.published import AS_PUBLISHED, POLICIES, Behaviour, simulate
 from monarch_py.errors import MonarchError
 from monarch_py.policies.named import NAMES
-from monarch_py.simulator import load_scenario, shipped_scenarios
+from monarch_py.simulator.keys import load_scenario, shipped_scenarios
 from monarch_py.simulator.result import to_document
 
 

@@ -93,7 +93,7 @@ def scenario_of(record: Mapping[str, Any]) -> Scenario:
 
 
 def _curve(points: Mapping[str, float]) -> Curve:
-    return Curve.of({int(number): rate * MIB for number, rate in points.items()})
+    return Curve({int(number): rate * MIB for number, rate in points.items()})
 
 
 def compare(

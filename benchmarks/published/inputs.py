@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from benchmarks.published.behaviours import Behaviour
 from monarch_py.errors import ConfigError
-from monarch_py.simulator.scenario import Scenario
+from monarch_py.simulator.rates import Curve
+from monarch_py.simulator.scenario import Scenario, StorageClass
 
 __all__ = ["LOCAL", "PFS", "REMOTE", "Inputs", "Speeds", "make_inputs"]
 
@@ -20,6 +21,11 @@ PFS, LOCAL, REMOTE = 1, 2, 3
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int32]
+
+
+def _together(curve: Curve, storage: StorageClass) -> float:
+    """The rate [bytes/s] of all threads of a class together."""
+    return float(curve.total(storage.threads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +49,20 @@ class Speeds:
         clients = np.arange(1, scenario.nodes + 1)
         known = clients
         if Behaviour.PFS_FLAT_BELOW_FIRST_POINT in on:
-            known = np.maximum(clients, scenario.pfs.points[0][0])
+            known = np.maximum(clients, min(scenario.pfs.points))
         pfs = np.minimum(rates.pfs_link, scenario.pfs.total(known) / clients)
-        local = [storage.read_rate for storage in scenario.classes]
+        local = [_together(storage.read, storage) for storage in scenario.classes]
         if Behaviour.WHOLE_CLASS_FOR_ONE_THREAD not in on:
-            local = [storage.read_rate / storage.threads for storage in scenario.classes]
+            local = [
+                _together(storage.read, storage) / storage.threads for storage in scenario.classes
+            ]
         staging = scenario.staging
         return cls(
             pfs=[0.0, *pfs.tolist()],
             local=local,
             remote=[min(rates.network, rate) for rate in local],
             # The published model reads and writes a class at one rate.
-            write=min(rates.preprocess, staging.write_rate / staging.threads),
+            write=min(rates.preprocess, _together(staging.write, staging) / staging.threads),
             compute=rates.compute,
         )
 

@@ -19,7 +19,7 @@ from benchmarks.published.inputs import LOCAL, PFS, REMOTE, Inputs, make_inputs
 from benchmarks.published.nopfs import ClassPrefetchers
 from benchmarks.published.staging import Staging
 from monarch_py.errors import ConfigError
-from monarch_py.simulator.result import IMBALANCE, Result, Unsupported
+from monarch_py.simulator.result import IMBALANCE, Result
 from monarch_py.simulator.scenario import Scenario
 
 __all__ = ["POLICIES", "simulate"]
@@ -65,7 +65,7 @@ POLICIES = {
 
 def simulate(
     scenario: Scenario, policy: str, on: Collection[Behaviour] = AS_PUBLISHED
-) -> Result | Unsupported:
+) -> Result | str:
     """What the published simulator makes of a policy of POLICIES, with the behaviours that are on.
 
     ConfigError for a policy that it has not, and for scenarios that it has no idea of.
@@ -77,7 +77,7 @@ def simulate(
     try:
         return Run(make_inputs(scenario, on), POLICIES[policy]).result()
     except CannotRunError as error:
-        return Unsupported(str(error))
+        return str(error)
 
 
 class Run:

@@ -25,7 +25,7 @@ from benchmarks.simulator.figures import PAGE
 from benchmarks.simulator.published import RECORDS
 from benchmarks.simulator.tables import put_tables, table
 from monarch_py.simulator.comparison import compare
-from monarch_py.simulator.result import PLACES, Result, Unsupported
+from monarch_py.simulator.result import PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
 # The sets whose runs are simulated once for every switch: small, and one of each dataset.
@@ -34,9 +34,9 @@ SWITCHED = ("imagenet1k/stressS3", "mnist/paper")
 LEAST_TIME, LEAST_SHARE = 1e-3, 0.01
 
 
-def numbers(result: Result | Unsupported) -> dict[str, Any] | None:
+def numbers(result: Result | str) -> dict[str, Any] | None:
     """Total [s] and shares of a run; None where it was refused."""
-    if isinstance(result, Unsupported):
+    if isinstance(result, str):
         return None
     return {
         "seconds": result.total_seconds,

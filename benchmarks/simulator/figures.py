@@ -21,10 +21,12 @@ import numpy as np
 from benchmarks.numbers import describe_machine
 from benchmarks.simulator.tables import put_tables, table
 from monarch_py.policies.named import NAMES
-from monarch_py.simulator import Curve, Scenario, StorageClass, load_scenario, shipped_scenarios
 from monarch_py.simulator.comparison import compare
+from monarch_py.simulator.keys import load_scenario, shipped_scenarios
 from monarch_py.simulator.plot import draw
+from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import to_document
+from monarch_py.simulator.scenario import Scenario, StorageClass
 from monarch_py.util.units import GIB
 
 IMAGES, PAGE = Path("docs/img"), Path("docs/simulator.md")
@@ -112,7 +114,7 @@ def divided(scenario: Scenario, part: int, slower: int = 1) -> Scenario:
         for storage in scenario.classes
     ]
     classes[0] = replace(classes[0], capacity_bytes=max(classes[0].capacity_bytes, int(least)))
-    pfs = Curve(tuple((number, rate / slower) for number, rate in scenario.pfs.points))
+    pfs = Curve({number: rate / slower for number, rate in scenario.pfs.points.items()})
     dataset = replace(scenario.dataset, files=scenario.dataset.files // part)
     return replace(scenario, dataset=dataset, classes=tuple(classes), pfs=pfs)
 

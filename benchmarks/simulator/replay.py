@@ -23,12 +23,12 @@ from benchmarks.numbers import Result, describe_machine, report
 from monarch_py.commands.calibrate import Calibration, calibrate
 from monarch_py.config import load_config
 from monarch_py.demo.slowsource import SlowSource, find_slowsource
-from monarch_py.policies.caches import FirstFit
+from monarch_py.policies.caches import first_fit
 from monarch_py.policies.view import Decision, Job
-from monarch_py.simulator import Dataset, Rates, Scenario, StorageClass
 from monarch_py.simulator.engine import measure
 from monarch_py.simulator.jobs import cluster_of
 from monarch_py.simulator.rates import Curve
+from monarch_py.simulator.scenario import Dataset, Rates, Scenario, StorageClass
 from monarch_py.util.units import MIB
 
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -105,7 +105,7 @@ class Replay:
             batch=BATCH,
             orders=lambda epoch: made[epoch],
         )
-        kept = FirstFit().decide(job)
+        kept = first_fit(job)
         decision = Decision(staging=bool(threads), copies=kept.copies, when=kept.when, pfs=kept.pfs)
         ends = measure(scenario, job, decision).epoch_end
         return [float(seconds) for seconds in np.diff(ends, prepend=0.0)]
@@ -116,11 +116,11 @@ class Replay:
             "tier",
             int(share * self.sizes.sum()),
             at_once,
-            Curve.of(self.calibration.read[0]),
-            Curve.of(self.calibration.write[0]),
+            Curve(self.calibration.read[0]),
+            Curve(self.calibration.write[0]),
         )
         window = int(AHEAD[1] * self.sizes.mean())
-        fast = Curve.of({1: FAST, at_once: FAST * at_once} if at_once > 1 else {1: FAST})
+        fast = Curve({1: FAST, at_once: FAST * at_once} if at_once > 1 else {1: FAST})
         return Scenario(
             name="replay",
             nodes=1,
@@ -131,7 +131,7 @@ class Replay:
             seed=0,
             dataset=Dataset(len(self.sizes)),
             rates=Rates(self.args.compute * 1e6, FAST, FAST, FAST),
-            pfs=Curve.of({1: float(Curve.of(self.calibration.source).total(at_once))}),
+            pfs=Curve({1: float(Curve(self.calibration.source).total(at_once))}),
             classes=(StorageClass("staging", window, at_once, fast, fast), tier),
         )
 

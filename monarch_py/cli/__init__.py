@@ -85,8 +85,7 @@ def group() -> None:
 
 @click.command("help", hidden=True)
 @click.argument("words", metavar="[COMMAND]", nargs=-1)
-@click.pass_context
-def _help(context: click.Context, words: tuple[str, ...]) -> None:
+def _help(words: tuple[str, ...]) -> None:
     """Show the help of a command, or the list of all commands."""
     group.main([*words, "--help"], prog_name="monarch", standalone_mode=False)
 

@@ -4,13 +4,14 @@ import json
 import socket
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from monarch_py.cli.messages import tell, warn
 from monarch_py.cli.options import checked, config_option, served_config_option
-from monarch_py.cluster import Node, bring_up, listed
+from monarch_py.cluster.collective import listed
+from monarch_py.cluster.nodes import Node, bring_up
 from monarch_py.commands.doctor import is_disabled, switches
 from monarch_py.commands.run import Outcome, keep_daemon, run_job, why_unusable
 from monarch_py.commands.summary import since, summary
@@ -174,21 +175,17 @@ def serve(config_file: Path, alone: bool) -> None:
     """
     ignore_the_jobs()
     if (launch := _with_others(alone)) is None:
+        from monarch_py.daemon import lifecycle
+
         checked(config_file)
-        _serve_here(config_file)
+        lifecycle.serve(config_file)
+        lifecycle.end_process()
     node = bring_up(config_file, launch)
     _tell(node, config_file)
     if not node.started:
         raise SessionError("all daemons run already; stop them with `monarch stop` first")
     if node.process is not None:  # else another step waits for it
         wait_for(node.process, SessionDir.of(config_file))
-
-
-def _serve_here(config_file: Path) -> NoReturn:
-    from monarch_py.daemon.lifecycle import end_process, serve
-
-    serve(config_file)
-    end_process()
 
 
 def _asked_to_stop(session: SessionDir) -> Identity:

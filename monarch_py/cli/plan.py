@@ -10,13 +10,14 @@ import click
 
 from monarch_py.cli.options import as_json, as_size
 from monarch_py.cli.screen import print_table
-from monarch_py.errors import MonarchError
 from monarch_py.util.units import counted, format_size
 
 if TYPE_CHECKING:
     from monarch_py.commands.figures import Figures
     from monarch_py.plan.plan import Plan
 
+# How tables and pictures call `figures.PLACES`.
+PLACES = ("own copies", "other nodes", "source")
 KINDS = ("image_folder", "files", "tfrecord", "webdataset", "hdf5", "fixed")
 
 _PATH = click.Path(path_type=Path)
@@ -64,7 +65,7 @@ def index(
     The samples are numbered as the usual readers number them: files are sorted by path, and the
     samples of a file keep their order; the classes of an ImageFolder are sorted by name.
     """
-    from monarch_py.plan import index as builders
+    from monarch_py.plan import builders
 
     if pattern and kind == "image_folder":
         raise click.UsageError(
@@ -163,24 +164,19 @@ def _print(figures: Figures, grain: str) -> None:
         f" {format_size(int(sizes.min()))} to {format_size(int(sizes.max()))}."
     )
     click.echo()
-    rows = [
-        [k, format_size(e.local), format_size(e.remote), format_size(e.source)]
-        for k, e in enumerate(figures.epochs)
-    ]
-    columns = ["epoch", "own copies", "other nodes", "source"]
+    rows = [[k, *map(format_size, read)] for k, read in enumerate(figures.epochs.tolist())]
+    columns = ["epoch", *PLACES]
     print_table("What all nodes read in each epoch, by where it comes from", columns, rows, left=0)
 
 
 def _draw(figures: Figures, picture: Path) -> None:
-    from monarch_py.simulator.plot import can_draw
+    from monarch_py.simulator.plot import can_draw, save, stacked_bars
 
     can_draw(picture)
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4), constrained_layout=True)
+    figure = Figure(figsize=(14, 4), layout="constrained")
+    axes = figure.subplots(1, 3)
     axes[0].bar(range(len(figures.frequency)), figures.frequency)
     if figures.expected is not None:
         shown = figures.expected[: len(figures.frequency)]
@@ -189,16 +185,8 @@ def _draw(figures: Figures, picture: Path) -> None:
     axes[0].set(title=f"Frequencies on node {figures.node}", xlabel="accesses", ylabel="files")
     axes[1].bar(range(len(figures.owned_bytes)), figures.owned_bytes / 2**30)
     axes[1].set(title="Who owns what", xlabel="node", ylabel="GiB")
-    epochs, bottom = range(len(figures.epochs)), [0.0] * len(figures.epochs)
-    for name, label in (("local", "own copies"), ("remote", "other nodes"), ("source", "source")):
-        heights = [getattr(each, name) / 2**30 for each in figures.epochs]
-        axes[2].bar(epochs, heights, width=1, bottom=bottom, label=label)
-        bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
+    read = (figures.epochs / 2**30).T.tolist()
+    stacked_bars(axes[2], dict(zip(PLACES, read, strict=True)), width=1)
     axes[2].set(title="Bytes by source", xlabel="epoch", ylabel="GiB")
     axes[2].legend(loc="center right")
-    try:
-        figure.savefig(picture)
-    except (OSError, ValueError) as error:
-        raise MonarchError(f"{picture}: {error}; name a file such as plan.svg") from None
-    finally:
-        pyplot.close(figure)
+    save(figure, picture)

@@ -23,7 +23,7 @@ HOURS_FROM_S = 100_000.0
 
 def _scenario_file(given: str) -> Path:
     """A file, from its path or the name of a shipped scenario; ConfigError for anything else."""
-    from monarch_py.simulator import shipped_scenarios
+    from monarch_py.simulator.keys import shipped_scenarios
 
     shipped = shipped_scenarios()
     path = shipped.get(given, Path(given))
@@ -60,8 +60,8 @@ def simulate(
     monarch simulate mine.yaml -p naive -p first-fit --plot mine.png
     """
     from monarch_py.policies.named import NAMES
-    from monarch_py.simulator import load_scenario
     from monarch_py.simulator.comparison import compare
+    from monarch_py.simulator.keys import load_scenario
     from monarch_py.simulator.plot import can_draw, draw
     from monarch_py.simulator.result import to_document
 
@@ -96,7 +96,7 @@ def _tell(policy: str) -> None:
 
 def _list() -> None:
     from monarch_py.policies.named import DAEMON, SUMMARIES
-    from monarch_py.simulator import load_scenario, shipped_scenarios
+    from monarch_py.simulator.keys import load_scenario, shipped_scenarios
 
     daemon = {name: f"{SUMMARIES[name]} (On {where}.)" for name, where in DAEMON.items()}
     others = {name: text for name, text in SUMMARIES.items() if name not in DAEMON}

@@ -52,15 +52,6 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     return [o.value for o in outcomes]
 
 
-def alike(check: Callable[..., None], *known: Any) -> None:
-    """Runs a check of values that are the same on all ranks, so that it fails on all of them or on
-    none. EndError if it fails."""
-    try:
-        check(*known)
-    except MonarchError as error:
-        raise EndError([str(error)], error.exit_status) from None
-
-
 def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
     """Merges the same words of several nodes into one sentence that begins with their names."""
     speakers: dict[str, list[str]] = {}

@@ -104,11 +104,6 @@ def _digest(file: Path) -> str:
         raise SessionError(f"{file}: {error.strerror}") from error
 
 
-def those_that_run(infos: Sequence[NodeInfo]) -> list[int]:
-    """The ranks whose daemons run already. They are of one cluster if `check_infos` passed."""
-    return [rank for rank, info in enumerate(infos) if info.running is not None]
-
-
 def check_infos(infos: Sequence[NodeInfo]) -> None:
     """SessionError, in the same words on every rank, if the nodes do not fit together."""
     _check_places(infos)

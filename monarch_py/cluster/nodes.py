@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from monarch_py.cluster.collective import EndError, alike, listed, together, told_once
+from monarch_py.cluster.collective import listed, together, told_once
 from monarch_py.cluster.join_timeout import end_with_the_others
 from monarch_py.cluster.local_node import LocalNode
-from monarch_py.cluster.node_info import NodeInfo, check_infos, check_members, those_that_run
+from monarch_py.cluster.node_info import NodeInfo, check_infos, check_members
 from monarch_py.cluster.ranks import Ranks
 from monarch_py.daemon.starting import STAY
-from monarch_py.errors import SessionError
+from monarch_py.errors import MonarchError, SessionError
 from monarch_py.peers import new_secret
 from monarch_py.peers.membership import Cluster, Member
 from monarch_py.util.launcher import Launch
@@ -72,7 +72,7 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
             node = _bring_up(ranks, here)
         finally:
             here.leave_turn()
-    except EndError as end:
+    except MonarchError as end:  # raised on all ranks
         if ranks.rank == 0:
             sys.stderr.write(f"monarch: {end}\n")
         # Wait for all ranks, since a launcher may kill the others when one exits with an error.
@@ -93,8 +93,9 @@ def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
     together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
     infos = together(ranks, here.prepare)
     warnings = told_once((info.name, words) for info in infos for words in info.warnings)
-    alike(check_infos, infos)
-    running = those_that_run(infos)
+    check_infos(infos)
+    # Of one cluster, since the nodes fit together.
+    running = [rank for rank, info in enumerate(infos) if info.running is not None]
     try:
         if not running:
             found = _start(ranks, here, infos)
@@ -150,7 +151,7 @@ def _come_back(
     ]
     assert told is not None
     cluster, roots = told
-    alike(check_members, infos, cluster)
+    check_members(infos, cluster)
 
     def come_back() -> list[str]:
         if ranks.rank in running:

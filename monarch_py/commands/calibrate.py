@@ -180,13 +180,12 @@ def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> C
         raise ConfigError(
             f"{config.file}: the source cannot be read: {error}; check its permissions"
         ) from None
-    read, write = [], []
+    tiers = []
     for tier in config.tiers:
         tell(f"tier {tier.mount_point}")
-        r, w = _measure_tier(tier.mount_point, tier.quota_bytes)
-        read.append(r)
-        write.append(w)
-    return Calibration(source, tuple(read), tuple(write), source_bytes)
+        tiers.append(_measure_tier(tier.mount_point, tier.quota_bytes))
+    read, write = zip(*tiers, strict=True)
+    return Calibration(source, read, write, source_bytes)
 
 
 def _rate_text(rate: float) -> str:

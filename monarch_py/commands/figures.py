@@ -19,19 +19,8 @@ from monarch_py.policies.view import PFS
 Sizes = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class EpochBytes:
-    """What all nodes together read in an epoch [bytes]: from their own copies, from copies of other
-    nodes, and from the source."""
-
-    local: int = 0
-    remote: int = 0
-    source: int = 0
-
-    def __add__(self, other: EpochBytes) -> EpochBytes:
-        return EpochBytes(
-            self.local + other.local, self.remote + other.remote, self.source + other.source
-        )
+# From where nodes read: their own copies, copies of other nodes, the source.
+PLACES = ("local", "remote", "source")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +32,7 @@ class Figures:
         unit is a file of one sample; else None
     spread : of the frequencies, see access.spread
     owned_units, owned_bytes : (nodes,) int64, what each node owns
-    epochs : the bytes that each epoch reads, by where they come from
+    epochs : (epochs, 3) int64, what all nodes together read in each epoch, by PLACES [bytes]
     """
 
     node: int
@@ -52,22 +41,16 @@ class Figures:
     spread: float
     owned_units: npt.NDArray[np.int64]
     owned_bytes: npt.NDArray[np.int64]
-    epochs: list[EpochBytes]
+    epochs: Sizes
 
     def as_dict(self) -> dict[str, Any]:
         """The figures in JSON's types."""
-        return {
-            "node": self.node,
-            "frequency": self.frequency.tolist(),
-            "expected": None if self.expected is None else self.expected.tolist(),
-            "spread": self.spread,
-            "owned_units": self.owned_units.tolist(),
-            "owned_bytes": self.owned_bytes.tolist(),
-            "epochs": [
-                {"local": each.local, "remote": each.remote, "source": each.source}
-                for each in self.epochs
-            ],
+        found = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in vars(self).items()
         }
+        epochs = [dict(zip(PLACES, row, strict=True)) for row in self.epochs.tolist()]
+        return {**found, "epochs": epochs}
 
 
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> npt.NDArray[np.int32]:
@@ -83,10 +66,10 @@ def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> npt.NDArra
     return place(list(all_frequencies(timeline)), sizes, quotas).owner
 
 
-def read_bytes(timeline: Timeline, owner: npt.NDArray[np.int32], sizes: Sizes) -> list[EpochBytes]:
-    """The bytes that each epoch reads. The source is read once for a unit that has an owner, in
-    the first epoch that uses it, and each time for a unit without one."""
-    found = [EpochBytes() for _ in range(timeline.epochs)]
+def read_bytes(timeline: Timeline, owner: npt.NDArray[np.int32], sizes: Sizes) -> Sizes:
+    """(epochs, 3) the bytes that each epoch reads, by PLACES. The source is read once for a unit
+    that has an owner, in the first epoch that uses it, and each time for a unit without one."""
+    found = np.zeros((timeline.epochs, len(PLACES)), dtype=np.int64)
     seen = np.zeros(timeline.units, dtype=bool)
     for section in timeline.sections():
         found[section.epoch] += _read_in(section, owner, sizes, seen)
@@ -95,7 +78,7 @@ def read_bytes(timeline: Timeline, owner: npt.NDArray[np.int32], sizes: Sizes) -
 
 def _read_in(
     section: Section, owner: npt.NDArray[np.int32], sizes: Sizes, seen: npt.NDArray[np.bool_]
-) -> EpochBytes:
+) -> list[int]:
     rows = section.rows
     node = np.arange(rows.shape[1], dtype=np.int32) // section.ranks_per_node
     owner_of = np.where(rows >= 0, owner[rows], np.int32(PFS))
@@ -110,7 +93,7 @@ def _read_in(
     from_source = first.reshape(rows.shape) | (owner_of == PFS)
     is_local = ~from_source & (owner_of == node)
     source, local = int(weight[from_source].sum()), int(weight[is_local].sum())
-    return EpochBytes(local, int(weight.sum()) - source - local, source)
+    return [local, int(weight.sum()) - source - local, source]
 
 
 def figures_of(plan: Plan, node: int = 0, quota: int | None = None) -> Figures:

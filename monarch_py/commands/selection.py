@@ -3,7 +3,7 @@
 import os
 import stat
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,28 +13,13 @@ from monarch_py.ipc.catalog import CatalogReader, distinct
 from monarch_py.native import Kind, Reason, State
 
 Ids = npt.NDArray[np.uint64]
+# The number of a source, and a path relative to it; "" for the source itself.
+Place = tuple[int, str]
 
 # Entries whose paths are compared at a time: 16 MiB of memory for paths of 100 bytes.
 PORTION = 16384
 GONE = "gone: it was removed from the source after the scan; restore it, or leave it out"
 EXCLUDED = np.uint64(word.make(State.BYPASS, Reason.EXCLUDED))
-
-
-class Root(NamedTuple):
-    """A source. spellings : its directory, resolved, and as the configuration spells it if that
-    differs."""
-
-    number: int
-    spellings: tuple[str, ...]
-
-
-class Place(NamedTuple):
-    """A path below a source. text : as the user wrote it;  path : relative; "" for the source
-    itself."""
-
-    text: str
-    source: int
-    path: str
 
 
 def _is_excluded(words: Any) -> Any:
@@ -48,35 +33,37 @@ def _is_file(path: str) -> bool:
 class PathSelection:
     """The files that the user means: named files, and all files below named directories.
 
+    roots : for each source its directory, resolved, and as the configuration spells it if that
+        differs
     texts : paths as the user wrote them; None for everything
     problems : (path, what is wrong and the hint), one for each path that stands for no file
     ids : (n,) entries in the order in which they were named or found
-    unknown : files that exist but that the catalog does not know yet
+    unknown : files that exist but that the catalog does not know yet, and what the user wrote
     """
 
     def __init__(
-        self, roots: Sequence[Root], texts: Sequence[str] | None, catalog: CatalogReader
+        self, roots: Sequence[Sequence[str]], texts: Sequence[str] | None, catalog: CatalogReader
     ) -> None:
         self.roots = roots
         self.problems: list[tuple[str, str]] = []
         self.ids: Ids = np.zeros(0, dtype=np.uint64)
-        self.unknown: dict[tuple[int, str], Place] = {}
+        self.unknown: dict[Place, str] = {}
         self._named: list[int] = []
         self._texts: dict[int, str] = {}  # what the user wrote for a named file, by entry
-        self._directories: dict[tuple[int, str], Place] = {}
+        self._directories: dict[Place, str] = {}  # with what the user wrote
         # For each directory: how many files were found below it, and how many of them are excluded.
-        self._below: dict[tuple[int, str], npt.NDArray[np.int64]] = {}
+        self._below: dict[Place, npt.NDArray[np.int64]] = {}
         self._is_chosen = np.zeros(0, dtype=bool)
         self._examined = 0
         if texts is None:
-            self._directories = {(root.number, ""): Place("", root.number, "") for root in roots}
+            self._directories = {(number, ""): "" for number in range(len(roots))}
         for text in texts or ():
             self._name(text, catalog)
         self._below = {key: np.zeros(2, dtype=np.int64) for key in self._directories}
 
     @property
-    def needs_scanned(self) -> list[tuple[int, str]]:
-        """The directories, as (source, path), whose files are all known only after their scan."""
+    def needs_scanned(self) -> list[Place]:
+        """The directories whose files are all known only after their scan."""
         return list(self._directories)
 
     # --- resolving paths ------------------------------------------------------------------------
@@ -84,38 +71,39 @@ class PathSelection:
     def _name(self, text: str, catalog: CatalogReader) -> None:
         plain = os.path.abspath(os.path.expanduser(text))
         # '..' after a symbolic link leads elsewhere than the text says.
-        place = self._place(text, plain) if ".." not in text.split("/") else None
+        place = self._place(plain) if ".." not in text.split("/") else None
         # Ask the catalog before the source, which may be slow.
-        if place is None or not self._take(place, catalog):
+        if place is None or not self._take(place, text, catalog):
             self._look(text, catalog)
 
-    def _place(self, text: str, path: str) -> Place | None:
-        for root in self.roots:
-            for spelling in root.spellings:
+    def _place(self, path: str) -> Place | None:
+        for number, spellings in enumerate(self.roots):
+            for spelling in spellings:
                 if path == spelling:
-                    return Place(text, root.number, "")
+                    return number, ""
                 if path.startswith(spelling + "/"):
-                    return Place(text, root.number, path[len(spelling) + 1 :])
+                    return number, path[len(spelling) + 1 :]
         return None
 
-    def _take(self, place: Place, catalog: CatalogReader) -> bool:
+    def _take(self, place: Place, text: str, catalog: CatalogReader) -> bool:
         """Handles a place that the catalog knows as a file or a directory; False if it does not."""
-        if not place.path:
-            self._directories[place.source, ""] = place
+        source, path = place
+        if not path:
+            self._directories[place] = text
             return True
-        entry = catalog.find(place.source, place.path)
+        entry = catalog.find(source, path)
         if entry < 0:
             return False
         row = catalog.entries[entry]
         if row["kind"] == Kind.DIR:
-            self._directories[place.source, place.path] = place
+            self._directories[place] = text
         elif row["kind"] != Kind.FILE:
             return False
         elif _is_excluded(row["word"]):
-            self._leave_out(place.text)
+            self._leave_out(text)
         else:
             self._named.append(entry)
-            self._texts[entry] = place.text
+            self._texts[entry] = text
         return True
 
     def _look(self, text: str, catalog: CatalogReader) -> None:
@@ -130,17 +118,17 @@ class PathSelection:
             hint = "check the spelling" if missing else "make it readable, or leave it out"
             self.problems.append((text, f"{why}; {hint}"))
             return
-        place = self._place(text, real)
+        place = self._place(real)
         if place is None:
-            places = ", ".join(root.spellings[-1] for root in self.roots)
+            places = ", ".join(spellings[-1] for spellings in self.roots)
             hint = f"name what is below {places}, or add its directory to `sources`"
             self.problems.append((text, f"outside every source; {hint}"))
-        elif self._take(place, catalog):
+        elif self._take(place, text, catalog):
             pass
         elif stat.S_ISDIR(mode):
-            self._directories[place.source, place.path] = place
+            self._directories[place] = text
         elif stat.S_ISREG(mode):
-            self.unknown[place.source, place.path] = place
+            self.unknown[place] = text
         else:
             self.problems.append((text, "neither a file nor a directory; name one of these"))
 
@@ -152,9 +140,8 @@ class PathSelection:
 
     def meet(self, catalog: CatalogReader) -> Ids:
         """The (n,) selected entries that were not returned before."""
-        for place in [p for p in self.unknown.values() if catalog.find(p.source, p.path) >= 0]:
-            del self.unknown[place.source, place.path]
-            self._take(place, catalog)
+        for place in [place for place in self.unknown if catalog.find(*place) >= 0]:
+            self._take(place, self.unknown.pop(place), catalog)
         # The catalog grows meanwhile: read its length once, after the last look-up.
         last = len(catalog)
         self._is_chosen = np.pad(self._is_chosen, (0, last - len(self._is_chosen)))
@@ -214,12 +201,12 @@ class PathSelection:
     def finish(self, catalog: CatalogReader) -> None:
         """Call it when the scan is complete. Reports directories whose files are all excluded, and
         adds the files of directories newer than the scan to `unknown`."""
-        for (source, path), place in self._directories.items():
-            files, excluded = self._below[source, path]
-            if files and files == excluded and place.text:
-                self._leave_out(place.text)
-            elif path and catalog.find(source, path) < 0:
-                self._walk(place)
+        for place, text in self._directories.items():
+            files, excluded = self._below[place]
+            if files and files == excluded and text:
+                self._leave_out(text)
+            elif place[1] and catalog.find(*place) < 0:
+                self._walk(place, text)
 
     def directories(self, catalog: CatalogReader) -> Ids:
         """The (n,) known directories at or below a named one."""
@@ -240,38 +227,38 @@ class PathSelection:
         """Lists directories again, and adds files that the catalog lacks to `unknown`."""
         for entry in directories:
             source, path = int(catalog.entries["source"][entry]), catalog.path(entry)
-            top = self.roots[source].spellings[0]
+            top = self.roots[source][0]
             try:
                 names = os.listdir(os.path.join(top, path))
             except OSError as error:
-                place = self._directories.get((source, path))
-                if isinstance(error, FileNotFoundError) and place is not None:
-                    self.problems.append((place.text, GONE))
+                text = self._directories.get((source, path))
+                if isinstance(error, FileNotFoundError) and text is not None:
+                    self.problems.append((text, GONE))
                 continue
             for name in names:
                 below = os.path.join(path, name)
                 if catalog.find(source, below) >= 0:
                     continue
-                place = Place(os.path.join(top, below), source, below)
-                if _is_file(place.text):
-                    self.unknown[source, below] = place
-                elif os.path.isdir(place.text) and not os.path.islink(place.text):
-                    self._walk(place)
+                full = os.path.join(top, below)
+                if _is_file(full):
+                    self.unknown[source, below] = full
+                elif os.path.isdir(full) and not os.path.islink(full):
+                    self._walk((source, below), full)
 
-    def _walk(self, place: Place) -> None:
-        top = self.roots[place.source].spellings[0]
-        device, start = self._device(top), os.path.join(top, place.path)
+    def _walk(self, place: Place, text: str) -> None:
+        source, path = place
+        top = self.roots[source][0]
+        device, start = self._device(top), os.path.join(top, path)
         if self._device(start) != device:
             hint = "make it a source of its own"
-            self.problems.append((place.text, f"on another file system than its source; {hint}"))
+            self.problems.append((text, f"on another file system than its source; {hint}"))
             return
         for directory, names, files in os.walk(start):
             names[:] = [n for n in names if self._device(os.path.join(directory, n)) == device]
             for name in files:
                 full = os.path.join(directory, name)
                 if _is_file(full):
-                    path = full[len(top) + 1 :]
-                    self.unknown[place.source, path] = Place(full, place.source, path)
+                    self.unknown[source, full[len(top) + 1 :]] = full
 
     @staticmethod
     def _device(path: str) -> int:
@@ -286,12 +273,12 @@ class PathSelection:
         found = [entry for entry in ids.tolist() if entry in self._texts]
         found = [entry for entry in found if self._is_gone(entry, catalog)]
         for entry in found:
-            root = self.roots[int(catalog.entries["source"][entry])].spellings[-1]
+            root = self.roots[int(catalog.entries["source"][entry])][-1]
             self.problems.append((self._texts[entry] or root, GONE))
         return np.array(found, dtype=np.uint64)
 
     def _is_gone(self, entry: int, catalog: CatalogReader) -> bool:
-        top = self.roots[int(catalog.entries["source"][entry])].spellings[0]
+        top = self.roots[int(catalog.entries["source"][entry])][0]
         try:
             os.lstat(os.path.join(top, catalog.path(entry)))
         except OSError as error:
@@ -301,8 +288,7 @@ class PathSelection:
     def give_up(self, places: Sequence[Place]) -> None:
         """Reports files that the daemon could not add to its catalog as problems."""
         for place in places:
-            del self.unknown[place.source, place.path]
             why = (
                 "the daemon cannot take this file into its catalog; check that the file can be read"
             )
-            self.problems.append((place.text, why))
+            self.problems.append((self.unknown.pop(place), why))

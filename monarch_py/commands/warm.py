@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py import word
-from monarch_py.commands.selection import Ids, PathSelection, Place, Root
+from monarch_py.commands.selection import PathSelection
 from monarch_py.errors import SessionError, SilentError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import Segment, SessionDir
-from monarch_py.native import Reason, State, ffi, lib
+from monarch_py.native import Ids, Reason, State, ffi, lib
 from monarch_py.util.hanging import LIMIT_S, hanging
 
 # Entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10 bytes for an
@@ -83,7 +83,7 @@ class _View:
     def __init__(self, connection: DaemonConnection) -> None:
         self._connection = connection
         self.pid = 0
-        self.scanned = self.switched_off = self.is_lazy = False
+        self.scanned = self.switched_off = False
         self._generation = 0
         self.refresh()
         session = connection.session
@@ -101,20 +101,20 @@ class _View:
                 raise SessionError("the daemon was replaced by another one; run the command again")
             self.pid, known = told["pid"], told["generation"]
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
-            self.is_lazy = told.get("scan") == "lazy"  # an older daemon does not tell `scan`
             if known != self._generation:
                 with suppress(FileNotFoundError):  # replaced since we asked: ask again
                     self.catalog = CatalogReader.open(self._connection.session, known)
                     self._generation = known
 
-    def roots(self) -> list[Root]:
+    def roots(self) -> list[list[str]]:
+        """The spellings of each source, see PathSelection."""
         found = []
         for number in range(self._control.sources):
             slot = self._control.source[number]
             texts = [ffi.buffer(slot.path, slot.path_len)[:]]
             if slot.alias_len:
                 texts.append(ffi.buffer(slot.alias, slot.alias_len)[:])
-            found.append(Root(number, tuple(map(os.fsdecode, texts))))
+            found.append([os.fsdecode(text) for text in texts])
         return found
 
     def partial_bytes(self, words: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> int:
@@ -240,11 +240,10 @@ class Warm:
     def _look_at_unknown(self) -> None:
         """Makes the daemon look at files that the catalog does not know. A few at a time, because
         the scan may find them first."""
-        places: list[Place] = list(self.chosen.unknown.values())[:LOOKS]
+        places = list(self.chosen.unknown)[:LOOKS]
         if not places:
             return
-        asked = [[place.source, place.path] for place in places]
-        entries = self._ask_source("look", paths=asked)["entries"]
+        entries = self._ask_source("look", paths=places)["entries"]
         self.chosen.give_up([p for p, e in zip(places, entries, strict=True) if e < 0])
 
     def _ask_source(self, command: str, **arguments: Any) -> Any:
@@ -253,7 +252,7 @@ class Warm:
         try:
             return self._connection.ask(command, **arguments)
         except SilentError:
-            for path in hanging([Path(root.spellings[0]) for root in self._view.roots()]):
+            for path in hanging([Path(spellings[0]) for spellings in self._view.roots()]):
                 raise SessionError(
                     f"{str(path)!r} does not answer within {LIMIT_S:.0f} s; its file system hangs"
                 ) from None

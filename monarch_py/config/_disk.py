@@ -70,11 +70,10 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
-        with open("/proc/self/mountinfo", encoding="ascii", errors="replace") as mounts:
-            lines = mounts.read().split("\n")
+        table = Path("/proc/self/mountinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
-        lines = []
-    for line in lines:
+        table = ""
+    for line in table.split("\n"):
         # "id parent major:minor root mount-point options [tags...] - type source options"
         before, _, after = line.partition(" - ")
         if after and before.split(" ")[2] == wanted:

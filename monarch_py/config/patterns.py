@@ -35,9 +35,8 @@ class PathFilter:
 
     def __init__(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         everything = any(glob in ("*", "**", "**/*") for glob in include)
-        wanted, unwanted = _compile(include), _compile(exclude)
+        wanted, self._exclude = _compile(include), _compile(exclude)
         self._include = None if everything else wanted
-        self._exclude = unwanted
 
     @property
     def trivial(self) -> bool:

@@ -32,22 +32,6 @@ from monarch_py.document.values import (
 )
 from monarch_py.util.units import GIB, KIB, MIB, parse_size
 
-__all__ = [
-    "MAX_SOURCES",
-    "MAX_SOURCE_PATH_BYTES",
-    "MAX_SWITCH_FILE_BYTES",
-    "MAX_TIERS",
-    "MAX_TIER_PATH_BYTES",
-    "SYSTEM_SWITCH_FILE",
-    "Config",
-    "PeersConfig",
-    "Performance",
-    "SourceConfig",
-    "SourceLimits",
-    "TierConfig",
-    "Tuning",
-]
-
 DEFAULT_BLOCK_SIZE_BYTES = 4 * MIB
 MIN_BLOCK_SIZE_BYTES = 64 * KIB
 MAX_BLOCK_SIZE_BYTES = 1 * GIB

@@ -13,6 +13,7 @@ learns the patterns within a few epochs, but not without training.
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -92,34 +93,32 @@ def _images(
         yield labels, pixels
 
 
-def _write_shards(directory: Path, images: Iterator[tuple[Bytes, Bytes]]) -> None:
-    number = 0
+def _parts(images: Iterator[tuple[Bytes, Bytes]], most: int) -> Iterator[tuple[int, Bytes, Bytes]]:
+    """The number, the labels and the pixels of each file with at most so many images."""
+    numbers = count()
     for labels, pixels in images:
+        for start in range(0, len(labels), most):
+            rows = slice(start, start + most)
+            yield next(numbers), labels[rows], pixels[rows]
+
+
+def _write_shards(directory: Path, images: Iterator[tuple[Bytes, Bytes]]) -> None:
+    for number, labels, pixels in _parts(images, IMAGES_PER_SHARD):
         records = np.concatenate([labels[:, np.newaxis], pixels.reshape(len(labels), -1)], axis=1)
-        for start in range(0, len(records), IMAGES_PER_SHARD):
-            rows = slice(start, start + IMAGES_PER_SHARD)
-            records[rows].tofile(directory / f"train-{number:04}.bin")
-            number += 1
+        records.tofile(directory / f"train-{number:04}.bin")
 
 
 def _write_tree(directory: Path, images: Iterator[tuple[Bytes, Bytes]]) -> None:
     for label in range(N_CLASSES):
         (directory / f"class-{label}").mkdir()
-    number = 0
-    for labels, pixels in images:
-        for label, image in zip(labels, pixels, strict=True):
-            (directory / f"class-{label}" / f"{number:06}.raw").write_bytes(image.tobytes())
-            number += 1
+    for number, (label,), pixels in _parts(images, 1):
+        (directory / f"class-{label}" / f"{number:06}.raw").write_bytes(pixels.tobytes())
 
 
 def _write_npy(directory: Path, images: Iterator[tuple[Bytes, Bytes]]) -> None:
-    number = 0
-    for labels, pixels in images:
-        for start in range(0, len(labels), IMAGES_PER_NPY):
-            rows = slice(start, start + IMAGES_PER_NPY)
-            np.save(directory / f"images-{number:04}.npy", pixels[rows])
-            np.save(directory / f"labels-{number:04}.npy", labels[rows])
-            number += 1
+    for number, labels, pixels in _parts(images, IMAGES_PER_NPY):
+        np.save(directory / f"images-{number:04}.npy", pixels)
+        np.save(directory / f"labels-{number:04}.npy", labels)
 
 
 _WRITERS = {"shards": _write_shards, "tree": _write_tree, "npy": _write_npy}

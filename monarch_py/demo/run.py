@@ -241,19 +241,21 @@ def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list
     """Makes tiers and a configuration. Yields the command prefix that runs a command under
     Monarch."""
     with ExitStack() as stack:
-        tiers: list[tuple[Path, int, str]] = []
+        tiers = []
         if _has_room(SHARED_MEMORY, 2 * RAM_QUOTA_BYTES):
             ram = tempfile.TemporaryDirectory(
                 prefix="monarch-demo-", dir=SHARED_MEMORY, ignore_cleanup_errors=True
             )
-            tiers.append((Path(stack.enter_context(ram)), RAM_QUOTA_BYTES, "ram"))
+            tiers.append(_tier(Path(stack.enter_context(ram)), RAM_QUOTA_BYTES, "ram"))
         disk = directory / "tier"
         disk.mkdir()
         quota_bytes = max(DISK_QUOTA_BYTES, 2 * dataset_bytes)
         # Keep the quota within the free space, since one that the disk cannot hold is refused.
-        tiers.append((disk, min(quota_bytes, shutil.disk_usage(disk).free), "ssd"))
+        tiers.append(_tier(disk, min(quota_bytes, shutil.disk_usage(disk).free), "ssd"))
         config = directory / "monarch.yaml"
-        config.write_text(_config_text(source, tiers), encoding="utf-8")
+        # JSON is valid YAML.
+        text = json.dumps({"sources": [str(source)], "hierarchy": tiers}, indent=2)
+        config.write_text(text + "\n", encoding="utf-8")
         report = directory / "monarch.json"
         command = [sys.executable, "-c", RUN_MONARCH, str(PACKAGE_PARENT), "run"]
         yield [*command, "-c", str(config), "--json", str(report), "--"]
@@ -266,13 +268,8 @@ def _has_room(directory: Path, n_bytes: int) -> bool:
         return False
 
 
-def _config_text(source: Path, tiers: list[tuple[Path, int, str]]) -> str:
-    """The configuration as JSON, which is valid YAML."""
-    hierarchy = [
-        {"mount_point": str(path), "max_storage_quota": quota_bytes, "type": kind}
-        for path, quota_bytes, kind in tiers
-    ]
-    return json.dumps({"sources": [str(source)], "hierarchy": hierarchy}, indent=2) + "\n"
+def _tier(directory: Path, quota_bytes: int, kind: str) -> dict[str, Any]:
+    return {"mount_point": str(directory), "max_storage_quota": quota_bytes, "type": kind}
 
 
 def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Table:

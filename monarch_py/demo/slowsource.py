@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from monarch_py.errors import MonarchError
 
 # The number that reads "SLOWSRC1" in a little-endian file, and the layout that this module knows.
@@ -87,6 +89,8 @@ class SlowSource:
             clients of one server; each source must be given the rate
         flush : closing a file also asks the source, as an fsync does
 
+    process : the one that serves the mount; None outside the context
+
     Entering and leaving raise SlowSourceError. Leaving detaches the mount and ends the program even
     after an error, or with files still open. If this process is killed, the program notices it and
     unmounts by itself.
@@ -103,12 +107,7 @@ class SlowSource:
         given = [k if v is True else f"{k}={v}" for k, v in options.items() if v is not False]
         self._options = ",".join(["until_eof", *given])
         self._control: _Control | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The pid of the process that serves the mount; None outside the context."""
-        return self._process.pid if self._process else None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def rate(self, bytes_per_s: float) -> None:
         """Limits all readers and writers together to this many bytes per second; 0: no limit."""
@@ -157,7 +156,7 @@ class SlowSource:
         return self._control
 
     def __enter__(self) -> SlowSource:
-        if self._process is not None:
+        if self.process is not None:
             raise SlowSourceError(f"{self.mountpoint} is mounted already")
         for directory in (self.backing, self.mountpoint):
             if not directory.is_dir():
@@ -184,7 +183,7 @@ class SlowSource:
     def _start(self, control: Path, output: IO[bytes]) -> None:
         paths = [str(path) for path in (self._binary, self.backing, control, self.mountpoint)]
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*paths, "-o", self._options],
                 # When this process ends in any way, the program reads end of file and ends too.
                 stdin=subprocess.PIPE,
@@ -199,13 +198,13 @@ class SlowSource:
             raise SlowSourceError(f"{self._binary} cannot be started: {error.strerror}") from error
 
     def _wait_until_up(self, control: Path, output: IO[bytes]) -> None:
-        assert self._process is not None
+        assert self.process is not None
         offsets = _layout(self._binary)
         deadline = time.monotonic() + MOUNT_LIMIT_S
         while self._control is None or not self._control["ready"]:
             if self._control is None and _is_written(control, offsets):
                 self._control = _Control(control, offsets)
-            if self._process.poll() is not None:
+            if self.process.poll() is not None:
                 output.seek(0)
                 said = " ".join(output.read().decode(errors="replace").split())
                 raise SlowSourceError(
@@ -222,7 +221,7 @@ class SlowSource:
         self.reset()
 
     def _end(self) -> None:
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         # Do not unmount if our mount never came up: what is mounted there may be older.
         up = self._control is not None and self._control["ready"] != 0
         if self._control is not None:
@@ -303,14 +302,8 @@ def _may_allow_others() -> bool:
 def _is_mounted(mountpoint: Path) -> bool:
     """Whether the kernel's table has the mount. A stat of the mount point itself would hang if the
     program hangs."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-        mounts = [line.partition(" - ") for line in table]
-    return any(
-        place.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
-        == str(mountpoint)
-        for place, _, system in mounts
-        if system.split()[1:2] == ["slowsource"]
-    )
+    mounts = psutil.disk_partitions(all=True)
+    return ("slowsource", str(mountpoint)) in [(each.device, each.mountpoint) for each in mounts]
 
 
 def _unmount(mountpoint: Path) -> None:

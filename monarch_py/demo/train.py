@@ -1,6 +1,6 @@
 """Trains softmax regression on the demo's dataset; a script that knows nothing of Monarch.
 
-    python train.py DATASET [--epochs 3] [--seed 0] [--json FILE] [--lockstep]
+    python train.py DATASET --json FILE [--epochs 3] [--seed 0] [--lockstep]
 
 In each epoch it reads every image of every layout. The seed and the epoch determine the order of
 the files; each file is read from front to back. The numbers are the same
@@ -148,15 +148,11 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--lockstep", action="store_true")
     arguments = parser.parse_args()
     records = train(arguments.dataset, arguments.epochs, arguments.seed, arguments.lockstep)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"epochs": records}, indent=1), encoding="utf-8")
-    elif not arguments.lockstep:
-        for record in records:
-            print(json.dumps(record))
+    arguments.json.write_text(json.dumps({"epochs": records}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -81,16 +81,16 @@ def choice(*shown: str, **others: str) -> Kind:
     accepted = {**{word: word for word in shown}, **others}
     otherwise = f"write {_either(shown)}"
 
-    def read(node: yaml.Node, spot: Spot) -> str:
-        text = scalar(node, spot, otherwise)
+    def parse(text: str) -> str:
         if text not in accepted:
-            raise spot.error(f"{text!r} is not known", did_you_mean(text, shown, otherwise))
+            raise ValueError(f"{text!r} is not known", did_you_mean(text, shown, otherwise))
         return accepted[text]
 
     # A word of digits without quotes is a number in YAML.
     numbers = [int(word) for word in accepted if word.isdecimal()]
     names = _either([f"`{word}`" for word in shown])
-    return Kind(read, names, {"enum": [*accepted, *numbers]}, "`{}`".format)
+    schema = {"enum": [*accepted, *numbers]}
+    return words(names, otherwise, parse, schema=schema, show="`{}`".format)
 
 
 def _either(words: Sequence[str]) -> str:

@@ -26,16 +26,13 @@ def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
     text: dict[str, Any] = {"kind": type(sampler).__name__}
     for each in fields(sampler):
         value = getattr(sampler, each.name)
-        if not each.init:
-            continue
         if isinstance(value, bytes):
             arrays[f"{prefix}.{each.name}"] = np.frombuffer(value, dtype=np.uint8)
         elif isinstance(value, np.ndarray):
             arrays[f"{prefix}.{each.name}"] = value
         else:
             text[each.name] = value
-    own = {f.name: getattr(loader, f.name) for f in fields(loader) if f.name != "sampler"}
-    return {**own, "sampler": text}
+    return {**vars(loader), "sampler": text}
 
 
 def loader_from(text: dict[str, Any], prefix: str, arrays: Arrays) -> Loader:

@@ -32,7 +32,6 @@ class NodeAccess:
     first_use : (units,) int64, position of the first access; NEVER without one
     """
 
-    node: int
     frequency: npt.NDArray[np.uint32]
     first_use: Positions
 
@@ -63,17 +62,17 @@ def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> No
         own = section.node(node)
         add_uses(own, frequency)
         add_first_uses(own, section.start, first)
-    return NodeAccess(node, frequency, first)
+    return NodeAccess(frequency, first)
 
 
-def all_frequencies(timeline: Timeline, epoch: int = 0) -> npt.NDArray[np.uint16]:
+def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
     """Frequencies of all nodes, (nodes, units) uint16. Only for few nodes or few units.
 
     ConfigError if a node accesses a unit more than 65,535 times.
     """
     counts = np.full((timeline.nodes, timeline.units), 0, dtype=np.uint16)
     out = pointer(counts.reshape(-1))
-    for section in timeline.sections(epoch):
+    for section in timeline.sections():
         for rows in in_pieces(section.rows):
             shape = (len(rows), rows.shape[1], timeline.ranks_per_node)
             status = lib.monarch_plan_count_nodes(pointer(rows), *shape, out, timeline.units)

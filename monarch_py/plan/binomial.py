@@ -7,7 +7,7 @@ times, where X is binomial with E trials of probability 1 / N.
 from __future__ import annotations
 
 from fractions import Fraction
-from math import ceil, exp, floor, lgamma, log, log1p
+from math import ceil, log1p
 
 import numpy as np
 import numpy.typing as npt
@@ -23,23 +23,11 @@ def distribution(epochs: int, nodes: int) -> npt.NDArray[np.float64]:
     _check(epochs, nodes)
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])
-    each, other = log(1 / nodes), log1p(-1 / nodes)
-    logs = (
-        lgamma(epochs + 1)
-        - lgamma(k + 1)
-        - lgamma(epochs - k + 1)
-        + k * each
-        + (epochs - k) * other
-        for k in range(epochs + 1)
-    )
-    return np.array([exp(value) for value in logs])
-
-
-def expected_above(samples: int, epochs: int, nodes: int, delta: float) -> float:
-    """The expected number of samples that a node accesses more than (1 + delta) E / N times (NoPFS,
-    3.1 and Fig. 3). ConfigError for a number of epochs or nodes below 1."""
-    threshold = floor((1 + delta) * epochs / nodes)
-    return samples * float(distribution(epochs, nodes)[max(0, threshold + 1) :].sum())
+    k = np.arange(epochs)
+    # P(k + 1) / P(k). The products are sums of logarithms, since P(0) may be tiny.
+    ratios = np.log((epochs - k) / ((k + 1) * (nodes - 1)))
+    found = np.exp(epochs * log1p(-1 / nodes) + np.concatenate([[0.0], ratios.cumsum()]))
+    return np.asarray(found)
 
 
 def lemma_1(epochs: int, nodes: int, delta: float | Fraction) -> int:

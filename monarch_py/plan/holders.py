@@ -37,16 +37,9 @@ class Holders:
     nodes: npt.NDArray[np.int32]
     counts: npt.NDArray[np.uint32]
 
-    @property
-    def holder(self) -> npt.NDArray[np.int32]:
-        """(units,) int32, the node that accesses each unit most, or NOBODY."""
-        return self.nodes[:, 0]
 
-
-def find_holders(
-    timeline: Timeline, top: int = 1, epoch: int = 0, slot_bytes: int = SLOT_BYTES
-) -> Holders:
-    """The `top` nodes that access each unit most, from `epoch` on.
+def find_holders(timeline: Timeline, top: int = 1, slot_bytes: int = SLOT_BYTES) -> Holders:
+    """The `top` nodes that access each unit most.
 
     Takes about as long as drawing all epochs (accesses of a unit x 2 / slot_bytes) times.
     """
@@ -54,11 +47,11 @@ def find_holders(
     counts = np.empty((timeline.units, top), dtype=np.uint32)
     # A variable keeps the array alive; the pointer below would not.
     scratch = np.zeros(timeline.nodes, dtype=np.uint32)
-    totals = _totals(timeline, epoch)
+    totals = _totals(timeline)
     for low, high in _passes(totals, slot_bytes * timeline.units // 2):
         ends = np.cumsum(totals[low:high], dtype=np.uint64)
         slots = np.empty(int(ends[-1]), dtype=np.uint16)
-        _collect(timeline, epoch, low, ends - totals[low:high], slots)
+        _collect(timeline, low, ends - totals[low:high], slots)
         lib.monarch_plan_rank(
             pointer(slots),
             pointer(ends),
@@ -71,10 +64,10 @@ def find_holders(
     return Holders(nodes, counts)
 
 
-def _totals(timeline: Timeline, epoch: int) -> npt.NDArray[np.uint32]:
+def _totals(timeline: Timeline) -> npt.NDArray[np.uint32]:
     """Accesses of each unit by all nodes together, (units,)."""
     totals = counters(timeline.units)
-    for section in timeline.sections(epoch):
+    for section in timeline.sections():
         for rows in in_pieces(section.rows):
             add_uses(rows, totals)
     return totals
@@ -93,13 +86,9 @@ def _passes(totals: npt.NDArray[np.uint32], room: int) -> Iterator[tuple[int, in
 
 
 def _collect(
-    timeline: Timeline,
-    epoch: int,
-    low: int,
-    cursors: npt.NDArray[np.uint64],
-    slots: npt.NDArray[np.uint16],
+    timeline: Timeline, low: int, cursors: npt.NDArray[np.uint64], slots: npt.NDArray[np.uint16]
 ) -> None:
-    for section in timeline.sections(epoch):
+    for section in timeline.sections():
         for rows in in_pieces(section.rows):
             status = lib.monarch_plan_collect(
                 pointer(rows),

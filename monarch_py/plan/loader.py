@@ -1,12 +1,11 @@
 """The loader, which deals a sampler's order to ranks, batches and workers."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.plan.samplers import NONE, Order, Sampler
+from monarch_py.plan.samplers import NONE, Order, Sampler, check_choice
 
 # strided : rank r takes the samples r, r + ranks, ... of the order (DistributedSampler)
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
@@ -14,10 +13,8 @@ from monarch_py.plan.samplers import NONE, Order, Sampler
 # replicated : every rank takes everything
 SPLITS = ("strided", "slices", "chunks", "replicated")
 
-
-def _check_at_least(key: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{key}: {value} is out of range; write a whole number, {least} or more")
+# The least values of a Loader's fields.
+LEAST = {"world_size": 1, "batch_size": 1, "workers": 0, "prefetch_factor": 1}
 
 
 @dataclass(frozen=True)
@@ -40,12 +37,12 @@ class Loader:
     prefetch_factor: int = 2
 
     def __post_init__(self) -> None:
-        _check_at_least("world_size", self.world_size, 1)
-        _check_at_least("batch_size", self.batch_size, 1)
-        _check_at_least("workers", self.workers, 0)
-        _check_at_least("prefetch_factor", self.prefetch_factor, 1)
-        if self.split not in SPLITS:
-            raise ConfigError(f"split: {self.split!r} is not known; write {' or '.join(SPLITS)}")
+        for key, least in LEAST.items():
+            if (value := getattr(self, key)) < least:
+                raise ConfigError(
+                    f"{key}: {value} is out of range; write a whole number, {least} or more"
+                )
+        check_choice("split", self.split, SPLITS)
         self._check_sampler()
         if self.steps == 0:
             raise ConfigError(
@@ -120,22 +117,11 @@ class Loader:
             raise ConfigError(f"worker: {worker} is none of the {self.workers}; count from 0")
         return self.batches(epoch)[rank, worker :: max(1, self.workers)]
 
-    def epochs(self, start: int = 0) -> Iterator[Order]:
-        """`rows` of the epochs from `start` on."""
-        for order in self.sampler.epochs(start):
-            yield self.rows(order)
-
     def _strided(self, order: Order) -> Order:
-        rest = len(order) % self.world_size
-        if rest:
-            order = np.append(order, np.full(self.world_size - rest, NONE, dtype=np.int32))
-        return order.reshape(-1, self.world_size)
+        return _filled_up(order, self.world_size).reshape(-1, self.world_size)
 
     def _slices(self, order: Order) -> Order:
-        batch = self.batch_size * self.world_size
-        rest = len(order) % batch
-        if rest:
-            order = np.append(order, np.full(batch - rest, NONE, dtype=np.int32))
+        order = _filled_up(order, self.batch_size * self.world_size)
         dealt = order.reshape(-1, self.world_size, self.batch_size)
         rows: Order = dealt.transpose(0, 2, 1).reshape(-1, self.world_size)
         return rows[: self.longest]
@@ -158,3 +144,9 @@ class Loader:
             rows = rows.copy()
             rows[-self.batch_size :, short] = NONE
         return rows
+
+
+def _filled_up(order: Order, unit: int) -> Order:
+    """The order with NONE at its end, up to a multiple of `unit`."""
+    missing = -len(order) % unit
+    return np.append(order, np.full(missing, NONE, dtype=np.int32)) if missing else order

@@ -17,10 +17,14 @@ from monarch_py.errors import ConfigError
 from monarch_py.plan._stored import loader_from, loader_to
 from monarch_py.plan.index import GRAINS, Index, Units, load_arrays, save_arrays
 from monarch_py.plan.loader import Loader
+from monarch_py.plan.samplers import check_choice
 from monarch_py.plan.timeline import Part, Timeline, lookup_of
 
 # Marks a file of this version of the format.
 FORMAT = "monarch plan 1"
+
+# Fields of a Plan that the file has under their names, as whole numbers.
+NUMBERS = ("epochs", "nodes", "range_bytes")
 
 DEFAULT_RANGE_BYTES = 4 << 20
 
@@ -54,8 +58,7 @@ class Plan:
     range_bytes: int = DEFAULT_RANGE_BYTES
 
     def __post_init__(self) -> None:
-        if self.grain not in GRAINS:
-            raise ConfigError(f"grain: {self.grain!r} is not known; write {' or '.join(GRAINS)}")
+        check_choice("grain", self.grain, GRAINS)
         if self.range_bytes < 1:
             raise ConfigError(f"range_size: {self.range_bytes} is out of range; write a size")
         for part in self.parts:
@@ -95,15 +98,6 @@ class Plan:
         """The digest of each dataset, see Index.digest."""
         return [index.digest() for index in self.datasets]
 
-    def check_dataset(self, found: Index, dataset: int = 0) -> None:
-        """ConfigError unless `found`, the dataset as it is now, is the one that was planned for."""
-        planned = self.datasets[dataset]
-        if planned.digest() != found.digest():
-            raise ConfigError(
-                f"dataset: {found.root or 'it'} has {found.files} files, which are not the"
-                f" {planned.files} that were planned for; make the plan anew"
-            )
-
     def resized(self, epochs: int | None = None, nodes: int | None = None) -> Plan:
         """The plan after a restart with another number of epochs or nodes. Each node keeps its
         number of ranks, and samplers deal to the new total."""
@@ -128,12 +122,7 @@ class Plan:
         """Writes the plan as .npz, completely or not at all. ConfigError if that fails."""
         arrays: dict[str, npt.NDArray[Any]] = {}
         parts = [
-            {
-                "name": part.name,
-                "dataset": part.dataset,
-                "every": part.every,
-                "loader": loader_to(part.loader, f"part{number}", arrays),
-            }
+            {**vars(part), "loader": loader_to(part.loader, f"part{number}", arrays)}
             for number, part in enumerate(self.parts)
         ]
         for number, index in enumerate(self.datasets):
@@ -142,10 +131,8 @@ class Plan:
             "format": FORMAT,
             "digests": self.digests(),
             "parts": parts,
-            "epochs": self.epochs,
-            "nodes": self.nodes,
+            **{name: getattr(self, name) for name in NUMBERS},
             "grain": self.grain,
-            "range_bytes": self.range_bytes,
         }
         arrays["plan"] = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
         save_arrays(path, arrays)
@@ -176,21 +163,15 @@ class Plan:
         if [index.digest() for index in datasets] != text["digests"]:
             raise ValueError("its names and sizes are damaged")
         parts = tuple(
-            PlanPart(
-                each["name"],
-                each["dataset"],
-                loader_from(each["loader"], f"part{number}", arrays),
-                each["every"],
-            )
+            PlanPart(**{**each, "loader": loader_from(each["loader"], f"part{number}", arrays)})
             for number, each in enumerate(text["parts"])
         )
         if not all(0 <= part.dataset < len(datasets) for part in parts):
             raise ValueError("a part has a dataset that is not there")
-        if not all(isinstance(text[name], int) for name in ("epochs", "nodes", "range_bytes")):
+        numbers = {name: text[name] for name in NUMBERS}
+        if not all(isinstance(number, int) for number in numbers.values()):
             raise ValueError("its epochs, nodes or range are no whole numbers")
-        return cls(
-            datasets, parts, text["epochs"], text["nodes"], text["grain"], text["range_bytes"]
-        )
+        return cls(datasets, parts, **numbers, grain=text["grain"])
 
 
 def _below(prefix: str, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

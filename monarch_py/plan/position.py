@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -42,7 +42,6 @@ NO_UNITS: Units = np.zeros(0, dtype=np.int32)
 Distances = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
-@dataclass(eq=False)
 class _Progress:
     """The progress of a node in one run.
 
@@ -52,15 +51,10 @@ class _Progress:
     front : the places before it are done, except for those that lag behind
     """
 
-    run: Run
-    entered: int = 0
-    seen: Bools = field(init=False)
-    count: int = field(init=False)
-    front: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.seen = np.arange(len(self.run)) < self.entered
-        self.count = self.front = self.entered
+    def __init__(self, run: Run, entered: int = 0) -> None:
+        self.run, self.entered = run, entered
+        self.seen: Bools = np.arange(len(run)) < entered
+        self.count = self.front = entered
         self._recent: deque[int] = deque(maxlen=RECENT)
 
     def _came(self, places: Units) -> Bools:
@@ -183,26 +177,18 @@ class _Evidence:
         return self.explained <= min(beyond, WRONG)
 
 
-class _Chance:
-    """The share of accesses in random order that would fit: `fits` of all units, `of_own` of the
-    units in a run of the node."""
+def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
+    """The share of accesses in random order that would fit: of all units, and of those in a run.
 
-    def __init__(self) -> None:
-        self._not_fitting = self._not_own = 1.0
-
-    def add(self, run: Run, chance: float) -> None:
-        """Adds a run. chance : the share of its own units that would fit"""
+    runs : of the node, each with the share of its own units that would fit
+    """
+    not_fitting = not_own = 1.0
+    for run, chance in runs:
         share = len(run) / max(1, len(run.place))
-        self._not_fitting *= 1 - chance * share
-        self._not_own *= 1 - share
-
-    @property
-    def fits(self) -> float:
-        return 1 - self._not_fitting
-
-    @property
-    def of_own(self) -> float:
-        return self.fits / max(self.fits, 1 - self._not_own, 1e-9)
+        not_fitting *= 1 - chance * share
+        not_own *= 1 - share
+    fits = 1 - not_fitting
+    return fits, fits / max(fits, 1 - not_own, 1e-9)
 
 
 class PositionEstimator:
@@ -211,17 +197,12 @@ class PositionEstimator:
     run, place : where the node begins
     following : the run after it, set once it is known; None if it is not known, or there is none
     ranks : number of ranks on the node
+    weighed : number of last accesses that decide whether the plan is wrong
     """
 
     def __init__(self, run: Run, place: int = 0, *, ranks: int = 1) -> None:
-        self._weighed = WEIGHED * ranks
-        self.following: Run | None = None
-        self._before: _Progress | None = None
-        self._now = _Progress(run)
-        self._next: _Progress | None = None
-        self._verdicts: deque[_Verdict] = deque()
-        self._judged = 0
-        self._chance = _Chance()
+        self._least = WEIGHED * ranks
+        self._chance = 0.0, 0.0
         self.fits = self.misfits = 0
         self.enter(run, place)
 
@@ -230,12 +211,14 @@ class PositionEstimator:
         the run."""
         if not 0 <= place <= len(run):
             raise ConfigError(f"place: {place} is not in the run; enter another one")
-        self._before, self._next, self.following = None, None, None
+        self.following: Run | None = None
+        self._before: _Progress | None = None
+        self._next: _Progress | None = None
         # Of the last accesses that fitted near the run's end: whether each was the next run's.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
-        self._verdicts.clear()
-        self._judged = 0
+        self._verdicts: deque[_Verdict] = deque()
+        self.weighed = 0
 
     @property
     def run(self) -> Run:
@@ -273,14 +256,13 @@ class PositionEstimator:
     def observe(self, units: Units) -> Bools:
         """Which of the units opened since the last call, (n,) int32, each given once, fit the
         plan."""
-        chance = _Chance()
-        chance.add(self._now.run, self._now.chance(len(units)))
+        runs = [(self._now.run, self._now.chance(len(units)))]
         fits = self._now.fitting(units)
         self._now.take(units[fits])
         if self._now.is_ending and self.following is not None:
             if self._next is None:
                 self._next = _Progress(self.following)
-            chance.add(self.following, self._next.chance(len(units)))
+            runs.append((self.following, self._next.chance(len(units))))
             begun = ~fits & self._next.fitting(units)
             self._next.take(units[begun])
             self._last.extend(_mixed(int(fits.sum()), int(begun.sum())))
@@ -288,11 +270,11 @@ class PositionEstimator:
         for progress, lags in ((self._now, True), (self._before, False)):
             if progress is not None:
                 if not lags:
-                    chance.add(progress.run, 1 - progress.count / max(1, len(progress.run)))
+                    runs.append((progress.run, 1 - progress.count / max(1, len(progress.run))))
                 late = ~fits & progress.unseen(units, lags=lags)
                 progress.take(units[late])
                 fits |= late
-        self._chance = chance
+        self._chance = _by_chance(runs)
         if self._next is not None and (self._now.is_done or self._has_begun(self._next)):
             self._before, self._now, self._next = self._now, self._next, None
             self.following = None
@@ -317,11 +299,11 @@ class PositionEstimator:
         self.misfits += len(misfits)
         if len(units):
             own = int(np.count_nonzero(self._is_own(units)))
-            chance = self._chance.fits, own, self._chance.of_own
-            self._verdicts.append(_Verdict(units, misfits, *chance))
-            self._judged += len(units)
-        while self._verdicts and self._judged - len(self._verdicts[0].units) >= self._weighed:
-            self._judged -= len(self._verdicts.popleft().units)
+            chance, of_own = self._chance
+            self._verdicts.append(_Verdict(units, misfits, chance, own, of_own))
+            self.weighed += len(units)
+        while self._verdicts and self.weighed - len(self._verdicts[0].units) >= self._least:
+            self.weighed -= len(self._verdicts.popleft().units)
 
     def _is_own(self, units: Units) -> Bools:
         own = np.zeros(len(units), dtype=bool)
@@ -366,11 +348,6 @@ class PositionEstimator:
         return self.fits + self.misfits
 
     @property
-    def weighed(self) -> int:
-        """The number of last accesses that decide whether the plan is wrong."""
-        return self._judged
-
-    @property
     def unexplained(self) -> int:
         """How many of the `weighed` accesses did not fit."""
         return sum(len(v.misfits) for v in self._verdicts)
@@ -389,12 +366,12 @@ class PositionEstimator:
     @property
     def is_wrong(self) -> bool:
         """Whether, for a long time, no more has fitted than chance alone may explain."""
-        return any(last.is_chance for last in self._evidence(self._weighed))
+        return any(last.is_chance for last in self._evidence(self._least))
 
     def _evidence(self, accesses: int) -> list[_Evidence]:
         """How the last accesses fit, at least `accesses` of them by whole looks: one item for all
         of them and one for the node's own units, each only if it says something."""
-        if self._judged < accesses:
+        if self.weighed < accesses:
             return []
         last, known = [], 0
         for verdict in reversed(self._verdicts):

@@ -169,12 +169,10 @@ def read_plan(path: Path) -> Plan:
     for position, part in enumerate(keys.parts):
         spot = at.of(position)
         # Each dataset given as a number is its own; parts that name the same index share it.
-        is_index = isinstance(part.dataset, Path)
-        number = known.get(part.dataset, len(datasets)) if is_index else len(datasets)
+        key = part.dataset if isinstance(part.dataset, Path) else position
+        number = known.setdefault(key, len(datasets))
         if number == len(datasets):
             datasets.append(_dataset_of(part, spot))
-        if isinstance(part.dataset, Path):
-            known[part.dataset] = number
         parts.append(_plan_part(part, spot, number, datasets[number], ranks))
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
@@ -195,16 +193,8 @@ def _dataset_of(part: PartKeys, spot: Spot) -> Index:
 
 def _plan_part(part: PartKeys, spot: Spot, number: int, index: Index, ranks: int) -> PlanPart:
     sampler = _sampler(part.sampler, spot.of("sampler"), index.samples, ranks)
-    loader = partial(
-        Loader,
-        sampler,
-        ranks,
-        part.batch_size,
-        part.drop_last,
-        part.split,
-        part.workers,
-        part.prefetch_factor,
-    )
+    batches = part.batch_size, part.drop_last, part.split, part.workers, part.prefetch_factor
+    loader = partial(Loader, sampler, ranks, *batches)
     return PlanPart(part.name, number, _placed(spot, PartKeys, loader), part.every)
 
 

@@ -141,12 +141,6 @@ class Timeline:
                     start += part.loader.per_rank * self.ranks_per_node
         return found
 
-    @property
-    def length(self) -> int:
-        """The number of positions."""
-        _, part, start = self.layout()[-1]
-        return start + part.loader.per_rank * self.ranks_per_node
-
     def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
         """The sections from `epoch` on, the first one from its `batch` on. Only one is in memory at
         a time. ConfigError if there is no such epoch or batch."""
@@ -168,28 +162,27 @@ class Timeline:
     def section(self, epoch: int, part: str | None = None) -> Section:
         """One section of an epoch. part : its name; None = the first. ConfigError if there is no
         such section."""
-        for number, each, start in self.layout():
-            if number == epoch and part in (None, each.name):
-                order = each.loader.sampler.epoch(each.number(epoch))
-                return self._section(number, each, start, order)
-        raise ConfigError(self._nothing_runs(epoch, part))
+        each, start = self._found(epoch, part)
+        return self._section(epoch, each, start, each.loader.sampler.epoch(each.number(epoch)))
 
     def position(self, epoch: int, batch: int, part: str | None = None) -> int:
         """The position at which a training that starts with this batch enters: that of the batch's
         first access. ConfigError if there is no such batch."""
+        each, start = self._found(epoch, part)
+        if not 0 <= batch < each.loader.steps:
+            raise ConfigError(f"batch: {batch} is none of the {each.loader.steps}; count from 0")
+        return start + batch * each.loader.batch_size * self.ranks_per_node
+
+    def _found(self, epoch: int, part: str | None) -> tuple[Part, int]:
+        """A part (None = the first) that runs in the epoch, and the start of its section."""
+        if not 0 <= epoch < self.epochs:
+            raise ConfigError(f"epoch: {epoch} is none of the {self.epochs}; count from 0")
         for number, each, start in self.layout():
             if number == epoch and part in (None, each.name):
-                if not 0 <= batch < each.loader.steps:
-                    raise ConfigError(
-                        f"batch: {batch} is none of the {each.loader.steps}; count from 0"
-                    )
-                return start + batch * each.loader.batch_size * self.ranks_per_node
-        raise ConfigError(self._nothing_runs(epoch, part))
-
-    def _nothing_runs(self, epoch: int, part: str | None) -> str:
-        if not 0 <= epoch < self.epochs:
-            return f"epoch: {epoch} is none of the {self.epochs}; count from 0"
-        return f"epoch: {part or 'any part'} does not run in {epoch}; choose another one"
+                return each, start
+        raise ConfigError(
+            f"epoch: {part or 'any part'} does not run in {epoch}; choose another one"
+        )
 
     def _section(self, epoch: int, part: Part, start: int, order: Order) -> Section:
         rows = part.units(part.loader.rows(order))

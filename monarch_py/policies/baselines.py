@@ -1,6 +1,6 @@
 """Baselines: policies that keep nothing, and stores that hold the dataset in shares.
 
-Perfect, Naive, StagingBuffer, DeepIO and LBANN follow section 6 of the NoPFS paper and their own
+Perfect, naive, staging buffer, DeepIO and LBANN follow section 6 of the NoPFS paper and their own
 papers. Baselines that change the order are in `reordering`.
 """
 
@@ -16,89 +16,65 @@ from monarch_py.util.units import format_size
 MEMORY = STAGING + 1
 
 
-class Perfect:
+def perfect(job: Job) -> Decision:
     """No access ever waits, so only compute takes time: a lower bound (NoPFS 6)."""
-
-    name = "perfect"
-
-    def decide(self, job: Job) -> Decision:
-        return Decision(free=True)
+    return Decision(free=True)
 
 
-class Naive:
+def naive(job: Job) -> Decision:
     """Every access reads from the file system when it is made; nothing is kept (NoPFS 6)."""
-
-    name = "naive"
-
-    def decide(self, job: Job) -> Decision:
-        return Decision(staging=False)
+    return Decision(staging=False)
 
 
-class StagingBuffer:
+def staging_buffer(job: Job) -> Decision:
     """The staging buffer is filled from the file system in the order of access, and files are
     dropped after use: double buffering, tf.data (NoPFS 6)."""
-
-    name = "staging-buffer"
-
-    def decide(self, job: Job) -> Decision:
-        return Decision()
+    return Decision()
 
 
-class DeepIO:
+def deepio(job: Job) -> Decision:
     """Ordered mode of DeepIO (Zhu et al. 2018): every node loads a contiguous share of the dataset
     into its memory before training. Batches come from there, in the sampler's order.
 
     Files that do not fit are read from the file system when they are used (the paper's hybrid
     mode).
     """
-
-    name = "deepio-ordered"
-
-    def decide(self, job: Job) -> Decision:
-        need_memory(job, self.name)
-        copies = shards(job, classes=MEMORY + 1)
-        return Decision(copies=copies, when=When.BEFORE, remote=True, pfs=False)
+    need_memory(job, "deepio-ordered")
+    copies = shards(job, classes=MEMORY + 1)
+    return Decision(copies=copies, when=When.BEFORE, remote=True, pfs=False)
 
 
-class LBANNPreloading:
+def lbann_preloading(job: Job) -> Decision:
     """Preloading mode of LBANN's data store (Jacobs et al. 2019): every node loads a contiguous
     share into its memory before training; from then on samples come from memories alone.
 
     Raises PolicyError if the dataset is larger than all memories, since the store has no other
     place.
     """
-
-    name = "lbann-preloading"
-
-    def decide(self, job: Job) -> Decision:
-        _need_all_memory(job, self.name)
-        copies = shards(job, classes=MEMORY + 1)
-        return Decision(copies=copies, when=When.BEFORE, remote=True, pfs=False)
+    _need_all_memory(job, "lbann-preloading")
+    copies = shards(job, classes=MEMORY + 1)
+    return Decision(copies=copies, when=When.BEFORE, remote=True, pfs=False)
 
 
-class LBANNDynamic:
+def lbann_dynamic(job: Job) -> Decision:
     """Dynamic mode of LBANN's data store (Jacobs et al. 2019): the node that reads a sample first,
     in the first epoch, keeps it in memory for all.
 
     Assumption: a node whose memory is full keeps no more samples, and the others are read again.
     That happens if shares differ in size. Raises PolicyError as the preloading mode does.
     """
-
-    name = "lbann-dynamic"
-
-    def decide(self, job: Job) -> Decision:
-        _need_all_memory(job, self.name)
-        # If several nodes use a sample first at the same time, the one with the least number keeps
-        # it.
-        owner, first = job.first_use.argmin(axis=0), job.first_use.min(axis=0)
-        order = used_in_order(first)
-        copies = copies_of(
-            job.cluster,
-            job.sizes,
-            lambda node: first_fit_policy(node, order[owner[order] == node]),
-            classes=MEMORY + 1,
-        )
-        return Decision(copies=copies, when=When.ON_USE, remote=True, pfs=False)
+    _need_all_memory(job, "lbann-dynamic")
+    # If several nodes use a sample first at the same time, the one with the least number keeps
+    # it.
+    owner, first = job.first_use.argmin(axis=0), job.first_use.min(axis=0)
+    order = used_in_order(first)
+    copies = copies_of(
+        job.cluster,
+        job.sizes,
+        lambda node: first_fit_policy(node, order[owner[order] == node]),
+        classes=MEMORY + 1,
+    )
+    return Decision(copies=copies, when=When.ON_USE, remote=True, pfs=False)
 
 
 def need_memory(job: Job, name: str) -> None:

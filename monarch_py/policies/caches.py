@@ -20,7 +20,7 @@ from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job,
 Use = Callable[[int, int, npt.NDArray[np.int32], npt.NDArray[np.int64]], Uses]
 
 
-class FirstFit:
+def first_fit(job: Job) -> Decision:
     """The fastest class with room, in order of first use, without eviction (Dantas 2022, 4.1.2).
 
     If every file is used once an epoch, no policy loads less than D - C per epoch, for a dataset D
@@ -29,115 +29,86 @@ class FirstFit:
     makes no difference (the argument of MinIO's cache, Mohan et al. 2021, 4.1). Hence this is the
     default.
     """
-
-    name = "first-fit"
-
-    def decide(self, job: Job) -> Decision:
-        first = job.first_use
-        copies = copies_of(
-            job.cluster,
-            job.sizes,
-            lambda node: first_fit_policy(node, used_in_order(first[node])),
-        )
-        return Decision(copies=copies, when=When.ON_USE, pfs=False)
+    first = job.first_use
+    copies = copies_of(
+        job.cluster,
+        job.sizes,
+        lambda node: first_fit_policy(node, used_in_order(first[node])),
+    )
+    return Decision(copies=copies, when=When.ON_USE, pfs=False)
 
 
-class Hash:
+def hashed(job: Job, keys: Keys | None = None) -> Decision:
     """For several nodes without a plan: rendezvous hashing, weighted by room, chooses each file's
     owner (`rendezvous.owners`), which alone reads the file from the source.
 
     A node that misses a file gets it from the owner. The owner reads the file at the first request
-    and keeps it in the fastest class with room, as `FirstFit` does. A file for which no node has
+    and keeps it in the fastest class with room, as `first_fit` does. A file for which no node has
     room is read by every node that needs it. Owners follow from sizes and room alone; the order of
     first use stands for the order of requests.
 
     keys : (files,) hashes of the files' paths; None if there are none
     """
+    room = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
+    keys = file_keys(job.files) if keys is None else keys
+    home = owners(keys, job.sizes, room)
+    order = used_in_order(job.first_use.min(axis=0))
 
-    name = "hash"
+    def policy_of(node: int) -> NodePolicy:
+        policy = NodePolicy(node, shares=True)
+        policy.share(home, home == node)
+        policy.foresee(order)
+        return policy
 
-    def __init__(self, keys: Keys | None = None) -> None:
-        self._keys = keys
-
-    def decide(self, job: Job) -> Decision:
-        room = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
-        keys = file_keys(job.files) if self._keys is None else self._keys
-        home = owners(keys, job.sizes, room)
-        order = used_in_order(job.first_use.min(axis=0))
-
-        def policy_of(node: int) -> NodePolicy:
-            policy = NodePolicy(node, shares=True)
-            policy.share(home, home == node)
-            policy.foresee(order)
-            return policy
-
-        copies = copies_of(job.cluster, job.sizes, policy_of)
-        return Decision(
-            copies=copies,
-            when=When.ON_USE,
-            remote=True,
-            owner=owners_of(copies, home),
-            pfs=False,
-        )
+    copies = copies_of(job.cluster, job.sizes, policy_of)
+    return Decision(
+        copies=copies,
+        when=When.ON_USE,
+        remote=True,
+        owner=owners_of(copies, home),
+        pfs=False,
+    )
 
 
-class LRU:
+def lru(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the least recently used file, and admits every miss.
 
     It has few hits on random orders of a dataset that does not fit, because the file used last will
     on average be used last again.
     """
 
-    name = "lru"
+    def begin() -> Iterator[Served]:
+        caches = [LeastRecent(each) for each in job.cluster.capacity]
 
-    def __init__(self, *, shared: bool = False) -> None:
-        self.shared = shared
-        self.name = "lru-shared" if shared else "lru"
+        def use(node: int, _: int, files: Ints, __: Ints) -> Uses:
+            return caches[node].run(files.tolist(), job.sizes[files].tolist())
 
-    def decide(self, job: Job) -> Decision:
-        def begin() -> Iterator[Served]:
-            caches = [LeastRecent(each) for each in job.cluster.capacity]
+        return _served(job, shared, use)
 
-            def use(node: int, _: int, files: Ints, __: Ints) -> Uses:
-                return caches[node].run(files.tolist(), job.sizes[files].tolist())
-
-            return _served(job, self.shared, use)
-
-        return _decision(job, begin, self.shared)
+    return _decision(job, begin, shared)
 
 
-class Belady:
+def belady(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the file whose next use is farthest; does not admit a miss that is used later than
     everything held (Belady 1966, with bypass).
 
     If files have one size and nodes do not share, it loads the least of all policies: the bound of
-    `FirstFit`, D - C in every epoch but the first.
+    `first_fit`, D - C in every epoch but the first.
     """
+    known, sizes = next_uses(job, together=shared), job.sizes.tolist()
+    starts = np.cumsum([0, *(each.size for each in known)])
 
-    name = "belady"
+    def begin() -> Iterator[Served]:
+        caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
 
-    def __init__(self, *, shared: bool = False) -> None:
-        self.shared = shared
-        self.name = "belady-shared" if shared else "belady"
+        def use(node: int, epoch: int, files: Ints, at: Ints) -> Uses:
+            after = in_time(known[epoch])[at]
+            times = (starts[epoch] + at).tolist()
+            return caches[node].run(files.tolist(), after.tolist(), times)
 
-    def decide(self, job: Job) -> Decision:
-        known: list[list[npt.NDArray[np.int64]]] = []
+        return _served(job, shared, use)
 
-        def begin() -> Iterator[Served]:
-            if not known:
-                known.append(next_uses(job, together=self.shared))
-            sizes = job.sizes.tolist()
-            caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
-            starts = np.cumsum([0, *(each.size for each in known[0])])
-
-            def use(node: int, epoch: int, files: Ints, at: Ints) -> Uses:
-                after = in_time(known[0][epoch])[at]
-                times = (starts[epoch] + at).tolist()
-                return caches[node].run(files.tolist(), after.tolist(), times)
-
-            return _served(job, self.shared, use)
-
-        return _decision(job, begin, self.shared)
+    return _decision(job, begin, shared)
 
 
 def used_in_order(first: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,6 @@ from monarch_py.policies.view import STAGING, Ints
 MISS = STAGING
 
 
-@dataclass(frozen=True)
 class Uses:
     """What accesses found in a cache, and what they changed: for each access a class, or MISS.
 
@@ -33,13 +31,8 @@ class Uses:
     class that took anything (a file pushed out of a class goes to the next slower one)
     """
 
-    found: bytearray
-    into: bytearray
-    down: bytearray
-
-    @classmethod
-    def of(cls, accesses: int) -> Uses:
-        return cls(bytearray(accesses), bytearray(accesses), bytearray(accesses))
+    def __init__(self, accesses: int) -> None:
+        self.found, self.into, self.down = (bytearray(accesses) for _ in range(3))
 
 
 class LeastRecent:
@@ -59,7 +52,7 @@ class LeastRecent:
 
     def run(self, files: Sequence[int], sizes: Sequence[int]) -> Uses:
         """Runs accesses to these files, in order.  sizes : of the same files [bytes]"""
-        uses = Uses.of(len(files))
+        uses = Uses(len(files))
         if len(self._classes) == 1:
             self._run_one(files, sizes, uses)
         elif self._classes:
@@ -148,6 +141,10 @@ class FarthestUse:
         """The class that holds the file, or MISS."""
         return self._level[file]
 
+    def levels(self) -> npt.NDArray[np.uint8]:
+        """(files,) the class that holds each file now, or MISS; a view that follows all changes."""
+        return np.frombuffer(self._level, np.uint8)
+
     def used(self, file: int, upcoming: int) -> None:
         """Notes a use of a file that is held. upcoming : its next use; if NEVER, the file is
         dropped"""
@@ -226,7 +223,7 @@ class FarthestUse:
         now: Sequence[int],
     ) -> Uses:
         """Runs accesses to these files, in order.  upcoming, now : as in `offer`, per access."""
-        uses = Uses.of(len(files))
+        uses = Uses(len(files))
         found, into = uses.found, uses.into
         level, count, heap, push = self._level, self._files, self._heap, heapq.heappush
         for at, (file, after) in enumerate(zip(files, upcoming, strict=True)):
@@ -276,5 +273,5 @@ def exchange(
     cache = FarthestUse(np.array([0, room]), sizes)
     for file, use in enumerate([*held_use.tolist(), *coming_use.tolist()]):
         cache.offer(file, min(use, NEVER - 1), -1)
-    there = np.array([cache.level(file) != MISS for file in range(len(sizes))], dtype=bool)
+    there = cache.levels() != MISS
     return ~there[: len(held_use)], there[len(held_use) :]

@@ -1,5 +1,8 @@
 """Group shuffle with double buffering (section III of Lee and others, 2021)."""
 
+from bisect import bisect_right
+from functools import partial
+
 import numpy as np
 
 from monarch_py.errors import PolicyError
@@ -10,7 +13,7 @@ from monarch_py.util.units import format_size
 BUFFERS = 2
 
 
-class GroupShuffle:
+def group_shuffle(job: Job, group: int | None = None) -> Decision:
     """Reads contiguous groups of samples in random order, and shuffles each group in memory.
 
     One large contiguous read brings a group into one buffer, while training uses the group before
@@ -22,46 +25,34 @@ class GroupShuffle:
     Assumptions: the epoch's order of groups is dealt to nodes in equal runs, so that all samples
     are used once. Of a group at the border of two nodes, each node reads the part that it needs.
     """
+    if group is None:
+        group = _fitting(job)
+    if group < 1:
+        raise PolicyError(f"group-shuffle: group is {group}; a group has one sample or more")
+    room = int(job.cluster.capacity[:, STAGING].min())
+    needed = BUFFERS * largest_group(job.sizes, group)
+    if needed > room:
+        raise PolicyError(
+            f"group-shuffle: {BUFFERS} groups of {group} samples take {format_size(needed)}, and "
+            f"the staging buffer has a capacity of {format_size(room)}; make group smaller or "
+            "the buffer larger"
+        )
 
-    name = "group-shuffle"
+    def orders(epoch: int) -> Ints:
+        order = job.orders(epoch)
+        rng = np.random.default_rng([job.seed, epoch])
+        # An epoch that is padded to whole batches repeats its beginning.
+        files = np.resize(grouped(job.files, group, rng), np.count_nonzero(order != NO_FILE))
+        return same_shape(order, files)
 
-    def __init__(self, group: int | None = None) -> None:
-        if group is not None and group < 1:
-            raise PolicyError(f"{self.name}: group is {group}; a group has one sample or more")
-        self.group = group
+    return Decision(orders=orders, notes=(f"groups of {group} samples, shuffled within",))
 
-    def decide(self, job: Job) -> Decision:
-        group = self._fitting(job) if self.group is None else self.group
-        room = int(job.cluster.capacity[:, STAGING].min())
-        needed = BUFFERS * largest_group(job.sizes, group)
-        if needed > room:
-            raise PolicyError(
-                f"{self.name}: {BUFFERS} groups of {group} samples take {format_size(needed)}, and "
-                f"the staging buffer has a capacity of {format_size(room)}; make group smaller or "
-                "the buffer larger"
-            )
 
-        def orders(epoch: int) -> Ints:
-            order = job.orders(epoch)
-            rng = np.random.default_rng([job.seed, epoch])
-            # An epoch that is padded to whole batches repeats its beginning.
-            files = np.resize(grouped(job.files, group, rng), np.count_nonzero(order != NO_FILE))
-            return same_shape(order, files)
-
-        return Decision(orders=orders, notes=(f"groups of {group} samples, shuffled within",))
-
-    @staticmethod
-    def _fitting(job: Job) -> int:
-        """The largest group of which two fit, by bisection, since larger groups take more room."""
-        room = int(job.cluster.capacity[:, STAGING].min())
-        fits, too_many = 1, job.files + 1
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            if BUFFERS * largest_group(job.sizes, middle) <= room:
-                fits = middle
-            else:
-                too_many = middle
-        return fits
+def _fitting(job: Job) -> int:
+    """The largest group of which two fit, by bisection, since larger groups take more room."""
+    room = int(job.cluster.capacity[:, STAGING].min()) // BUFFERS
+    groups = range(1, job.files + 1)
+    return max(1, bisect_right(groups, room, key=partial(largest_group, job.sizes)))
 
 
 def largest_group(sizes: Ints, group: int) -> int:

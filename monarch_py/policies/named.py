@@ -1,62 +1,58 @@
 """The policies by their names on the command line."""
 
-from collections.abc import Callable
+from functools import partial
 
-from monarch_py.errors import PolicyError
 from monarch_py.policies.baselines import (
-    DeepIO,
-    LBANNDynamic,
-    LBANNPreloading,
-    Naive,
-    Perfect,
-    StagingBuffer,
+    deepio,
+    lbann_dynamic,
+    lbann_preloading,
+    naive,
+    perfect,
+    staging_buffer,
 )
-from monarch_py.policies.caches import LRU, Belady, FirstFit, Hash
-from monarch_py.policies.groupshuffle import GroupShuffle
-from monarch_py.policies.lobster import Lobster
-from monarch_py.policies.nopfs import NoPFS, NoPFSLiteral, Planned
-from monarch_py.policies.reordering import DeepIOOpportunistic, LocalityAware, ParallelStaging
-from monarch_py.policies.solar import Solar
+from monarch_py.policies.caches import belady, first_fit, hashed, lru
+from monarch_py.policies.groupshuffle import group_shuffle
+from monarch_py.policies.lobster.policy import lobster
+from monarch_py.policies.nopfs.policy import nopfs, nopfs_literal, planned
+from monarch_py.policies.reordering import deepio_opportunistic, locality_aware, parallel_staging
+from monarch_py.policies.solar.policy import Solar
 from monarch_py.policies.view import Policy
 
 # Each policy with a one-line summary, for users who choose one; docs/simulator.md has the sources.
-_MAKERS: tuple[tuple[Callable[[], Policy], str], ...] = (
-    (Perfect, "Nothing ever waits: the lower bound."),
-    (Naive, "Reads each sample when it is needed, keeps nothing."),
-    (StagingBuffer, "Prefetches in the order of use, keeps nothing."),
-    (FirstFit, "Keeps what it reads while there is room, evicts nothing."),
-    (Hash, "Gives each file an owner, which reads it for all nodes."),
-    (LRU, "Evicts what was used longest ago, on each node."),
-    (lambda: LRU(shared=True), "The same with one cache for all nodes."),
-    (Belady, "Evicts what is used farthest ahead, on each node."),
-    (lambda: Belady(shared=True), "The same with one cache for all nodes."),
-    (DeepIO, "Shares in memory before training, the sampler's order."),
-    (DeepIOOpportunistic, "Draws the order from what lies in memory."),
-    (ParallelStaging, "Copies a share to each node, which uses it alone."),
-    (LBANNDynamic, "Keeps a sample in memory, for all, where it is read first."),
-    (LBANNPreloading, "Shares in memory before training, for all nodes."),
-    (LocalityAware, "Exchanges samples of a step, so that most are local."),
-    (GroupShuffle, "Shuffles contiguous groups, and the samples in them."),
-    (NoPFS, "Holds a file where it is used most, fetches the fastest."),
-    (NoPFSLiteral, "The same to the letter of its paper."),
-    (Planned, "NoPFS's holders, which alone read a file from the source."),
-    (Lobster, "Evicts by reuse count and distance, shares threads."),
-    (Solar, "Gives samples to the nodes that hold them, evens loads."),
-    (lambda: Solar(reorder=True), "The same, with epochs in the order that reuses most."),
+_POLICIES: tuple[tuple[str, Policy, str], ...] = (
+    ("perfect", perfect, "Nothing ever waits: the lower bound."),
+    ("naive", naive, "Reads each sample when it is needed, keeps nothing."),
+    ("staging-buffer", staging_buffer, "Prefetches in the order of use, keeps nothing."),
+    ("first-fit", first_fit, "Keeps what it reads while there is room, evicts nothing."),
+    ("hash", hashed, "Gives each file an owner, which reads it for all nodes."),
+    ("lru", lru, "Evicts what was used longest ago, on each node."),
+    ("lru-shared", partial(lru, shared=True), "The same with one cache for all nodes."),
+    ("belady", belady, "Evicts what is used farthest ahead, on each node."),
+    ("belady-shared", partial(belady, shared=True), "The same with one cache for all nodes."),
+    ("deepio-ordered", deepio, "Shares in memory before training, the sampler's order."),
+    ("deepio-opportunistic", deepio_opportunistic, "Draws the order from what lies in memory."),
+    ("parallel-staging", parallel_staging, "Copies a share to each node, which uses it alone."),
+    ("lbann-dynamic", lbann_dynamic, "Keeps a sample in memory, for all, where it is read first."),
+    ("lbann-preloading", lbann_preloading, "Shares in memory before training, for all nodes."),
+    ("locality-aware", locality_aware, "Exchanges samples of a step, so that most are local."),
+    ("group-shuffle", group_shuffle, "Shuffles contiguous groups, and the samples in them."),
+    ("nopfs", nopfs, "Holds a file where it is used most, fetches the fastest."),
+    ("nopfs-literal", nopfs_literal, "The same to the letter of its paper."),
+    ("planned", planned, "NoPFS's holders, which alone read a file from the source."),
+    ("lobster", lobster, "Evicts by reuse count and distance, shares threads."),
+    ("solar", Solar(), "Gives samples to the nodes that hold them, evens loads."),
+    (
+        "solar-reordered",
+        Solar(reorder=True),
+        "The same, with epochs in the order that reuses most.",
+    ),
 )
-_BY_NAME = {make().name: make for make, _ in _MAKERS}
-NAMES = tuple(_BY_NAME)
-SUMMARIES = dict(zip(NAMES, (summary for _, summary in _MAKERS), strict=True))
+POLICIES = {name: policy for name, policy, _ in _POLICIES}
+NAMES = tuple(POLICIES)
+SUMMARIES = {name: summary for name, _, summary in _POLICIES}
 # The policies that Monarch's daemon uses today, and where.
 DAEMON = {
-    FirstFit().name: "one node",
-    Hash().name: "several nodes",
-    Planned().name: "several nodes with a plan",
+    "first-fit": "one node",
+    "hash": "several nodes",
+    "planned": "several nodes with a plan",
 }
-
-
-def make_policy(name: str) -> Policy:
-    """The policy with this name, with its defaults; PolicyError for an unknown name."""
-    if name not in _BY_NAME:
-        raise PolicyError(f"policy: {name!r} is none of {', '.join(NAMES)}")
-    return _BY_NAME[name]()

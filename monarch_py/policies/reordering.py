@@ -1,7 +1,7 @@
 """Baselines that change which node uses which sample, so that more samples are local.
 
-LocalityAware exchanges samples within a step and keeps the step's batch as a set. DeepIO's
-opportunistic mode and ParallelStaging draw their own orders; if the dataset does not fit, they
+`locality_aware` exchanges samples within a step and keeps the step's batch as a set. DeepIO's
+opportunistic mode and `parallel_staging` draw their own orders; if the dataset does not fit, they
 never use a part of it (section 6 of the NoPFS paper marks them so).
 """
 
@@ -27,7 +27,7 @@ from monarch_py.policies.view import (
 NOT_ALL = "uses only what is held in {what}, which is not the whole dataset"
 
 
-class DeepIOOpportunistic:
+def deepio_opportunistic(job: Job) -> Decision:
     """Opportunistic mode of DeepIO (Zhu et al. 2018): the order is relaxed, and nodes get samples
     that lie in some node's memory already.
 
@@ -35,64 +35,56 @@ class DeepIOOpportunistic:
     in memory at random, each once (and again from the start if the epoch is longer), so that one in
     `nodes` is local. Samples that fitted into no memory are not used.
     """
+    need_memory(job, "deepio-opportunistic")
+    copies = shards(job, classes=MEMORY + 1)
+    held = _held(copies)
 
-    name = "deepio-opportunistic"
+    def orders(epoch: int) -> Ints:
+        order = job.orders(epoch)
+        rng = np.random.default_rng([job.seed, epoch])
+        # Nodes take turns, so that all of them share one pass over the samples.
+        turns = in_time(order)
+        dealt = same_shape(turns, _passes(held, int(np.sum(turns != NO_FILE)), rng))
+        return np.asarray(dealt.reshape(-1, len(order)).T.reshape(order.shape))
 
-    def decide(self, job: Job) -> Decision:
-        need_memory(job, self.name)
-        copies = shards(job, classes=MEMORY + 1)
-        held = _held(job, copies)
-
-        def orders(epoch: int) -> Ints:
-            order = job.orders(epoch)
-            rng = np.random.default_rng([job.seed, epoch])
-            # Nodes take turns, so that all of them share one pass over the samples.
-            turns = in_time(order)
-            dealt = same_shape(turns, _passes(held, int(np.sum(turns != NO_FILE)), rng))
-            return np.asarray(dealt.reshape(-1, len(order)).T.reshape(order.shape))
-
-        notes = () if len(held) == job.files else (NOT_ALL.format(what="memory"),)
-        return Decision(
-            copies=copies, when=When.BEFORE, remote=True, pfs=False, orders=orders, notes=notes
-        )
+    notes = () if len(held) == job.files else (NOT_ALL.format(what="memory"),)
+    return Decision(
+        copies=copies, when=When.BEFORE, remote=True, pfs=False, orders=orders, notes=notes
+    )
 
 
-class ParallelStaging:
+def parallel_staging(job: Job) -> Decision:
     """Data sharding: every node copies a contiguous share to its classes before training, and uses
     only its share, in its own random order (NoPFS 6).
 
     Each epoch passes over the share once. If the share is shorter than the epoch, it is used again
     from the start; if it is longer, only a part of it is used.
     """
+    need_memory(job, "parallel-staging")
+    copies = shards(job)
+    held = [copies.file[copies.node == node] for node in range(job.cluster.nodes)]
+    empty = next((node for node, files in enumerate(held) if not len(files)), None)
+    if empty is not None:
+        raise PolicyError(
+            f"parallel-staging: node {empty} has no room for any file of its share; "
+            "raise the capacity of its classes"
+        )
 
-    name = "parallel-staging"
+    def orders(epoch: int) -> Ints:
+        order = job.orders(epoch)
+        own = np.count_nonzero(order != NO_FILE, axis=(1, 2))
+        dealt = [
+            _passes(files, int(own[node]), np.random.default_rng([job.seed, epoch, node]))
+            for node, files in enumerate(held)
+        ]
+        return same_shape(order, np.concatenate(dealt))
 
-    def decide(self, job: Job) -> Decision:
-        need_memory(job, self.name)
-        copies = shards(job)
-        held = [copies.file[copies.node == node] for node in range(job.cluster.nodes)]
-        empty = next((node for node, files in enumerate(held) if not len(files)), None)
-        if empty is not None:
-            raise PolicyError(
-                f"{self.name}: node {empty} has no room for any file of its share; "
-                "raise the capacity of its classes"
-            )
-
-        def orders(epoch: int) -> Ints:
-            order = job.orders(epoch)
-            own = np.count_nonzero(order != NO_FILE, axis=(1, 2))
-            dealt = [
-                _passes(files, int(own[node]), np.random.default_rng([job.seed, epoch, node]))
-                for node, files in enumerate(held)
-            ]
-            return same_shape(order, np.concatenate(dealt))
-
-        whole = sum(map(len, held)) == job.files
-        notes = () if whole else (NOT_ALL.format(what="the shares"),)
-        return Decision(copies=copies, when=When.BEFORE, pfs=False, orders=orders, notes=notes)
+    whole = sum(map(len, held)) == job.files
+    notes = () if whole else (NOT_ALL.format(what="the shares"),)
+    return Decision(copies=copies, when=When.BEFORE, pfs=False, orders=orders, notes=notes)
 
 
-class LocalityAware:
+def locality_aware(job: Job) -> Decision:
     """Locality-aware loading (Yang and Cong 2019): every node holds a share of the dataset. Of a
     step's batch each node takes the samples that it holds; the others fill the nodes that have too
     few.
@@ -102,21 +94,17 @@ class LocalityAware:
     Assumption: shares are contiguous and loaded before training, as in NoPFS's simulation.
     Raises PolicyError if nodes have different numbers of ranks.
     """
+    need_memory(job, "locality-aware")
+    need_equal_ranks(job, "locality-aware")
+    copies = shards(job)
+    holder = np.full(job.files, PFS, dtype=np.int32)
+    holder[copies.file] = copies.node
 
-    name = "locality-aware"
+    def orders(epoch: int) -> Ints:
+        order = job.orders(epoch)
+        return exchange(order, holder[order])
 
-    def decide(self, job: Job) -> Decision:
-        need_memory(job, self.name)
-        need_equal_ranks(job, self.name)
-        copies = shards(job)
-        holder = np.full(job.files, PFS, dtype=np.int32)
-        holder[copies.file] = copies.node
-
-        def orders(epoch: int) -> Ints:
-            order = job.orders(epoch)
-            return exchange(order, holder[order])
-
-        return Decision(copies=copies, when=When.BEFORE, remote=True, pfs=False, orders=orders)
+    return Decision(copies=copies, when=When.BEFORE, remote=True, pfs=False, orders=orders)
 
 
 def exchange(order: Ints, holder: Ints) -> Ints:
@@ -146,7 +134,7 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     return np.asarray(dealt.transpose(1, 0, 2))
 
 
-def _held(job: Job, copies: Copies) -> npt.NDArray[np.int32]:
+def _held(copies: Copies) -> npt.NDArray[np.int32]:
     if not len(copies.file):
         raise PolicyError("classes: no node has room for any file; raise their capacity")
     return np.sort(copies.file)

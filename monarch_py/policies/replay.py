@@ -29,15 +29,14 @@ class Replay(Generic[T]):
     def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
         self._begin = begin
         self._kept: dict[int, T] = {}
-        self._running: Iterator[T] | None = None
-        self._next = 0
+        self._running, self._next = begin(), 0
 
     def at(self, epoch: int) -> T:
         """What the generator yields for `epoch`; IndexError past the last epoch."""
-        if epoch not in self._kept and (epoch < self._next or self._running is None):
+        if epoch not in self._kept and epoch < self._next:
             self._running, self._next = self._begin(), 0
         while epoch not in self._kept:
-            made = next(self._running, None) if self._running is not None else None
+            made = next(self._running, None)
             if made is None:
                 raise IndexError(f"epoch {epoch} is past the last one, {self._next - 1}")
             self._kept[self._next] = made
@@ -64,22 +63,20 @@ def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
     NEVER. Accesses are numbered over all epochs, as in `in_time`, so those of a step lie together.
     The result takes 8 bytes for every access of the job.
     """
-    nodes, upcoming = job.cluster.nodes, np.full(job.files, NEVER, dtype=np.int64)
-    own = [upcoming] * nodes if together else [upcoming.copy() for _ in range(nodes)]
+    nodes = job.cluster.nodes
+    upcoming = np.full((1 if together else nodes, job.files), NEVER, dtype=np.int64)
     lengths = [job.orders(epoch).size for epoch in range(job.epochs)]
     starts = np.concatenate([[0], np.cumsum(lengths)])
     answer: list[npt.NDArray[np.int64]] = []
     for epoch in reversed(range(job.epochs)):
         order = job.orders(epoch).reshape(nodes, -1)
         times = starts[epoch] + np.arange(order.size).reshape(-1, nodes).T
-        after = np.empty(order.shape, dtype=np.int64)
         if together:
-            flat = _upcoming(in_time(order), times.T.ravel(), upcoming)
-            after[:] = flat.reshape(-1, nodes).T
+            flat = _upcoming(in_time(order), in_time(times), upcoming[0])
+            answer.append(flat.reshape(-1, nodes).T)
         else:
-            for node in range(nodes):
-                after[node] = _upcoming(order[node], times[node], own[node])
-        answer.append(after)
+            rows = zip(order, times, upcoming, strict=True)
+            answer.append(np.stack([_upcoming(*row) for row in rows]))
     return answer[::-1]
 
 

@@ -1,7 +1,8 @@
 """Holder or source: from where a node reads a file that another node is known to have (NoPFS 4)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,9 @@ class Routing:
     block_bytes: int
     tried: dict[int, float]
     now_s: float
-    _rates: dict[tuple[int, int], float | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rate = cache(self.rate)
 
     def choose(
         self,
@@ -101,10 +104,7 @@ class Routing:
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
         """The time until a file arrives from a place: its own time, and once more for each file
         that a thread must move before it. Threads move the blocks of a file in parallel."""
-        key = place, min(queue + 1, threads)
-        if key not in self._rates:
-            self._rates[key] = self.rate(*key)
-        rate = self._rates[key]
+        rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None
         blocks = -(-size // self.block_bytes)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -144,19 +144,15 @@ class Copies:
     file: npt.NDArray[np.int32]
 
     @classmethod
-    def none(cls) -> Copies:
-        return cls(np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, np.int32))
-
-    @classmethod
-    def of(cls, parts: Sequence[tuple[int, int, Ints]]) -> Copies:
+    def of(cls, parts: Sequence[tuple[int, int, Ints]] = ()) -> Copies:
         """parts : (node, class, files in the order of filling)"""
-        if not parts:
-            return cls.none()
-        lengths = [len(files) for _, _, files in parts]
+        lengths = np.array([len(files) for _, _, files in parts], np.int64)
         return cls(
             np.repeat(np.array([node for node, _, _ in parts], np.int32), lengths),
             np.repeat(np.array([level for _, level, _ in parts], np.int8), lengths),
-            np.concatenate([np.asarray(files, np.int32) for _, _, files in parts]),
+            np.concatenate(
+                [np.zeros(0, np.int32), *(files for *_, files in parts)], dtype=np.int32
+            ),
         )
 
 
@@ -211,7 +207,7 @@ class Decision:
     """
 
     staging: bool = True
-    copies: Copies = field(default_factory=Copies.none)
+    copies: Copies = field(default_factory=Copies.of)
     when: When = When.BESIDE
     remote: bool = False
     due: npt.NDArray[np.int64] | None = None
@@ -224,11 +220,5 @@ class Decision:
     notes: tuple[str, ...] = ()
 
 
-class Policy(Protocol):
-    """name : as on the command line, in lower case with hyphens"""
-
-    name: str
-
-    def decide(self, job: Job) -> Decision:
-        """Decides for a job. PolicyError if the policy's paper excludes jobs like this one."""
-        ...
+# Decides for a job. PolicyError if the policy's paper excludes jobs like this one.
+Policy = Callable[[Job], Decision]

@@ -92,9 +92,9 @@ def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
     return batches, samples
 
 
-class Told:
-    """The scan of one source, as a record tells it: all of it is there at once, and nothing is read
-    from the source. So `want` and `allow` do nothing."""
+class Replay:
+    """The scan of one source, replayed from a record: all of it is there at once, and nothing is
+    read from the source. So `want` and `allow` do nothing."""
 
     def __init__(self, number: int, listed: Listed) -> None:
         self._number, self._listed, self.seconds = number, listed, listed.seconds
@@ -125,4 +125,4 @@ class Told:
         return 0
 
 
-Scan = Walk | Told
+Scan = Walk | Replay

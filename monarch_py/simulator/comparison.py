@@ -3,11 +3,10 @@
 from collections.abc import Callable, Collection
 
 from monarch_py.errors import ConfigError, MonarchError, PolicyError
-from monarch_py.policies.named import NAMES, make_policy
-from monarch_py.policies.view import Job
+from monarch_py.policies.named import NAMES, POLICIES
 from monarch_py.simulator.engine import simulate
 from monarch_py.simulator.jobs import job_of
-from monarch_py.simulator.result import Result, Unsupported
+from monarch_py.simulator.result import Result
 from monarch_py.simulator.scenario import Scenario
 from monarch_py.util.spelling import hint
 
@@ -17,8 +16,9 @@ def compare(
     policies: Collection[str] = (),
     *,
     tell: Callable[[str], None] = lambda _: None,
-) -> dict[str, Result | Unsupported]:
-    """The results of policies (all, if none is named) on a scenario, in the order of the names.
+) -> dict[str, Result | str]:
+    """The results of policies (all, if none is named) on a scenario, in the order of the names; for
+    a policy that cannot run in it, the reason.
 
     tell : called with each policy before it is simulated, and with "" at the end. Raises
     ConfigError for an unknown name, MonarchError if there is too little memory.
@@ -27,12 +27,15 @@ def compare(
         if name not in NAMES:
             use = hint(name, NAMES, f"use {', '.join(NAMES)}")
             raise ConfigError(f"there is no policy {name!r}; {use}")
-    results: dict[str, Result | Unsupported] = {}
+    results: dict[str, Result | str] = {}
     try:
         job = job_of(scenario)
         for name in policies or NAMES:
             tell(name)
-            results[name] = _one(scenario, name, job)
+            try:
+                results[name] = simulate(scenario, POLICIES[name], job)
+            except PolicyError as error:
+                results[name] = str(error)
     except MemoryError:
         raise MonarchError(
             f"{scenario.name}: dataset.files: {scenario.dataset.files} files do not fit into the "
@@ -41,10 +44,3 @@ def compare(
     finally:
         tell("")
     return results
-
-
-def _one(scenario: Scenario, name: str, job: Job) -> Result | Unsupported:
-    try:
-        return simulate(scenario, make_policy(name), job)
-    except PolicyError as error:
-        return Unsupported(str(error))

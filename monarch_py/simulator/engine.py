@@ -6,16 +6,36 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.native import ffi, lib, pointer
-from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, Policy, When
+from monarch_py.policies.view import NO_FILE, PFS, Decision, Job, Policy, When
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
-Floats = npt.NDArray[np.float64]
-
 # C numbers copies with int32.
 MOST_COPIES = (1 << 31) - 1
 EPOCHS_KNOWN = int(lib.MONARCH_SIM_EPOCHS)
+
+
+class _Struct:
+    """A C struct, with the arrays to which its fields point.
+
+    values : a number, an array, or None for 0, for each field that is not 0
+    """
+
+    def __init__(self, ctype: str, **values: Any) -> None:
+        self.c = ffi.new(f"{ctype} *")
+        self._kept: list[npt.NDArray[Any]] = []
+        types = {name: field.type for name, field in ffi.typeof(ctype).fields}
+        for name, value in values.items():
+            if value is not None:
+                setattr(self.c, name, self._c_value(types[name], value))
+
+    def _c_value(self, ctype: Any, value: Any) -> Any:
+        if ctype.kind != "pointer":
+            return value
+        array = np.ascontiguousarray(value, ctype.item.cname.removesuffix("_t"))
+        self._kept.append(array)
+        return pointer(array)
 
 
 class Measured:
@@ -34,134 +54,101 @@ class Measured:
     def __init__(self, scenario: Scenario) -> None:
         epochs, nodes = scenario.epochs, scenario.nodes
         most = int(scenario.ranks().max())
-        self._is_rank = np.arange(most) < scenario.ranks()[:, None]
-        self.epoch_end = np.zeros(epochs)
+        self.epoch_end, self.reused, self.pfs_bytes = np.zeros((3, epochs))
         self.bytes = np.zeros((epochs, len(PLACES)))
         self.node_bytes = np.zeros((nodes, len(PLACES)))
-        self.reused = np.zeros(epochs)
-        self._stall, self._compute = np.zeros((2, nodes, most))
-        self.filled, self.pfs_bytes = np.zeros(nodes), np.zeros(epochs)
-        self.ready = np.zeros(epochs, np.uint64)
-        self.imbalanced = np.zeros(epochs, np.uint64)
-        self.c = ffi.new("struct monarch_sim_result *")
-        for name in ("epoch_end", "bytes", "node_bytes", "reused", "filled", "pfs_bytes"):
-            setattr(self.c, name, pointer(getattr(self, name)))
-        self.c.stall = pointer(self._stall)
-        self.c.rank_compute = pointer(self._compute)
-        self.c.ready = pointer(self.ready)
-        self.c.imbalanced = pointer(self.imbalanced)
-        self.c.imbalance = IMBALANCE
+        self.filled = np.zeros(nodes)
+        self.ready, self.imbalanced = np.zeros((2, epochs), np.uint64)
+        self._is_rank = np.arange(most) < scenario.ranks()[:, None]
+        self.stall, self.compute = np.zeros((2, nodes, most))
+        self.first_step = self.pfs_busy = 0.0
+        of_epochs = ("epoch_end", "bytes", "reused", "pfs_bytes", "ready", "imbalanced")
+        self.struct = _Struct(
+            "struct monarch_sim_result",
+            rank_compute=self.compute,
+            imbalance=IMBALANCE,
+            **{name: getattr(self, name) for name in (*of_epochs, "node_bytes", "filled", "stall")},
+        )
 
-    @property
-    def stall(self) -> Floats:
-        return self._stall[self._is_rank]
-
-    @property
-    def compute(self) -> Floats:
-        return self._compute[self._is_rank]
-
-    @property
-    def first_step(self) -> float:
-        return float(self.c.first_step)
-
-    @property
-    def pfs_busy(self) -> float:
-        return float(self.c.pfs_busy)
-
-    @property
-    def bytes_from_pfs(self) -> float:
-        """Everything that the file system gave, including copies and redundant bytes."""
-        return float(self.pfs_bytes.sum())
-
-
-class _Arrays:
-    """Contiguous arrays for the fields of a C struct, kept alive with the struct."""
-
-    def __init__(self, struct: object) -> None:
-        self._struct, self._kept = struct, list[npt.NDArray[np.generic]]()
-
-    def set(self, name: str, values: Any, dtype: type[np.generic]) -> None:
-        array = np.ascontiguousarray(values, dtype=dtype)
-        self._kept.append(array)
-        setattr(self._struct, name, pointer(array))
+    def finish(self) -> None:
+        """Call it once C has filled the struct."""
+        self.stall, self.compute = self.stall[self._is_rank], self.compute[self._is_rank]
+        self.first_step, self.pfs_busy = self.struct.c.first_step, self.struct.c.pfs_busy
 
 
 def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
     """Runs a decision on the scenario of this job. MemoryError if there is too little memory."""
-    struct = ffi.new("struct monarch_sim_job *")
-    arrays = _Arrays(struct)
-    _describe_machine(struct, arrays, scenario, job)
-    _describe_decision(struct, arrays, job, decision)
     shape = (decision.orders or job.orders)(0).shape
-    nodes, struct.steps, width = shape
+    nodes, steps, width = shape
     if nodes != scenario.nodes:
         raise ValueError(f"an order of {nodes} nodes is not this job's, which has {scenario.nodes}")
     most = int(job.cluster.ranks.max())
-    struct.batch = -(-width // most)
+    struct = _Struct(
+        "struct monarch_sim_job",
+        steps=steps,
+        batch=-(-width // most),
+        **_machine(scenario, job),
+        **_decided(job, decision),
+    )
     measured = Measured(scenario)
-    sim = lib.monarch_sim_new(struct, measured.c)
+    sim = lib.monarch_sim_new(struct.c, measured.struct.c)
     if sim == ffi.NULL:
         raise MemoryError("the simulation does not fit into memory")
     try:
         _run(sim, job, decision, most, shape)
     finally:
         lib.monarch_sim_free(sim)
+    measured.finish()
     return measured
 
 
-def _describe_machine(struct: object, arrays: _Arrays, scenario: Scenario, job: Job) -> None:
-    cluster, nodes = job.cluster, scenario.nodes
-    rates = scenario.rates_of_nodes()
-    numbers = {
-        "nodes": nodes,
+def _machine(scenario: Scenario, job: Job) -> dict[str, Any]:
+    """The fields of the struct that describe the machine and what runs on it."""
+    cluster, rates = job.cluster, scenario.rates_of_nodes()
+    write = [storage.write.total(storage.threads) for storage in scenario.classes]
+    checkpoint = scenario.checkpoint
+    return {
+        "nodes": scenario.nodes,
         "most_ranks": int(cluster.ranks.max()),
         "classes": cluster.classes,
         "files": job.files,
         "epochs": scenario.epochs,
         "fair_links": scenario.links == "fair",
-    }
-    if scenario.checkpoint:
-        numbers["checkpoint_steps"] = scenario.checkpoint.every
-        numbers["checkpoint_bytes"] = scenario.checkpoint.size_bytes
-    for name, number in numbers.items():
-        setattr(struct, name, number)
-    write = np.tile([storage.write_rate for storage in scenario.classes], (nodes, 1))
-    arrays.set("sizes", job.sizes, np.int64)
-    arrays.set("ranks", cluster.ranks, np.uint32)
-    arrays.set("threads", cluster.threads, np.uint32)
-    doubles = {
+        "sizes": job.sizes,
+        "ranks": cluster.ranks,
+        "threads": cluster.threads,
         "read_rate": cluster.read_rate,
-        "write_rate": write,
+        "write_rate": np.tile(write, (scenario.nodes, 1)),
         "staging": cluster.capacity[:, 0],
         "network": cluster.network,
         "pfs_link": rates["pfs_link"],
-        "pfs": [0.0, *(cluster.pfs_rate(n) for n in range(1, nodes + 1))],
+        "pfs": [0.0, *(cluster.pfs_rate(n) for n in range(1, scenario.nodes + 1))],
         "compute": rates["compute"],
         "preprocess": rates["preprocess"],
+        "checkpoint_steps": checkpoint and checkpoint.every,
+        "checkpoint_bytes": checkpoint and checkpoint.size_bytes,
     }
-    for name, values in doubles.items():
-        arrays.set(name, values, np.float64)
 
 
-def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Decision) -> None:
-    copies = decision.copies
+def _decided(job: Job, decision: Decision) -> dict[str, Any]:
+    """The fields of the struct that describe a decision."""
+    copies, owner = decision.copies, decision.owner
     if len(copies.node) > MOST_COPIES:
         raise MemoryError("there are more copies than the simulation can number")
     # Sort by (node, class). The sort is stable, so each list keeps the policy's order.
     rows = np.lexsort((copies.cls, copies.node))
-    copies = Copies(copies.node[rows], copies.cls[rows], copies.file[rows])
-    if decision.due is not None:
-        arrays.set("copy_due", decision.due[rows], np.int64)
-    arrays.set("copy_node", copies.node, np.int32)
-    arrays.set("copy_file", copies.file, np.int32)
-    arrays.set("copy_class", copies.cls, np.int8)
-    if (owner := decision.owner) is not None:
-        # C uses owners as indices without checking them.
-        if len(owner) != job.files or owner.max(initial=PFS) >= job.cluster.nodes:
-            raise ValueError("the owners are none of this job's files and nodes")
-        arrays.set("owner", owner, np.int32)
-    flags = {
+    # C uses owners as indices without checking them.
+    if owner is not None and not (
+        len(owner) == job.files and owner.max(initial=PFS) < job.cluster.nodes
+    ):
+        raise ValueError("the owners are none of this job's files and nodes")
+    return {
         "copies": len(copies.node),
+        "copy_node": copies.node[rows],
+        "copy_file": copies.file[rows],
+        "copy_class": copies.cls[rows],
+        "copy_due": None if decision.due is None else decision.due[rows],
+        "owner": owner,
         "stages": decision.staging and not decision.free,
         "fills": decision.when is not When.ON_USE,
         "fills_first": decision.when is When.BEFORE,
@@ -169,43 +156,33 @@ def _describe_decision(struct: object, arrays: _Arrays, job: Job, decision: Deci
         "weighs_pfs": decision.pfs,
         "is_free": decision.free,
     }
-    for name, value in flags.items():
-        setattr(struct, name, value)
 
 
 def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, ...]) -> None:
     orders = decision.orders or job.orders
-    known: list[_Arrays] = []
+    known: list[_Struct] = []
     epoch = 0
     while (state := lib.monarch_sim_run(sim)) == 1:
         order: npt.NDArray[Any] = orders(epoch)
         # C assumes the shape of the first order, and uses the numbers as indices unchecked.
         if order.shape != shape or order.min() < NO_FILE or order.max() >= job.files:
             raise ValueError(f"the order of epoch {epoch} is none of this job's files and steps")
-
-        def deal(values: npt.NDArray[Any], dtype: type[Any], like: Ints = order) -> Any:
-            shaped = np.asarray(values, dtype).reshape(like.shape)
-            return shaped if like.shape[2] == job.batch else _dealt(shaped, ranks)
-
-        struct = ffi.new("struct monarch_sim_epoch *")
-        arrays = _Arrays(struct)
-        arrays.set("order", deal(order, np.int32), np.int32)
+        fields = {"order": order}
         if decision.served is not None:
-            served = decision.served(epoch, order)
-            arrays.set("holder", deal(served.holder, np.int32), np.int32)
-            for name in ("cls", "into", "down"):
-                arrays.set(name, deal(getattr(served, name), np.int8), np.int8)
-            if served.redundant is not None:
-                redundant = deal(served.redundant, np.int64)
-                arrays.set("redundant", redundant, np.int64)
+            served = vars(decision.served(epoch, order))
+            fields |= {name: each for name, each in served.items() if each is not None}
+        fields = {name: each.reshape(shape) for name, each in fields.items()}
+        if shape[2] != job.batch:
+            fields = {name: _dealt(each, ranks) for name, each in fields.items()}
         if decision.threads is not None:
             threads = decision.threads(epoch, order)
             if threads.shape != (*order.shape[:2], ranks) or threads.min() < 1:
                 raise ValueError(f"the threads of epoch {epoch} are not those of this job's ranks")
-            arrays.set("threads", threads, np.int32)
-        if not lib.monarch_sim_give(sim, struct):
+            fields["threads"] = threads
+        struct = _Struct("struct monarch_sim_epoch", **fields)
+        if not lib.monarch_sim_give(sim, struct.c):
             raise MemoryError("the simulation does not fit into memory")
-        known = [*known, arrays][-EPOCHS_KNOWN:]
+        known = [*known, struct][-EPOCHS_KNOWN:]
         epoch += 1
     assert state == 0, "nothing moves, and the job is not over"
 
@@ -228,7 +205,7 @@ def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Resu
     job : of the scenario, if it exists already
     """
     job = job or job_of(scenario)
-    decision = policy.decide(job)
+    decision = policy(job)
     return result_of(scenario, job, measure(scenario, job, decision), decision)
 
 
@@ -239,7 +216,7 @@ def result_of(scenario: Scenario, job: Job, measured: Measured, decision: Decisi
     later = float(job.sizes.sum()) * (scenario.epochs - 1)
     samples = scenario.epochs * scenario.batches_per_epoch * scenario.global_batch
     details = {
-        "bytes_from_pfs": measured.bytes_from_pfs,
+        "bytes_from_pfs": float(measured.pfs_bytes.sum()),
         "epoch_bytes_from_pfs": measured.pfs_bytes.tolist(),
         "pfs_busy_seconds": measured.pfs_busy,
         "epoch_bytes": [dict(zip(PLACES, row, strict=True)) for row in measured.bytes.tolist()],

@@ -18,7 +18,8 @@ MOST_THREADS = 1 << 26
 
 def cluster_of(scenario: Scenario) -> Cluster:
     """The cluster of a scenario."""
-    read, rates = [storage.read_rate for storage in scenario.classes], scenario.rates_of_nodes()
+    rates = scenario.rates_of_nodes()
+    read = [storage.read.total(storage.threads) for storage in scenario.classes]
     return Cluster(
         capacity=scenario.capacities(),
         threads=np.array([storage.threads for storage in scenario.classes], np.int64),
@@ -43,12 +44,6 @@ def job_of(scenario: Scenario) -> Job:
             f"{scenario.name}: classes: {threads} threads and ranks on each of {scenario.nodes} "
             f"nodes are more than {MOST_THREADS} in all; use fewer nodes or threads"
         )
-    if not scenario.batches_per_epoch:
-        raise ConfigError(
-            f"{scenario.name}: dataset.files: {scenario.dataset.files} are fewer than one step of "
-            f"{scenario.global_batch}; use more files, or a smaller batch_per_rank"
-        )
-
     batch = scenario.batch_per_rank * int(ranks.max())
     # Where each node's samples begin in a step.
     starts = np.concatenate([[0], np.cumsum(ranks)]) * scenario.batch_per_rank

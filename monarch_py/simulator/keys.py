@@ -142,11 +142,8 @@ def _check_classes(scenario: Scenario, spot: Spot) -> None:
     names = [storage.name for storage in scenario.classes]
     for at, name in enumerate(names):
         if name in names[:at]:
-            raise (
-                spot.of(at)
-                .of("name")
-                .error(f"another class is called {name!r}", "give each its own name")
-            )
+            here = spot.of(at).of("name")
+            raise here.error(f"another class is called {name!r}", "give each its own name")
     if not names:
         raise spot.error("is empty", "write at least the staging buffer, '- {name: staging, ...}'")
 
@@ -164,11 +161,8 @@ def _check_overrides(scenario: Scenario, spot: Spot) -> None:
             seen.add(node)
         for name in override.capacity_bytes:
             if name not in names:
-                raise (
-                    spot.of(at)
-                    .of("capacity")
-                    .error(f"there is no class {name!r}", "use one of " + ", ".join(names))
-                )
+                here = spot.of(at).of("capacity")
+                raise here.error(f"there is no class {name!r}", "use one of " + ", ".join(names))
 
 
 def _check_policies(scenario: Scenario, spot: Spot, known: Collection[str] | None) -> None:

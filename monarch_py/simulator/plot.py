@@ -3,6 +3,7 @@
 A bar is a policy's time, divided by where the bytes come from.
 """
 
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,19 +51,36 @@ def draw(document: dict[str, Any], path: Path) -> None:
     axes.set_ylabel("time of all epochs [s]")
     axes.set_title(document["scenario"], fontsize=10, wrap=True)
     figure.legend(title="samples from", fontsize=8, loc="outside right upper")
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure of matplotlib. MonarchError if that fails."""
     try:
         figure.savefig(path, dpi=90)
     except (OSError, ValueError) as error:
         raise MonarchError(f"{path} cannot be drawn: {error}; give another file") from None
 
 
+def stacked_bars(axes: Any, heights: Mapping[str, Sequence[float]], **style: Any) -> list[float]:
+    """Draws bars of several parts, each part on top of the one before. Returns the bars' heights.
+
+    heights : label of a part -> its height in each bar
+    """
+    tops: list[float] = [0.0] * len(next(iter(heights.values())))
+    for label, part in heights.items():
+        axes.bar(range(len(part)), part, bottom=tops, label=label, **style)
+        tops = [low + high for low, high in zip(tops, part, strict=True)]
+    return tops
+
+
 def _bars(axes: Any, ran: dict[str, Any]) -> None:
-    bottoms = [0.0] * len(ran)
-    for place, colour in COLOURS.items():
-        heights = [r["share"][place] * r["total_seconds"] for r in ran.values()]
-        axes.bar(range(len(ran)), heights, bottom=bottoms, color=colour, label=place, width=0.7)
-        bottoms = [a + b for a, b in zip(bottoms, heights, strict=True)]
+    axes.set_prop_cycle(color=list(COLOURS.values()))
+    heights = {
+        place: [r["share"][place] * r["total_seconds"] for r in ran.values()] for place in COLOURS
+    }
+    tops = stacked_bars(axes, heights, width=0.7)
     for at, result in enumerate(ran.values()):
         seconds = result["total_seconds"]
         text = f"{seconds:,.0f}" if seconds >= 1000 else f"{seconds:.4g}"
-        axes.annotate(text, (at, bottoms[at]), ha="center", va="bottom", fontsize=7)
+        axes.annotate(text, (at, tops[at]), ha="center", va="bottom", fontsize=7)

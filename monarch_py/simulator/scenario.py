@@ -58,7 +58,7 @@ def _name(text: str) -> str:
 
 
 def _curve(points: Kind) -> Kind:
-    return replace(points, parse=lambda *at: Curve.of(points.parse(*at)), schema={"type": "object"})
+    return replace(points, parse=lambda *at: Curve(points.parse(*at)), schema={"type": "object"})
 
 
 # The most clients of a file system, or threads, at a point of a curve.
@@ -206,16 +206,6 @@ class StorageClass(Keys):
     read: ByThreads
     write: Annotated[ByThreads, Key(like="read")]
 
-    @property
-    def read_rate(self) -> float:
-        """The rate [bytes/s] of all its threads together."""
-        return float(self.read.total(self.threads))
-
-    @property
-    def write_rate(self) -> float:
-        """The rate [bytes/s] of all its threads together."""
-        return float(self.write.total(self.threads))
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Keys):
@@ -324,11 +314,7 @@ class Scenario(Keys):
 
     def ranks(self) -> Ints:
         """(nodes,) number of ranks on each node."""
-        ranks = np.full(self.nodes, self.ranks_per_node, np.int64)
-        for override in self.overrides:
-            if override.ranks is not None:
-                ranks[list(override.nodes)] = override.ranks
-        return ranks
+        return self._by_node("ranks", self.ranks_per_node).astype(np.int64)
 
     def capacities(self) -> Ints:
         """(nodes, classes) capacities [bytes], staging buffer first."""
@@ -343,10 +329,12 @@ class Scenario(Keys):
 
     def rates_of_nodes(self) -> dict[str, Floats]:
         """The fields of `rates` as (nodes,) arrays [bytes/s], with the overrides."""
-        rates = {}
-        for name in RATES:
-            rates[name] = np.full(self.nodes, getattr(self.rates, name), np.float64)
-            for override in self.overrides:
-                if (other := getattr(override, name)) is not None:
-                    rates[name][list(override.nodes)] = other
-        return rates
+        return {name: self._by_node(name, getattr(self.rates, name)) for name in RATES}
+
+    def _by_node(self, name: str, value: float) -> Floats:
+        """(nodes,) a value that is the same everywhere, but where an override has another one."""
+        values = np.full(self.nodes, value, np.float64)
+        for override in self.overrides:
+            if (other := getattr(override, name)) is not None:
+                values[list(override.nodes)] = other
+        return values

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from cli.conftest import Monarch
+from simulator.documents import validate
 
 from monarch_py.cli import main
 from monarch_py.policies.named import NAMES
-from monarch_py.simulator.result import validate
 
 SCENARIO: dict[str, Any] = {
     "name": "a small one",

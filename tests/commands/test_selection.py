@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from monarch_py.commands.selection import PathSelection, Root
+from monarch_py.commands.selection import PathSelection
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import ENTRY, Kind
 
@@ -31,7 +31,7 @@ class Growing:
 def test_files_that_come_between_two_looks_are_met_at_the_next() -> None:
     catalog = Growing()
     reader = cast(CatalogReader, cast(Any, catalog))
-    everything = PathSelection([Root(0, ("/data",))], None, reader)
+    everything = PathSelection([("/data",)], None, reader)
     met = np.concatenate([everything.meet(reader) for _ in range(3)])
     assert met.tolist() == list(range(catalog.length))
 
@@ -41,7 +41,7 @@ def test_a_file_that_is_found_last_of_all_is_met_at_once(tmp_path: Any) -> None:
     catalog = Growing()
     catalog.find = lambda source, path: -1  # type: ignore[method-assign]
     reader = cast(CatalogReader, cast(Any, catalog))
-    named = PathSelection([Root(0, (str(tmp_path),))], [str(tmp_path / "new")], reader)
+    named = PathSelection([(str(tmp_path),)], [str(tmp_path / "new")], reader)
     assert list(named.unknown) == [(0, "new")]
     del catalog.find
     entry = catalog.length + 3  # of the two looks of `meet`, the second takes it

@@ -103,8 +103,8 @@ def test_a_file_system_that_hangs_under_a_look_at_open_files(
         assert holder.stdout is not None
         assert holder.stdin is not None
         assert holder.stdout.readline() == b"\n"
-        assert source.pid is not None
-        os.kill(source.pid, signal.SIGSTOP)
+        assert source.process is not None
+        os.kill(source.process.pid, signal.SIGSTOP)
         try:
             looked = executor.submit(session.connection.ask, "open")
             hangs = Path(f"/proc/{daemon.pid}/task")
@@ -112,7 +112,7 @@ def test_a_file_system_that_hangs_under_a_look_at_open_files(
             assert session.status()["pid"] == daemon.pid
             session.stop()
         finally:
-            os.kill(source.pid, signal.SIGCONT)
+            os.kill(source.process.pid, signal.SIGCONT)
             holder.stdin.close()
         assert looked.exception(timeout=60) is not None
 

@@ -262,7 +262,8 @@ def test_it_is_unmounted_and_its_process_gone_also_after_an_error(
 
     def use_and_break() -> None:
         with source:
-            used.append(source.pid)
+            assert source.process is not None
+            used.append(source.process.pid)
             assert is_mounted(mountpoint)
             used.append((mountpoint / "f").open("rb"))
             source.latency(getattr=60, other=60)
@@ -276,7 +277,6 @@ def test_it_is_unmounted_and_its_process_gone_also_after_an_error(
     left_open.close()
     assert not is_mounted(mountpoint)
     assert os.listdir(mountpoint) == []
-    assert pid is not None
     assert not Path(f"/proc/{pid}").exists()
     with pytest.raises(SlowSourceError, match="not mounted"):
         source.counts()

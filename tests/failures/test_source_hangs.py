@@ -34,12 +34,12 @@ WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
 @contextmanager
 def stopped(mounted: SlowSource) -> Iterator[None]:
-    assert mounted.pid is not None
-    os.kill(mounted.pid, signal.SIGSTOP)
+    assert mounted.process is not None
+    os.kill(mounted.process.pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(mounted.pid, signal.SIGCONT)
+        os.kill(mounted.process.pid, signal.SIGCONT)
 
 
 def begun(session: Session, *words: str) -> subprocess.Popen[str]:

@@ -26,17 +26,18 @@ from monarch_py.plan import NEVER, Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import DistributedSampler
-from monarch_py.policies.caches import Hash
+from monarch_py.policies.caches import hashed
 from monarch_py.policies.eviction import FarthestUse
 from monarch_py.policies.node import ASKED, NOBODY
-from monarch_py.policies.nopfs import Planned
+from monarch_py.policies.nopfs.policy import planned
 from monarch_py.policies.placement import TierRoom
 from monarch_py.policies.replay import next_uses
 from monarch_py.policies.view import STAGING, Decision, Job, When
-from monarch_py.simulator import Curve, Dataset, NodeOverride, Rates, Scenario, StorageClass
 from monarch_py.simulator.engine import measure
 from monarch_py.simulator.jobs import cluster_of
+from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import PLACES
+from monarch_py.simulator.scenario import Dataset, NodeOverride, Rates, Scenario, StorageClass
 from monarch_py.storage.tiers import slack_of
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -99,7 +100,7 @@ class Trace:
     def scenario(self) -> Scenario:
         """A tier is faster than a link, so that a node's own copy is read where there is one. Time
         plays no other part."""
-        fast, tiers = Curve.of({1: FAST}), range(self.rooms.shape[1])
+        fast, tiers = Curve({1: FAST}), range(self.rooms.shape[1])
         return Scenario(
             name="trace",
             nodes=self.nodes,
@@ -108,7 +109,7 @@ class Trace:
             batch_per_rank=BATCH,
             dataset=Dataset(FILES),
             rates=Rates(1e6, FAST, network=1e8, pfs_link=FAST),
-            pfs=Curve.of({1: FAST}),
+            pfs=Curve({1: FAST}),
             classes=(
                 StorageClass("staging", MIB, 8, fast, fast),
                 *(StorageClass(f"tier{tier}", 1, 1, fast, fast) for tier in tiers),
@@ -210,7 +211,7 @@ def test_the_engine_asks_as_many_nodes_as_policy_names() -> None:
 
 @pytest.mark.parametrize("trace", TRACES)
 def test_without_a_plan(trace: Trace) -> None:
-    decision = Hash(trace.keys).decide(trace.job)
+    decision = hashed(trace.job, trace.keys)
     assert decision.owner is not None
     requests = np.argsort(trace.job.first_use.min(axis=0), kind="stable").astype(np.uint64)
     for rank, daemon in enumerate(trace.daemons()):
@@ -239,7 +240,7 @@ def tiers_on_request(
 
 @pytest.mark.parametrize("trace", [*TRACES, *TIERED])
 def test_along_a_plan(trace: Trace) -> None:
-    decision = Planned().decide(trace.job)
+    decision = planned(trace.job)
     assert decision.owner is not None
     for rank, daemon in enumerate(trace.daemons()):
         policy, ids, placed = daemon.policy, trace.catalog.ids(), trace.placed(daemon)
@@ -261,7 +262,7 @@ def test_along_a_plan(trace: Trace) -> None:
 def test_holder_or_source(trace: Trace, *, is_planned: bool) -> None:
     """Copies come with the first use. So in the last epoch all have come that this node owns, and
     of other nodes' files those that it has used before."""
-    decision = (Planned() if is_planned else Hash(trace.keys)).decide(trace.job)
+    decision = planned(trace.job) if is_planned else hashed(trace.job, trace.keys)
     decision = replace(decision, when=When.ON_USE)
     local = remote = source = 0
     for rank, daemon in enumerate(trace.daemons()):

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from monarch_py.errors import ConfigError
 from monarch_py.plan import (
     NEVER,
-    NOBODY,
     Loader,
-    Part,
     Timeline,
     all_frequencies,
     analyse,
@@ -26,7 +24,8 @@ from monarch_py.plan import (
     next_uses,
 )
 from monarch_py.plan.access import spread
-from monarch_py.plan.binomial import distribution, expected_above, lemma_1
+from monarch_py.plan.binomial import distribution, lemma_1
+from monarch_py.plan.holders import NOBODY
 from monarch_py.plan.loader import SPLITS
 from monarch_py.plan.samplers import (
     DistributedSampler,
@@ -35,7 +34,7 @@ from monarch_py.plan.samplers import (
     RandomSampler,
     SequentialSampler,
 )
-from monarch_py.plan.timeline import lookup_of
+from monarch_py.plan.timeline import Part, lookup_of
 
 
 def by_hand(timeline: Timeline, node: int) -> list[tuple[int, int]]:
@@ -132,7 +131,7 @@ def test_three_epochs_by_hand() -> None:
     found = analyse(timeline, 0)
     assert found.frequency.tolist() == [2, 1, 1, 2, 2, 1]
     assert found.first_use.tolist() == [0, 5, 1, 4, 2, 3]
-    assert find_holders(timeline).holder.tolist() == [0, 1, 1, 0, 0, 1]
+    assert find_holders(timeline).nodes[:, 0].tolist() == [0, 1, 1, 0, 0, 1]
     told = {section.epoch: positions.tolist() for section, positions in next_uses(timeline, 0)}
     assert told == {0: [6, NEVER, 8], 1: [NEVER, 7, NEVER], 2: [NEVER, NEVER, NEVER]}
 
@@ -172,7 +171,8 @@ def test_a_timeline_can_be_entered_anywhere() -> None:
     assert late.first_use.min() == position
     section = timeline.section(3, "validation")
     assert timeline.position(3, 1, "validation") == section.start + 2
-    assert timeline.length == 5 * 12 + 2 * 5
+    *_, last = timeline.sections()
+    assert last.start + last.node(0).size == 5 * 12 + 2 * 5
     for epoch, part, message in (
         (5, None, "epoch: 5 is none of the 5; count from 0"),
         (2, "validation", "epoch: validation does not run in 2; choose another one"),
@@ -239,7 +239,8 @@ def test_nopfs_figure_3() -> None:
     """16 nodes, 90 epochs, ImageNet-1k: 31,635 samples expected more than 1.8 times the mean, and
     31,863 seen with NumPy's generator seeded with 42."""
     samples, epochs, nodes = 1_281_167, 90, 16
-    assert round(expected_above(samples, epochs, nodes, 0.8)) == 31_635
+    more = distribution(epochs, nodes)[int(1.8 * epochs / nodes) + 1 :]
+    assert round(samples * more.sum()) == 31_635
     loader = Loader(NumpySampler(samples, 42, method="shuffle"), nodes, 32)
     frequency = analyse(Timeline.of(loader, epochs, nodes), 0).frequency
     assert np.count_nonzero(frequency > 1.8 * epochs / nodes) == 31_863

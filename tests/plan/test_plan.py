@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from monarch_py.plan.samplers import (
     Listed,
     NumpySampler,
     Recorded,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorFlowShuffle,
@@ -66,13 +68,6 @@ def test_a_part_of_another_length_is_refused() -> None:
     part = PlanPart("training", 0, Loader(SequentialSampler(7), 1, 1))
     with pytest.raises(ConfigError, match=r"^dataset: 'training' has 40 samples"):
         Plan((shards(),), (part,), 1, 1)
-
-
-def test_a_plan_for_another_dataset_is_refused() -> None:
-    plan = two_parts()
-    plan.check_dataset(shards())
-    with pytest.raises(ConfigError, match=r"^dataset: /data has 6 files, .* make the plan anew$"):
-        plan.check_dataset(shards(6))
 
 
 def test_after_a_restart_with_other_numbers() -> None:
@@ -157,13 +152,11 @@ def test_bytes_by_source_by_hand() -> None:
     assert owner.tolist() == [0, 0, 0, 1]
     assert figures.frequency.tolist() == [1, 0, 3]
     assert (figures.owned_units.tolist(), figures.owned_bytes.tolist()) == ([3, 1], [111, 1000])
-    told = [(each.local, each.remote, each.source) for each in figures.epochs]
-    assert told == [(0, 0, 1111), (1110, 1, 0), (1101, 10, 0)]
+    assert figures.epochs.tolist() == [[0, 0, 1111], [1110, 1, 0], [1101, 10, 0]]
     # Node 0 has room for two of its three files, which it uses equally often: the first ones.
     small = figures_of(plan, quota=50)
     assert small.owned_bytes.tolist() == [11, 0]
-    told = [(each.local, each.remote, each.source) for each in small.epochs]
-    assert told == [(0, 0, 1111), (10, 1, 1100), (1, 10, 1100)]
+    assert small.epochs.tolist() == [[0, 0, 1111], [10, 1, 1100], [1, 10, 1100]]
 
 
 def test_what_does_not_fit_has_no_owner() -> None:
@@ -186,6 +179,11 @@ def test_more_nodes_and_units_than_can_be_placed_are_owned_by_hash(
 
 
 # --- plan.yaml ----------------------------------------------------------------------------------
+
+
+def described(sampler: Sampler) -> tuple[type, dict[str, Any]]:
+    return type(sampler), {name: np.asarray(v).tolist() for name, v in vars(sampler).items()}
+
 
 SMALLEST = """\
 epochs: 2
@@ -243,10 +241,11 @@ parts:
     )
     assert len(plan.datasets) == 2, "both parts read the same index"
     training, validation, test = (part.loader for part in plan.parts)
-    assert training.sampler == WeightedRandomSampler(40, np.arange(40.0), 16, 4)
+    weighted = WeightedRandomSampler(40, np.arange(40.0), 16, 4)
+    assert described(training.sampler) == described(weighted)
     assert (training.split, training.ahead, training.drop_last) == ("slices", 6, True)
     subset = SubsetRandomSampler(40, np.array([3, 5, 7, 9]), 1, "every_epoch")
-    assert validation.sampler == subset
+    assert described(validation.sampler) == described(subset)
     assert test.sampler == TensorFlowShuffle(10, 4, 1, reshuffle=False)
     assert plan.unit_bytes().tolist() == [200] * 20 + [1024] * 10
 

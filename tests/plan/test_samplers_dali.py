@@ -40,7 +40,7 @@ def ours(reader: str, shards: int, rank: int, options: dict[str, Any]) -> list[l
     step = {"seed": options["seed"] - rank, "seed_step": 1} if "seed" in options else {}
     known = {**options, **step, "delivered": True}
     loader = Loader(DALIReader(SAMPLES, shards, reader, **known), shards, 2, split="chunks")
-    rows = (rows[:, rank] for rows in islice(loader.epochs(), EPOCHS))
+    rows = (rows[:, rank] for rows in map(loader.rows, islice(loader.sampler.epochs(), EPOCHS)))
     return [row[row >= 0].tolist() for row in rows]
 
 

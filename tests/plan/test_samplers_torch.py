@@ -39,7 +39,7 @@ def same(sampler: Sampler, theirs: Any, n_epochs: int) -> None:
     for number, ours in zip(range(n_epochs), sampler.epochs(), strict=False):
         expected = list(theirs)
         assert ours.tolist() == expected
-        assert len(sampler) == len(theirs)
+        assert sampler.count == len(theirs)
         assert sampler.epoch(number).tolist() == expected
 
 

@@ -7,14 +7,14 @@ from policies.jobs import cluster, held_by, written
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.baselines import (
-    DeepIO,
-    LBANNDynamic,
-    LBANNPreloading,
-    Naive,
-    Perfect,
-    StagingBuffer,
+    deepio,
+    lbann_dynamic,
+    lbann_preloading,
+    naive,
+    perfect,
+    staging_buffer,
 )
-from monarch_py.policies.view import When
+from monarch_py.policies.view import Policy, When
 
 # Two nodes, two steps of three: every file once an epoch.
 ORDERS = [
@@ -26,16 +26,16 @@ ORDERS = [
 def test_nothing_is_kept_by_the_first_three() -> None:
     """They differ in what waits: nothing, every access, or only what the buffer is too late for."""
     job = written(ORDERS, cluster([[6], [6]]))
-    perfect, naive, staging = (each().decide(job) for each in (Perfect, Naive, StagingBuffer))
-    assert [len(each.copies.file) for each in (perfect, naive, staging)] == [0, 0, 0]
-    assert (perfect.free, naive.free, staging.free) == (True, False, False)
-    assert (naive.staging, staging.staging) == (False, True)
-    assert all(each.served is None and each.orders is None for each in (perfect, naive, staging))
+    decisions = [policy(job) for policy in (perfect, naive, staging_buffer)]
+    assert [len(each.copies.file) for each in decisions] == [0, 0, 0]
+    assert [each.free for each in decisions] == [True, False, False]
+    assert [each.staging for each in decisions] == [True, False, True]
+    assert all(each.served is None and each.orders is None for each in decisions)
 
 
 def test_deepio_loads_shares_that_lie_together() -> None:
     """12 files, 2 nodes: 0 to 5 and 6 to 11, in memory, before training; order as the sampler's."""
-    decision = DeepIO().decide(written(ORDERS, cluster([[6, 100], [6, 100]])))
+    decision = deepio(written(ORDERS, cluster([[6, 100], [6, 100]])))
     assert held_by(decision, 0, 1) == [0, 1, 2, 3, 4, 5]
     assert held_by(decision, 1, 1) == [6, 7, 8, 9, 10, 11]
     assert (decision.when, decision.remote, decision.pfs) == (When.BEFORE, True, False)
@@ -44,7 +44,7 @@ def test_deepio_loads_shares_that_lie_together() -> None:
 
 def test_deepio_keeps_what_fits_and_reads_the_rest() -> None:
     """Its hybrid mode: memory for 4 files each; the disk, which it does not know, stays empty."""
-    decision = DeepIO().decide(written(ORDERS, cluster([[4, 100], [4, 100]])))
+    decision = deepio(written(ORDERS, cluster([[4, 100], [4, 100]])))
     assert held_by(decision, 0, 1) == [0, 1, 2, 3]
     assert held_by(decision, 1, 1) == [6, 7, 8, 9]
     assert held_by(decision, 0, 2) == held_by(decision, 1, 2) == []
@@ -52,29 +52,29 @@ def test_deepio_keeps_what_fits_and_reads_the_rest() -> None:
 
 def test_lbann_dynamic_keeps_what_a_node_reads_first() -> None:
     """In the first epoch node 0 reads the even files and node 1 the odd ones, in this order."""
-    decision = LBANNDynamic().decide(written(ORDERS, cluster([[6], [6]])))
+    decision = lbann_dynamic(written(ORDERS, cluster([[6], [6]])))
     assert held_by(decision, 0, 1) == [0, 2, 4, 6, 8, 10]
     assert held_by(decision, 1, 1) == [1, 3, 5, 7, 9, 11]
     assert (decision.when, decision.remote) == (When.ON_USE, True)
 
 
 def test_lbann_preloading_takes_contiguous_shares() -> None:
-    decision = LBANNPreloading().decide(written(ORDERS, cluster([[6], [6]])))
+    decision = lbann_preloading(written(ORDERS, cluster([[6], [6]])))
     assert held_by(decision, 0, 1) == [0, 1, 2, 3, 4, 5]
     assert decision.when is When.BEFORE
 
 
-@pytest.mark.parametrize("policy", [LBANNDynamic(), LBANNPreloading()])
-def test_lbann_refuses_what_memory_cannot_hold(policy: LBANNDynamic | LBANNPreloading) -> None:
+@pytest.mark.parametrize("policy", [lbann_dynamic, lbann_preloading])
+def test_lbann_refuses_what_memory_cannot_hold(policy: Policy) -> None:
     """The disk does not count: NoPFS 6 has the data store fail there."""
     job = written(ORDERS, cluster([[6, 100], [5, 100]]))
     with pytest.raises(PolicyError, match=r"12 B.*11 B in all.*add nodes or memory"):
-        policy.decide(job)
+        policy(job)
 
 
-@pytest.mark.parametrize("policy", [DeepIO(), LBANNDynamic(), LBANNPreloading()])
+@pytest.mark.parametrize("policy", [deepio, lbann_dynamic, lbann_preloading])
 def test_without_a_class_for_copies_there_is_one_sentence(
-    policy: DeepIO | LBANNDynamic | LBANNPreloading,
+    policy: Policy,
 ) -> None:
     with pytest.raises(PolicyError, match="classes has only the staging buffer"):
-        policy.decide(written(ORDERS, cluster([[], []])))
+        policy(written(ORDERS, cluster([[], []])))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, holders, loads, shuffled, written
 
 from monarch_py.plan.access import NEVER
-from monarch_py.policies.caches import LRU, Belady, FirstFit, Hash
+from monarch_py.policies.caches import belady, first_fit, hashed, lru
 from monarch_py.policies.eviction import MISS, FarthestUse, LeastRecent, exchange
 from monarch_py.policies.view import PFS, When
 
@@ -24,7 +24,7 @@ def test_first_fit_pins_what_comes_first() -> None:
     """Sizes 1, but file 1 has 3 and file 2 has 9; classes of 4 and 3. In order of use: 0 goes to
     the first (3 left), 1 too (0 left), 2 fits nowhere and stops nobody, 3 4 5 fill the second."""
     sizes = [1, 3, 9, *[1] * 9]
-    decision = FirstFit().decide(written([UP, DOWN], cluster([[4, 3]]), sizes))
+    decision = first_fit(written([UP, DOWN], cluster([[4, 3]]), sizes))
     assert held_by(decision, 0, 1) == [0, 1]
     assert held_by(decision, 0, 2) == [3, 4, 5]
     assert (decision.when, decision.remote) == (When.ON_USE, False)
@@ -32,7 +32,7 @@ def test_first_fit_pins_what_comes_first() -> None:
 
 def test_hash_has_one_owner_for_a_file() -> None:
     job = shuffled(1200, cluster([[300], [300], [600]]), epochs=2, batch=10)
-    decision = Hash().decide(job)
+    decision = hashed(job)
     assert len(set(decision.copies.file.tolist())) == len(decision.copies.file)
     # Homes in proportion to the room: 300, 300 and 600 files, give or take the hash.
     assert len(decision.copies.file) > 1150
@@ -48,7 +48,7 @@ def test_lru_up_and_down() -> None:
     four and ends with 3 2 1 0 there, which the next way up hits. The same way again hits
     nothing."""
     job = written([UP, DOWN, UP, UP], cluster([[4]]))
-    decision = LRU().decide(job)
+    decision = lru(job)
     assert loads(job, decision) == [12, 8, 8, 12]
     assert np.flatnonzero(holders(job, decision, 1)[0] == 0).tolist() == [0, 1, 2, 3]
 
@@ -57,7 +57,7 @@ def test_lru_of_two_classes_is_one_stack() -> None:
     """Two classes of 2. After the way up the stack is 11 10 | 9 8. Down: 11 and 10 are in the
     first; 9 comes from the second, pushing 11 there, and so does 8."""
     job = written([UP, DOWN], cluster([[2, 2]]))
-    decision = LRU().decide(job)
+    decision = lru(job)
     assert decision.served is not None
     served = decision.served(1, job.orders(1))
     assert served.cls[0, :5].tolist() == [1, 1, 2, 2, 0]
@@ -70,7 +70,7 @@ def test_lru_of_two_classes_is_one_stack() -> None:
 
 def test_lru_never_hits_on_a_cyclic_scan_one_file_too_large() -> None:
     job = written([[[list(range(100))]]] * 5, cluster([[99]]))
-    assert loads(job, LRU().decide(job)) == [100] * 5
+    assert loads(job, lru(job)) == [100] * 5
 
 
 def test_belady_up_down_and_up_again() -> None:
@@ -80,14 +80,14 @@ def test_belady_up_down_and_up_again() -> None:
     that are there are nearer than all that come: nothing is exchanged, and the same four are
     hit."""
     job = written([UP, DOWN, UP, UP], cluster([[4]]))
-    decision = Belady().decide(job)
+    decision = belady(job)
     assert loads(job, decision) == [12, 8, 8, 8]
     assert np.flatnonzero(holders(job, decision, 3)[0] == 0).tolist() == [0, 1, 2, 3]
 
 
 def test_epochs_can_be_asked_for_in_any_order() -> None:
     job = shuffled(60, cluster([[20]]), epochs=5, batch=5)
-    decision = Belady().decide(job)
+    decision = belady(job)
     forwards = [holders(job, decision, epoch).tolist() for epoch in range(5)]
     assert [holders(job, decision, epoch).tolist() for epoch in (4, 0, 3, 1, 2)] == [
         forwards[epoch] for epoch in (4, 0, 3, 1, 2)
@@ -129,10 +129,10 @@ def test_belady_hits_as_often_as_any(files: int, part: float, epochs: int, seed:
     """Equal sizes, one node. In every epoch from the second on exactly D - C are loaded."""
     room = int(part * files)
     job = shuffled(files, cluster([[room]]), epochs=epochs, batch=1, seed=seed)
-    least = loads(job, Belady().decide(job))
+    least = loads(job, belady(job))
     assert least == [files] + [max(0, files - room)] * (epochs - 1)
-    for other in (LRU(),):
-        assert sum(loads(job, other.decide(job))) >= sum(least)
+    for other in (lru,):
+        assert sum(loads(job, other(job))) >= sum(least)
 
 
 @settings(max_examples=30, deadline=None)
@@ -140,8 +140,8 @@ def test_belady_hits_as_often_as_any(files: int, part: float, epochs: int, seed:
 def test_so_it_does_on_every_node(nodes: int, part: float, epochs: int, seed: int) -> None:
     """Several nodes, each for itself: no node hits more often by pinning or by LRU."""
     job = shuffled(60, cluster([[int(part * 60)]] * nodes), epochs=epochs, batch=2, seed=seed)
-    best, lru = Belady().decide(job), LRU().decide(job)
-    pinned = FirstFit().decide(job).copies
+    best, recent = belady(job), lru(job)
+    pinned = first_fit(job).copies
     for node in range(nodes):
         mine = np.zeros(job.files, dtype=bool)
         mine[pinned.file[pinned.node == node]] = True
@@ -150,7 +150,7 @@ def test_so_it_does_on_every_node(nodes: int, part: float, epochs: int, seed: in
         for epoch in range(epochs):
             order = job.orders(epoch)[node].ravel()
             hits["best"] += int(np.count_nonzero(holders(job, best, epoch)[node] == node))
-            hits["lru"] += int(np.count_nonzero(holders(job, lru, epoch)[node] == node))
+            hits["lru"] += int(np.count_nonzero(holders(job, recent, epoch)[node] == node))
             hits["pinned"] += int(np.count_nonzero(mine[order] & seen[order]))
             seen[order] = True
         assert hits["best"] >= max(hits["lru"], hits["pinned"])
@@ -197,10 +197,10 @@ def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: in
 def test_nodes_that_share_load_what_one_of_their_size_would() -> None:
     """3 nodes with 100 files each of 600: D - C = 300 in all, where each alone loads far more."""
     job = shuffled(600, cluster([[100]] * 3), epochs=4, batch=10)
-    together, alone = (loads(job, Belady(shared=each).decide(job)) for each in (True, False))
+    together, alone = (loads(job, belady(job, shared=each)) for each in (True, False))
     assert together[1:] == [300, 300, 300]
     assert min(alone[1:3]) > 310
-    assert PFS in holders(job, Belady(shared=True).decide(job), 1)
+    assert PFS in holders(job, belady(job, shared=True), 1)
 
 
 # --- eviction.exchange: what a daemon's tier does at a time ---------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from policies.jobs import cluster, shuffled, written
 
 from monarch_py.errors import PolicyError
-from monarch_py.policies.groupshuffle import GroupShuffle, largest_group
+from monarch_py.policies.groupshuffle import group_shuffle, largest_group
 from monarch_py.policies.view import Job
 
 ORDER = [[[[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]]]
@@ -25,7 +25,7 @@ def test_groups_stay_together_and_are_shuffled_within() -> None:
     """12 samples in groups of 4: a run of four accesses is one group, whichever comes when, and
     over 20 epochs both the groups and the samples within have changed places."""
     job = written(ORDER * 20, cluster([[]]))
-    decision = GroupShuffle(4).decide(job)
+    decision = group_shuffle(job, 4)
     assert decision.orders is not None
     orders = [decision.orders(epoch).ravel() for epoch in range(20)]
     for order in orders:
@@ -45,18 +45,18 @@ def test_two_of_the_largest_groups_fit_the_buffer() -> None:
     job = written(ORDER, cluster([[]]), np.arange(1, 13))
     assert largest_group(job.sizes, 4) == 42
     with pytest.raises(PolicyError, match=r"2 groups of 4 samples take 84 B,.*capacity of 83 B"):
-        GroupShuffle(4).decide(with_buffer(job, 83))
-    assert "groups of 4" in GroupShuffle(4).decide(with_buffer(job, 84)).notes[0]
+        group_shuffle(with_buffer(job, 83), 4)
+    assert "groups of 4" in group_shuffle(with_buffer(job, 84), 4).notes[0]
 
 
 def test_the_default_uses_the_buffer() -> None:
     """1,000 samples of 10 bytes and a buffer of 2,000: 100 samples a group."""
     job = shuffled(1000, cluster([[], []]), epochs=1, batch=5, sizes=[10] * 1000)
-    assert GroupShuffle().decide(with_buffer(job, 2000)).notes == (
+    assert group_shuffle(with_buffer(job, 2000)).notes == (
         "groups of 100 samples, shuffled within",
     )
 
 
 def test_a_group_of_nothing_is_refused() -> None:
     with pytest.raises(PolicyError, match="group is 0"):
-        GroupShuffle(0)
+        group_shuffle(written([[[[0]]]], cluster([[1]])), 0)

@@ -12,8 +12,7 @@ from policies.jobs import cluster, holders, loads, shuffled, written
 
 from monarch_py.errors import PolicyError
 from monarch_py.plan.access import NEVER
-from monarch_py.policies.lobster import Lobster
-from monarch_py.policies.lobster.policy import no_more_use, too_far
+from monarch_py.policies.lobster.policy import Evictions, lobster, no_more_use, too_far
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 from monarch_py.policies.lobster.queues import queue_bytes, queue_seconds
 from monarch_py.policies.lobster.threads import share_threads
@@ -53,11 +52,10 @@ def test_what_queues_load() -> None:
     amount = queue_bytes(sizes, source, 3)
     assert amount.tolist() == [[3, 3, 15], [12, 45, 0]]
     # 3, 1.5 and 0.5 bytes/s a thread; a source that is not used may have no rate.
-    rates = [lambda t: 3 * t, lambda t: 1.5 * t, lambda t: 0.5 * t]
-    seconds = queue_seconds(amount, list(rates), most=2)
+    seconds = queue_seconds(amount, np.array([3, 1.5, 0.5]), most=2)
     assert seconds[0].tolist() == [1 + 2 + 30, 16.5]
     assert seconds[1].tolist() == [4 + 30, 17]
-    idle = queue_seconds(amount[1:], [rates[0], rates[1], lambda t: 0 * t], most=1)
+    idle = queue_seconds(amount[1:], np.array([3, 1.5, 0]), most=1)
     assert idle.tolist() == [[34]]
 
 
@@ -126,13 +124,13 @@ def test_reuse_distance_by_hand() -> None:
     both are loaded by the other node; that is its last use there, but nobody else has them, so they
     stay, and the fourth epoch reads them from there."""
     job = written([[EVEN, ODD], [EVEN, ODD], SWAPPED, [EVEN, ODD]], cluster([[12], [12]]))
-    policy = Lobster()
-    decision = policy.decide(job)
+    evictions = Evictions()
+    decision = lobster(job, evictions)
     assert loads(job, decision) == [12, 0, 2, 0]
     assert holders(job, decision, 2)[:, 0].tolist() == [PFS, PFS]
     assert holders(job, decision, 3)[:, 0].tolist() == [1, 0]
-    assert policy.evictions.reuse_distance == 2
-    assert policy.evictions.prefetch == 0
+    assert evictions.reuse_distance == 2
+    assert evictions.prefetch == 0
 
 
 def test_reuse_count_by_hand() -> None:
@@ -141,13 +139,13 @@ def test_reuse_count_by_hand() -> None:
     there and keeps it for the fourth; after that it is used no more, node 0 still has it: it goes
     from node 1. The same with 1. Nothing is ever loaded twice, nothing else goes."""
     job = written([[EVEN, ODD], [EVEN, ODD], SWAPPED, SWAPPED], cluster([[12], [12]]))
-    policy = Lobster()
-    decision = policy.decide(job)
+    evictions = Evictions()
+    decision = lobster(job, evictions)
     assert loads(job, decision) == [12, 0, 0, 0]
     assert holders(job, decision, 2)[:, 0].tolist() == [1, 0]
     assert holders(job, decision, 3)[:, 0].tolist() == [0, 1]
-    assert (policy.evictions.reuse_count, policy.evictions.reuse_distance) == (2, 0)
-    assert policy.evictions.prefetch == 0
+    assert (evictions.reuse_count, evictions.reuse_distance) == (2, 0)
+    assert evictions.prefetch == 0
 
 
 @pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
@@ -155,20 +153,20 @@ def test_on_one_node_only_prefetching_evicts(part: float) -> None:
     """Every file is used in every epoch: no distance is beyond the next one, and nobody else has a
     copy. The third rule alone then loads D - C."""
     job = shuffled(400, cluster([[int(400 * part)]]), epochs=4, batch=8)
-    policy = Lobster()
-    counts = loads(job, policy.decide(job))
-    assert (policy.evictions.reuse_count, policy.evictions.reuse_distance) == (0, 0)
-    assert policy.evictions.prefetch > 0
+    evictions = Evictions()
+    counts = loads(job, lobster(job, evictions))
+    assert (evictions.reuse_count, evictions.reuse_distance) == (0, 0)
+    assert evictions.prefetch > 0
     assert counts[1:] == [400 - int(400 * part)] * 3
 
 
 def test_on_several_nodes_all_three_act() -> None:
     job = shuffled(480, cluster([[100]] * 4), epochs=6, batch=4)
-    policy = Lobster()
-    decision = policy.decide(job)
+    evictions = Evictions()
+    decision = lobster(job, evictions)
     counts = loads(job, decision)
-    assert min(policy.evictions.reuse_count, policy.evictions.reuse_distance) > 0
-    assert policy.evictions.prefetch > 0
+    assert min(evictions.reuse_count, evictions.reuse_distance) > 0
+    assert evictions.prefetch > 0
     # No node can serve what no node holds.
     assert all(count >= 480 - 400 for count in counts)
 
@@ -178,7 +176,7 @@ def test_threads_go_where_more_is_to_be_loaded() -> None:
     In the first step rank 0 has 20 bytes and rank 1 has 10: four threads and two take equally long.
     In the second both have 10: three and three."""
     job = written([[[[0, 1], [2, 3]]]], cluster([[0]], ranks=2, threads=[6, 1]), [20, 10, 10, 10])
-    decision = Lobster().decide(job)
+    decision = lobster(job)
     assert decision.threads is not None
     assert decision.threads(0, job.orders(0)).tolist() == [[[4, 2], [3, 3]]]
 
@@ -191,7 +189,7 @@ def test_threads_go_where_what_is_loaded_lies_far_away() -> None:
         [[10]], ranks=2, threads=[12, 12], read_rate=1000, pfs=lambda clients: 100, preprocess=1e15
     )
     job = written([[[[0, 1]]], [[[0, 1]]]], machine, [10, 10])
-    decision = Lobster().decide(job)
+    decision = lobster(job)
     assert decision.threads is not None
     first, second = (decision.threads(epoch, job.orders(epoch))[0, 0] for epoch in (0, 1))
     assert first.tolist() == [6, 6]
@@ -200,6 +198,6 @@ def test_threads_go_where_what_is_loaded_lies_far_away() -> None:
 
 def test_where_every_rank_has_one_thread_there_is_nothing_to_share() -> None:
     job = shuffled(48, cluster([[4]] * 3, ranks=(2, 1, 2), threads=[2, 1]), epochs=1, batch=4)
-    decision = Lobster().decide(job)
+    decision = lobster(job)
     assert decision.threads is not None
     assert decision.threads(0, job.orders(0)).tolist() == np.ones((3, 4, 2)).tolist()

@@ -7,7 +7,7 @@ import pytest
 from policies.jobs import cluster, shuffled
 
 from monarch_py.errors import PolicyError
-from monarch_py.policies.named import NAMES, make_policy
+from monarch_py.policies.named import NAMES, POLICIES
 from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Job
 
 # They deal samples out anew, in batches of one size or of their own.
@@ -25,7 +25,7 @@ def test_what_it_wants_can_be(name: str, ranks: tuple[int, ...]) -> None:
     """Copies fit, each is told once, orders name files, and who serves holds something."""
     job = job_of(ranks)
     try:
-        decision = make_policy(name).decide(job)
+        decision = POLICIES[name](job)
     except PolicyError:
         assert name in UNEVEN
         assert len(set(ranks)) > 1
@@ -73,13 +73,8 @@ def test_no_two_are_one() -> None:
         answers = []
         for job in (job_of(), small):
             try:
-                answers.append(told(job, make_policy(name).decide(job)))
+                answers.append(told(job, POLICIES[name](job)))
             except PolicyError as error:
                 answers.append(type(error).__name__)
         decided[name] = repr(answers)
     assert len(set(decided.values())) == len(NAMES)
-
-
-def test_a_name_that_is_none() -> None:
-    with pytest.raises(PolicyError, match=r"policy: 'fifo' is none of perfect, naive, .*solar"):
-        make_policy("fifo")

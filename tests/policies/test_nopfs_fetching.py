@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from policies.jobs import cluster
-
-from monarch_py.policies.nopfs.fetching import (
-    NONE,
-    Places,
-    Source,
-    fetch_seconds,
-)
+from simulator.model import NONE, Places, Source, fetch_seconds
 
 MB = 10**6
 PFS_RATES = {1.0: 60e6, 2.0: 90e6, 4.0: 100e6}

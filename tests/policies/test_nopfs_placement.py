@@ -17,10 +17,16 @@ from policies.jobs import cluster, held_by, shuffled, written
 from benchmarks.policies.bound import bound, bound_of, value_of
 from monarch_py.errors import PolicyError
 from monarch_py.policies.filling import classes_of
-from monarch_py.policies.nopfs import NoPFS, NoPFSLiteral, Planned
 from monarch_py.policies.nopfs.placement import literal, place
-from monarch_py.policies.nopfs.policy import policy_of, saved_by_a_copy
+from monarch_py.policies.nopfs.policy import (
+    nopfs,
+    nopfs_literal,
+    planned,
+    policy_of,
+    saved_by_a_copy,
+)
 from monarch_py.policies.nopfs.prices import Program
+from monarch_py.policies.view import Policy
 
 ONES = np.ones(12, dtype=np.int64)
 # Three epochs on two nodes: what one uses n times, the other uses 3 - n times.
@@ -104,7 +110,7 @@ def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) 
     rng = np.random.default_rng(seed)
     values, sizes = rng.integers(0, 5, (2, 4)), rng.integers(1, 6, 4)
     quotas = rng.integers(0, 16, 2)
-    program = Program(list(values), sizes, quotas, everything)
+    program = Program(list(values), None, sizes, quotas, everything)
     most = bound(program, rng.uniform(0, 5, 2))
     for held in product((False, True), repeat=8):
         table = np.array(held).reshape(2, 4)
@@ -161,7 +167,7 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
 def test_where_the_tiers_just_fit_the_letter_leaves_a_sixth(epochs: int, room: int) -> None:
     """4 nodes, with exactly the room that the dataset needs, or 5 % to spare."""
     job = shuffled(6000, cluster([[room]] * 4), epochs=epochs, batch=10)
-    published, ours = (each.decide(job).copies.file for each in (NoPFSLiteral(), NoPFS()))
+    published, ours = (each(job).copies.file for each in (nopfs_literal, nopfs))
     missing = 1 - len(np.unique(published)) / job.files
     assert 0.15 < missing < 0.19
     assert len(np.unique(ours)) == job.files
@@ -172,7 +178,7 @@ def test_the_policy_rehouses_what_the_pieces_of_room_cannot_take() -> None:
     for 2. The other one gets what it has room for."""
     orders = [[[[0, 1, 2, 3]], [[4, 5, 6, 7]]]]
     machine = cluster([[4, 5], [15, 4]])
-    copies = NoPFS().decide(written(orders, machine, [3] * 8)).copies
+    copies = nopfs(written(orders, machine, [3] * 8)).copies
     assert len(np.unique(copies.file)) == 8
     for node, level, room in ((0, 1, 4), (0, 2, 5), (1, 1, 15), (1, 2, 4)):
         assert 3 * np.count_nonzero((copies.node == node) & (copies.cls == level)) <= room
@@ -183,36 +189,36 @@ def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
     two, and with room for one more holds another one besides, which it does not read."""
     orders = [[[[0, 1, 4]], [[2, 3, 5]]], [[[1, 0, 5]], [[3, 2, 4]]]]
     job = written(orders, cluster([[4], [4]]))
-    planned, nopfs = Planned().decide(job), NoPFS().decide(job)
-    assert planned.copies.file.tolist() == nopfs.copies.file.tolist()
-    assert planned.copies.node.tolist() == nopfs.copies.node.tolist()
-    assert (nopfs.owner, nopfs.pfs, planned.pfs) == (None, True, False)
-    assert planned.owner is not None
-    assert planned.owner[:4].tolist() == [0, 0, 1, 1]
+    ours, theirs = planned(job), nopfs(job)
+    assert ours.copies.file.tolist() == theirs.copies.file.tolist()
+    assert ours.copies.node.tolist() == theirs.copies.node.tolist()
+    assert (theirs.owner, theirs.pfs, ours.pfs) == (None, True, False)
+    assert ours.owner is not None
+    assert ours.owner[:4].tolist() == [0, 0, 1, 1]
     # 4 and 5 are used once by each node: one node owns them, and both hold them.
-    assert set(planned.owner[4:].tolist()) <= {0, 1}
-    assert sorted(held_by(planned, 0, 1)) == [0, 1, 4, 5]
-    assert sorted(held_by(planned, 1, 1)) == [2, 3, 4, 5]
+    assert set(ours.owner[4:].tolist()) <= {0, 1}
+    assert sorted(held_by(ours, 0, 1)) == [0, 1, 4, 5]
+    assert sorted(held_by(ours, 1, 1)) == [2, 3, 4, 5]
 
 
 def test_files_that_their_owner_never_uses_are_fetched_in_time_for_the_others() -> None:
     """Node 1 has no room, so node 0 owns all: its own files and those of node 1, by first use."""
     orders = [[[[0], [1], [2]], [[3], [4], [5]]]]
-    decision = NoPFS().decide(written(orders, cluster([[6], [0]])))
+    decision = nopfs(written(orders, cluster([[6], [0]])))
     assert sorted(held_by(decision, 0, 1)[:2]) == [0, 3]
     assert sorted(held_by(decision, 0, 1)[4:]) == [2, 5]
 
 
-@pytest.mark.parametrize("policy", [NoPFS(), NoPFSLiteral()])
-def test_whole_files_of_many_samples_are_declined(policy: NoPFS | NoPFSLiteral) -> None:
+@pytest.mark.parametrize("policy", [nopfs, nopfs_literal])
+def test_whole_files_of_many_samples_are_declined(policy: Policy) -> None:
     """Six files of 400 samples on two nodes: each reads 200 samples of each file in an epoch, give
     or take ten. On one node there is nobody to share with, and it goes on."""
     rng = np.random.default_rng(1)
     orders = [rng.permutation(np.repeat(np.arange(6), 400)).reshape(2, 12, 100) for _ in range(2)]
     with pytest.raises(PolicyError, match=r"about 400 times.*grain: samples or grain: ranges"):
-        policy.decide(written(orders, cluster([[3], [3]])))
+        policy(written(orders, cluster([[3], [3]])))
     alone = [each.reshape(1, 24, 100) for each in orders]
-    assert len(policy.decide(written(alone, cluster([[3]]))).copies.file) == 3
+    assert len(policy(written(alone, cluster([[3]]))).copies.file) == 3
 
 
 def test_a_copy_saves_most_behind_a_slow_link() -> None:

@@ -3,15 +3,17 @@ rest."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from policies.jobs import cluster, holders, loads, order_of, shuffled
 
 from monarch_py.plan.access import NEVER
-from monarch_py.policies.caches import LRU, Belady, Hash
+from monarch_py.policies.caches import belady, hashed, lru
 from monarch_py.policies.replay import Replay, next_uses
-from monarch_py.policies.solar import Solar
-from monarch_py.policies.view import NO_FILE, PFS
+from monarch_py.policies.solar.policy import Solar
+from monarch_py.policies.view import NO_FILE, PFS, Policy
 
 FILES = 6400
 
@@ -23,21 +25,21 @@ def test_steady_epochs_load_what_does_not_fit(part: float, nodes: int) -> None:
     machine = cluster([[int(part * FILES / nodes)]] * nodes)
     job = shuffled(FILES, machine, epochs=3, batch=32)
     bound = 1.02 * (FILES - machine.capacity[:, 1:].sum())
-    pinned = Hash().decide(job)
+    pinned = hashed(job)
     held = np.zeros(FILES, dtype=bool)
     held[pinned.copies.file] = True
     for epoch in (1, 2):
         assert np.count_nonzero(~held[job.orders(epoch)]) <= bound
-    for policy in (Belady(shared=nodes > 1), Solar()):
-        assert max(loads(job, policy.decide(job))[1:]) <= bound
+    for policy in (partial(belady, shared=nodes > 1), Solar()):
+        assert max(loads(job, policy(job))[1:]) <= bound
 
 
 def test_solar_loads_a_quarter_on_every_rank() -> None:
     """Fig. 11: 16 ranks that together hold 0.8 of the dataset. Before, each caches for itself."""
     job = shuffled(8192, cluster([[int(0.8 * 8192 / 16)]] * 16), epochs=4, batch=32)
 
-    def of_rank(policy: LRU | Solar) -> tuple[float, int]:
-        decision = policy.decide(job)
+    def of_rank(policy: Policy) -> tuple[float, int]:
+        decision = policy(job)
         counts = []
         for epoch in range(1, 4):
             order = order_of(job, decision, epoch).reshape(16, -1)
@@ -46,7 +48,7 @@ def test_solar_loads_a_quarter_on_every_rank() -> None:
         rank = np.sum(counts, axis=0)
         return float(rank.mean()), int(rank.max())
 
-    before, after = of_rank(LRU()), of_rank(Solar())
+    before, after = of_rank(lru), of_rank(Solar())
     assert before[0] / after[0] >= 4
     assert before[1] / after[1] >= 4
 

@@ -10,12 +10,12 @@ from policies.jobs import cluster, held_by, shuffled, written
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.reordering import (
-    DeepIOOpportunistic,
-    LocalityAware,
-    ParallelStaging,
+    deepio_opportunistic,
     exchange,
+    locality_aware,
+    parallel_staging,
 )
-from monarch_py.policies.view import PFS
+from monarch_py.policies.view import PFS, Policy
 
 ORDERS = [[[[0, 7, 8], [1, 2, 3]], [[9, 4, 10], [5, 6, 11]]]]
 
@@ -25,7 +25,7 @@ def test_locality_aware_exchanges_within_a_step() -> None:
     because node 1 has four of its own and takes three (7 8 9), the 10. Step 1 has 1 2 3 and 5 6 11:
     node 0 has four of its own, keeps 1 2 3, and 5 goes to node 1 beside 6 and 11."""
     job = written(ORDERS, cluster([[6], [6]]))
-    decision = LocalityAware().decide(job)
+    decision = locality_aware(job)
     assert decision.orders is not None
     dealt = decision.orders(0)
     assert [sorted(step) for step in dealt[0].tolist()] == [[0, 4, 10], [1, 2, 3]]
@@ -53,7 +53,7 @@ def test_an_exchange_keeps_steps_and_moves_as_few_as_it_can(
 def test_parallel_staging_uses_its_share_alone() -> None:
     """Shares 0 to 5 and 6 to 11: each node's epoch is a permutation of its own, as long as it."""
     job = written(ORDERS, cluster([[6], [6]]))
-    decision = ParallelStaging().decide(job)
+    decision = parallel_staging(job)
     assert decision.orders is not None
     dealt = decision.orders(0).reshape(2, -1)
     assert sorted(dealt[0]) == [0, 1, 2, 3, 4, 5]
@@ -65,7 +65,7 @@ def test_parallel_staging_uses_its_share_alone() -> None:
 def test_parallel_staging_says_what_it_never_uses() -> None:
     """Room for 4 and 2 files: six accesses pass over 4 of them once and a half, over 2 three
     times."""
-    decision = ParallelStaging().decide(written(ORDERS, cluster([[4], [2]])))
+    decision = parallel_staging(written(ORDERS, cluster([[4], [2]])))
     assert decision.orders is not None
     first, second = decision.orders(0).reshape(2, -1)
     assert sorted(set(first.tolist())) == [0, 1, 2, 3]
@@ -77,11 +77,11 @@ def test_deepio_opportunistic_deals_what_is_in_memory() -> None:
     """Memory for all: one pass over the twelve, in an order that is not the sampler's. Memory for 3
     files each (0 1 2 and 6 7 8): two passes over these six, and nothing from the file system."""
     job = written(ORDERS, cluster([[6], [6]]))
-    whole = DeepIOOpportunistic().decide(job)
+    whole = deepio_opportunistic(job)
     assert whole.orders is not None
     assert sorted(whole.orders(0).ravel().tolist()) == list(range(12))
     assert whole.orders(0).tolist() != job.orders(0).tolist()
-    part = DeepIOOpportunistic().decide(written(ORDERS, cluster([[3], [3]])))
+    part = deepio_opportunistic(written(ORDERS, cluster([[3], [3]])))
     assert part.orders is not None
     assert sorted(part.orders(0).ravel().tolist()) == sorted([0, 1, 2, 6, 7, 8] * 2)
     assert held_by(part, 1, 1) == [6, 7, 8]
@@ -91,13 +91,13 @@ def test_deepio_opportunistic_deals_what_is_in_memory() -> None:
 def test_deepio_opportunistic_reads_one_in_nodes_at_home() -> None:
     """4 nodes: 1/4 of 4,000 accesses, with a standard deviation of 27."""
     job = shuffled(4000, cluster([[1000]] * 4), epochs=1, batch=10)
-    decision = DeepIOOpportunistic().decide(job)
+    decision = deepio_opportunistic(job)
     assert decision.orders is not None
     home = decision.orders(0).reshape(4, -1) // 1000 == np.arange(4)[:, None]
     assert 850 < home.sum() < 1150
 
 
-@pytest.mark.parametrize("policy", [ParallelStaging(), DeepIOOpportunistic()])
-def test_no_room_at_all_is_one_sentence(policy: ParallelStaging | DeepIOOpportunistic) -> None:
+@pytest.mark.parametrize("policy", [parallel_staging, deepio_opportunistic])
+def test_no_room_at_all_is_one_sentence(policy: Policy) -> None:
     with pytest.raises(PolicyError, match=r"room for any file.*raise"):
-        policy.decide(written(ORDERS, cluster([[0], [0]])))
+        policy(written(ORDERS, cluster([[0], [0]])))

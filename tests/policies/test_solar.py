@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from policies.jobs import cluster, holders, loads, order_of, shuffled, written
 
 from monarch_py.errors import PolicyError
-from monarch_py.policies.solar import Solar
 from monarch_py.policies.solar.assignment import assign
 from monarch_py.policies.solar.chunks import join
 from monarch_py.policies.solar.epochs import edge_costs, lower_bound, order_epochs, path_cost
 from monarch_py.policies.solar.mapping import balanced, deal
+from monarch_py.policies.solar.policy import Solar
 from monarch_py.policies.view import NO_FILE, PFS
 
 # Three epochs of twelve samples on one node.
@@ -162,7 +162,7 @@ def test_two_epochs_by_hand() -> None:
     1 has 9 10 11. They are read where they are, and the other six are loaded, three each."""
     first, second = [[0, 2, 4], [6, 8, 10]], [[1, 3, 5], [7, 9, 11]]
     job = written([[first, second], [first[::-1], second[::-1]]], cluster([[3], [3]]))
-    decision = Solar(cap=1.0).decide(job)
+    decision = Solar(cap=1.0)(job)
     assert order_of(job, decision, 0)[:, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
     dealt = order_of(job, decision, 1)
     assert [sorted(each) for each in dealt[:, 0].tolist()] == [[6, 7, 8], [9, 10, 11]]
@@ -185,7 +185,7 @@ def used(order: npt.NDArray[Any], step: int) -> list[int]:
 def test_the_sets_of_steps_stay(nodes: int, part: float, cap: float, seed: int) -> None:
     machine = cluster([[int(part * 120 / nodes)]] * nodes)
     job = shuffled(120, machine, epochs=3, batch=5, seed=seed)
-    decision = Solar(cap=cap).decide(job)
+    decision = Solar(cap=cap)(job)
     for epoch in range(3):
         given_order, dealt = job.orders(epoch), order_of(job, decision, epoch)
         for step in range(given_order.shape[1]):
@@ -198,13 +198,13 @@ def test_what_is_read_in_vain_is_counted() -> None:
     """One node without room, chunks of twelve, gaps of one: 0 2 4 are read as 0 to 4, two in vain;
     so are 6 8 10 with 7 and 9. Samples of 100 bytes."""
     job = written([[[[0, 2, 4], [6, 8, 10], [1, 3, 11]]]], cluster([[0]]), [100] * 12)
-    decision = Solar(chunk=12, gap=1, vain=1).decide(job)
+    decision = Solar(chunk=12, gap=1, vain=1)(job)
     assert decision.served is not None
     redundant = decision.served(0, order_of(job, decision, 0)).redundant
     assert redundant is not None
     assert redundant.reshape(3, -1).sum(axis=1).tolist() == [200, 200, 100]
     # A sixth of three samples a step is none, then one, then none again.
-    frugal = Solar(chunk=12, gap=1, vain=1 / 6).decide(job)
+    frugal = Solar(chunk=12, gap=1, vain=1 / 6)(job)
     assert frugal.served is not None
     redundant = frugal.served(0, order_of(job, frugal, 0)).redundant
     assert redundant is not None
@@ -214,12 +214,12 @@ def test_what_is_read_in_vain_is_counted() -> None:
 def test_a_sample_that_comes_twice_in_a_step_is_held_once() -> None:
     """Room for two: 0, three times in each step, and 1. The second epoch finds both."""
     job = written([[[[0, 0, 0, 1]]]] * 3, cluster([[2]]))
-    assert loads(job, Solar().decide(job)) == [4, 0, 0]
+    assert loads(job, Solar()(job)) == [4, 0, 0]
 
 
 def test_reordered_epochs_are_the_same_epochs() -> None:
     job = shuffled(300, cluster([[60], [60]]), epochs=6, batch=10)
-    decision = Solar(reorder=True).decide(job)
+    decision = Solar(reorder=True)(job)
     given_sets = sorted(str(used(job.orders(epoch), 0)) for epoch in range(6))
     assert sorted(str(used(order_of(job, decision, epoch), 0)) for epoch in range(6)) == given_sets
     # Right eviction leaves nothing to save.

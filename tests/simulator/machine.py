@@ -40,7 +40,7 @@ def scenario(
     machine: Machine, *, nodes: int, ranks: int = 1, epochs: int, batch: int, files: int
 ) -> Scenario:
     def storage(name: str, capacity: int, threads: int, rate: float) -> StorageClass:
-        curve = Curve.of({threads: rate})
+        curve = Curve({threads: rate})
         return StorageClass(name, capacity, threads, curve, curve)
 
     return Scenario(
@@ -53,7 +53,7 @@ def scenario(
         seed=1,
         dataset=Dataset(files, SizeLaw(1)),
         rates=Rates(machine.compute, machine.preprocess, machine.network, FAST),
-        pfs=Curve.of(machine.pfs),
+        pfs=Curve(machine.pfs),
         classes=(
             storage("staging", machine.staging, machine.staging_threads, FAST),
             storage("cache", machine.cache, machine.cache_threads, machine.cache_rate),

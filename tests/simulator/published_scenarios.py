@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from monarch_py.simulator import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.simulator.rates import Curve
+from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
 
 __all__ = ["scenario"]
 
@@ -25,7 +26,7 @@ def scenario(
     """4 nodes, 3 epochs, batches of 8 a node, files of 1,000 bytes and a std of 500 or all of
     `size`; capacities in bytes; `changes` are fields of Scenario."""
     curve = {1: 3 * MB, 2: 7 * MB, 4: 15 * MB}
-    memory, slow = Curve.of({2: 500 * MB}), Curve.of({1: 6 * MB})
+    memory, slow = Curve({2: 500 * MB}), Curve({1: 6 * MB})
     storage = (
         StorageClass("staging", staging, 2, memory, memory),
         StorageClass("ram", ram, 2, memory, memory),
@@ -41,7 +42,7 @@ def scenario(
         seed=5,
         dataset=Dataset(files, SizeLaw(size) if size else SizeLaw(1000.0, 500.0)),
         rates=Rates(6 * MB, 20 * MB, 240 * MB, 240 * MB),
-        pfs=Curve.of(curve if pfs is None else pfs),
+        pfs=Curve(curve if pfs is None else pfs),
         classes=storage[:classes],
     )
     return replace(small, **changes)

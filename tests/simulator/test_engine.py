@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator.machine import FAST, Machine, job, run, scenario
+from simulator.model import NONE, Places, fetch_seconds
 
-from monarch_py.policies.named import make_policy
-from monarch_py.policies.nopfs.fetching import NONE, Places, fetch_seconds
+from monarch_py.policies.named import POLICIES
 from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, Served, When
 from monarch_py.simulator.engine import measure, simulate
 from monarch_py.simulator.jobs import job_of
@@ -110,7 +110,7 @@ def test_an_idle_machine_is_the_performance_model(
     the machine takes as long as the least of the model's times (NoPFS 4), from that place."""
 
     def storage(name: str, threads: int, rate: float) -> StorageClass:
-        curve = Curve.of({threads: rate})
+        curve = Curve({threads: rate})
         return StorageClass(name, 1000, threads, curve, curve)
 
     of = scenario(Machine({1: pfs}, network=80, links=links), nodes=2, epochs=1, batch=1, files=2)
@@ -444,8 +444,8 @@ def test_samples_are_dealt_to_the_ranks_that_there_are() -> None:
     assert np.count_nonzero(order != NO_FILE, axis=2).tolist() == [[4] * 3, [2] * 3, [6] * 3]
     assert sorted(order[order != NO_FILE].tolist()) == list(range(36))
     # And a run uses them all.
-    assert simulate(of, make_policy("nopfs")).bytes["staging"] == 0
-    assert sum(simulate(of, make_policy("nopfs")).bytes.values()) == 2 * 36
+    assert simulate(of, POLICIES["nopfs"]).bytes["staging"] == 0
+    assert sum(simulate(of, POLICIES["nopfs"]).bytes.values()) == 2 * 36
 
 
 def test_the_ranks_of_a_node_share_its_staging() -> None:
@@ -545,7 +545,7 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
     assert end >= per_rank.max(axis=(1, 3)).sum() / of.rates.compute
     # What can be given in the time was given.
     clients = np.arange(1, nodes + 1)
-    assert end >= measured.bytes_from_pfs / of.pfs.total(clients).max()
+    assert end >= measured.pfs_bytes.sum() / of.pfs.total(clients).max()
     assert end >= measured.node_bytes[:, FROM_PFS].max() / (of.pfs.total(clients) / clients).max()
     assert end >= measured.node_bytes[:, REMOTE].max() / of.rates.network
     assert end >= measured.node_bytes[:, LOCAL].max() / work.cluster.read_rate[0, 1]
@@ -566,15 +566,12 @@ def test_prefetching_in_order_is_no_slower_than_not(made: tuple[Scenario, Job]) 
 
 
 def test_the_report_of_a_run_says_what_happened() -> None:
-    class OnUse:
-        name = "on-use"
-
-        def decide(self, job: Job) -> Decision:
-            copies = Copies.of([(node, 1, np.arange(job.files)) for node in range(2)])
-            return Decision(copies=copies, when=When.ON_USE, notes=("a note",))
+    def on_use(job: Job) -> Decision:
+        copies = Copies.of([(node, 1, np.arange(job.files)) for node in range(2)])
+        return Decision(copies=copies, when=When.ON_USE, notes=("a note",))
 
     of = scenario(Machine({1: 10}, compute=5), nodes=2, epochs=3, batch=2, files=8)
-    result = simulate(of, OnUse())
+    result = simulate(of, on_use)
     document = result.to_dict()
     assert document["total_seconds"] == pytest.approx(sum(document["epoch_seconds"]))
     assert sum(document["bytes"].values()) == 24

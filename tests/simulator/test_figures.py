@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.simulator.figures import BATCHES_STAGED, CASES, divided, is_drawn, scaled
 from benchmarks.simulator.tables import put_tables, table
-from monarch_py.simulator import load_scenario, shipped_scenarios
+from monarch_py.simulator.keys import load_scenario, shipped_scenarios
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "simulator.md").read_text()

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.simulator.figures import TOGETHER, divided
-from monarch_py.simulator import Scenario, load_scenario, shipped_scenarios
 from monarch_py.simulator.comparison import compare
+from monarch_py.simulator.keys import load_scenario, shipped_scenarios
 from monarch_py.simulator.result import Result
+from monarch_py.simulator.scenario import Scenario
 
 SOURCE_ONLY = "staging-buffer"
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from monarch_py.errors import PolicyError
-from monarch_py.policies.named import NAMES, make_policy
+from monarch_py.policies.named import NAMES, POLICIES
 from monarch_py.policies.view import PFS, Decision, Job
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import job_of
@@ -42,7 +42,7 @@ def random_scenario(seed: int) -> Scenario:
     law = SizeLaw(100) if seed % 2 else SizeLaw(100, 40, 1)
 
     def storage(name: str, capacity: float, threads: int, rate: float) -> StorageClass:
-        curve = Curve.of({threads: rate})
+        curve = Curve({threads: rate})
         return StorageClass(name, int(capacity), threads, curve, curve)
 
     def share() -> float:
@@ -61,7 +61,7 @@ def random_scenario(seed: int) -> Scenario:
         seed=seed,
         dataset=Dataset(files, law),
         rates=Rates(rate(1, 3.5), rate(1.5, 4), rate(2, 4), rate(2, 4)),
-        pfs=Curve.of(dict(enumerate(totals.tolist(), 1))),
+        pfs=Curve(dict(enumerate(totals.tolist(), 1))),
         overrides=() if seed % 5 else (NodeOverride((0,), ranks=1),),
         classes=(
             storage(
@@ -85,7 +85,7 @@ def runs() -> list[tuple[Scenario, Job, dict[str, tuple[Decision, Measured]]]]:
         ran = {}
         for name in NAMES:
             try:
-                decision = make_policy(name).decide(job)
+                decision = POLICIES[name](job)
             except PolicyError:
                 continue
             ran[name] = (decision, measure(scenario, job, decision))
@@ -117,7 +117,7 @@ def test_no_policy_is_faster_than_its_compute_or_its_bytes(runs: list[Any]) -> N
             compute = slowest / scenario.rates.compute
             end = measured.epoch_end[-1] * ROUNDING
             assert end >= compute, (name, scenario)
-            assert end >= measured.bytes_from_pfs / most, (name, scenario)
+            assert end >= measured.pfs_bytes.sum() / most, (name, scenario)
             through = measured.node_bytes[:, PLACES.index("pfs")] + measured.filled
             assert end >= through.max() / scenario.rates.pfs_link, (name, scenario)
             prepared = 0 if decision.free or not decision.staging else used_by_node(own)
@@ -152,7 +152,7 @@ def test_what_has_an_owner_is_read_once(runs: list[Any]) -> None:
             decision, measured = ran[name]
             assert decision.owner is not None
             reads = np.where(decision.owner == PFS, uses, 1)
-            assert measured.bytes_from_pfs <= int(reads @ job.sizes), (name, scenario)
+            assert measured.pfs_bytes.sum() <= int(reads @ job.sizes), (name, scenario)
 
 
 def test_belady_hits_most_of_all_that_evict(runs: list[Any]) -> None:

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from monarch_py.errors import ConfigError
-from monarch_py.simulator import Scenario, SizeLaw, load_scenario, shipped_scenarios
-from monarch_py.simulator.scenario import Dataset, least_share
+from monarch_py.simulator.keys import load_scenario, shipped_scenarios
+from monarch_py.simulator.scenario import Dataset, Scenario, SizeLaw, least_share
 from monarch_py.util.units import GIB, MIB
 
 # The example of the keys, as users write it.
@@ -53,7 +53,7 @@ def test_the_example(tmp_path: Path) -> None:
     scenario = load_scenario(path)
     assert scenario.name == "mnist"
     assert (scenario.world_size, scenario.global_batch, scenario.batches_per_epoch) == (4, 128, 390)
-    assert scenario.staging.read_rate == 111_000 * MIB
+    assert scenario.staging.read.total(scenario.staging.threads) == 111_000 * MIB
     assert [storage.name for storage in scenario.classes[1:]] == ["ram", "ssd"]
     assert scenario.rates.pfs_link == scenario.rates.network == 24_000 * MIB
     assert scenario.capacities().tolist() == [[5 * GIB, 120 * GIB, 900 * GIB]] * 4

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from benchmarks.published import Behaviour
-from monarch_py.simulator import load_scenario
+from monarch_py.simulator.keys import load_scenario
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text()
 

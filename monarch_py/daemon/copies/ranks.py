@@ -56,7 +56,7 @@ def shares_of(loads: Floats) -> Ints:
     if ranks > MOST_SEARCHED:
         in_proportion = np.rint(parts / parts.sum() * slices).astype(np.int64)
         return np.asarray(np.maximum(1, in_proportion))
-    seconds = queue_seconds(parts[:, None], [lambda threads: threads], slices)
+    seconds = queue_seconds(parts[:, None], np.ones(1), slices)
     return share_threads(seconds, slices)
 
 

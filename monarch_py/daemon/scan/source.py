@@ -9,7 +9,7 @@ import numpy as np
 
 from monarch_py.config import Config, PathFilter, SourceConfig
 from monarch_py.native import Array, Bools, Kind
-from monarch_py.scan.record import Listed, Scan, Told
+from monarch_py.scan.record import Listed, Replay, Scan
 from monarch_py.scan.walk import Batch, Walk, read_up
 
 log = logging.getLogger("monarch.scanner")
@@ -60,17 +60,17 @@ class Parts:
 class Source:
     """One source: its root's descriptor, its filter, its scan.
 
-    told : the scan that another node has made, None where this one scans;  is_lazy : nothing is
+    recorded : the scan that another node has made, None where this one scans;  is_lazy : nothing is
     listed until it is asked for
     """
 
     def __init__(
-        self, number: int, config: SourceConfig, told: Listed | None, *, is_lazy: bool
+        self, number: int, config: SourceConfig, recorded: Listed | None, *, is_lazy: bool
     ) -> None:
         self.number = number
         self.config = config
-        self._told = told
-        self._up_ino = None if told is None else told.up_ino
+        self._recorded = recorded
+        self._up_ino = None if recorded is None else recorded.up_ino
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
@@ -80,7 +80,7 @@ class Source:
         self.found = 0  # entries
         self._parts = Parts()
         self._read: deque[tuple[str, bool]] = deque(maxlen=WANTS)
-        if told is not None or not is_lazy:
+        if recorded is not None or not is_lazy:
             self.ask_for("", is_deep=True)
 
     @property
@@ -118,10 +118,10 @@ class Source:
         looked at, what is not known of the source stays there."""
         directories, is_deep = self._parts.take()
         self._becomes_whole = is_deep and "" in directories
-        told, self._told = self._told, None  # it is large, and needed once
+        recorded, self._recorded = self._recorded, None  # it is large, and needed once
         try:
-            if told is not None:
-                self.scan = Told(self.number, told)
+            if recorded is not None:
+                self.scan = Replay(self.number, recorded)
             else:
                 self.scan = Walk(
                     self.fd,

@@ -4,7 +4,7 @@ Every sampler is exact to the index. If an order depends on what else the progra
 says for how many epochs it is known (`reach`), or the order must be recorded (Recorded, Listed).
 """
 
-from monarch_py.plan.samplers._base import MAX_SAMPLES, NONE, Order, Sampler
+from monarch_py.plan.samplers._base import MAX_SAMPLES, NONE, Order, Sampler, check_choice
 from monarch_py.plan.samplers._dali import DALIReader
 from monarch_py.plan.samplers._nopfs import NoPFSSampler
 from monarch_py.plan.samplers._numpy import NumpySampler
@@ -35,5 +35,6 @@ __all__ = [
     "SubsetRandomSampler",
     "TensorFlowShuffle",
     "WeightedRandomSampler",
+    "check_choice",
     "read_indices",
 ]

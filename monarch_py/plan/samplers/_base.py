@@ -2,9 +2,9 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Collection, Iterator
 from itertools import islice
+from math import isqrt
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +18,9 @@ Order = npt.NDArray[np.int32]
 # Marks a place without an access, for example of a rank with one sample fewer than the others.
 NONE = -1
 
+# Chained orders to hold in memory at least at a time when they are yielded backwards.
+BLOCK_EPOCHS = 8
+
 # How many different numbers an Order can hold, less the sentinel.
 MAX_SAMPLES = (1 << 31) - 2
 
@@ -28,6 +31,12 @@ def check_length(key: str, value: int) -> None:
         raise ConfigError(f"{key}: {value!r} is not a whole number; write how many samples it is")
     if not 1 <= value <= MAX_SAMPLES:
         raise ConfigError(f"{key}: {value} is out of range; write a number from 1 to {MAX_SAMPLES}")
+
+
+def check_choice(key: str, value: str, known: Collection[str]) -> None:
+    """ConfigError unless `value`, given for `key`, is one of the known words."""
+    if value not in known:
+        raise ConfigError(f"{key}: {value!r} is not known; write {' or '.join(known)}")
 
 
 class Buffers:
@@ -55,10 +64,12 @@ class Sampler(ABC):
     """A sampler whose order is known before it runs.
 
     Subclasses are frozen dataclasses, whose fields are everything that must be known. Two samplers
-    with the same fields give the same orders, whatever has been asked of them before.
+    with the same fields give the same orders, whatever has been asked of them before. Those with
+    arrays as fields cannot be compared.
 
     length : number of samples in the dataset, which are numbered from 0
     reach : how many epochs are known, from epoch 0 on; None = all
+    is_chained : whether an order builds on that of the epoch before, so that none can be skipped
     ranks_field : name of the field that says for how many ranks the order is made, if any
     own_split : the only Loader.split that deals this order as the ranks see it; None = any
     by_epoch : True if the sampler counts epochs of the training (set_epoch), even for a part that
@@ -68,22 +79,13 @@ class Sampler(ABC):
     length: int
     reach: ClassVar[int | None] = None
     by_epoch: ClassVar[bool] = False
+    is_chained: ClassVar[bool] = False
     ranks_field: ClassVar[str | None] = None
     own_split: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         """ConfigError, naming the field, for a value that cannot be."""
         check_length("length", self.length)
-
-    def __eq__(self, other: object) -> bool:
-        """Equality of samplers some of whose fields are arrays. The others get theirs from
-        `dataclass`."""
-        return type(self) is type(other) and all(
-            np.array_equal(getattr(self, each.name), getattr(other, each.name))
-            for each in fields(self)  # type: ignore[arg-type]
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     @property
     def count(self) -> int:
@@ -106,9 +108,12 @@ class Sampler(ABC):
         return next(self.epochs(number))
 
     def backwards(self, start: int, stop: int) -> Iterator[Order]:
-        """Yields the orders of the epochs `stop` - 1 down to `start`."""
-        for number in range(stop - 1, start - 1, -1):
-            yield self.epoch(number)
+        """Yields the orders of the epochs `stop` - 1 down to `start`. Chained orders are drawn from
+        the first epoch on, so a block of them is held in memory at a time."""
+        block = max(BLOCK_EPOCHS, isqrt(stop - start)) if self.is_chained else 1
+        for low in range((stop - 1) // block * block, start - block, -block):
+            first, last = max(low, start), min(low + block, stop)
+            yield from reversed(list(islice(self.epochs(first), last - first)))
 
     def check_epoch(self, number: int) -> None:
         """ConfigError for an epoch whose order cannot be known."""
@@ -119,13 +124,3 @@ class Sampler(ABC):
                 f"epochs: this {type(self).__name__} is known for {self.reach} only;"
                 " plan so many, or record what follows"
             )
-
-    def __len__(self) -> int:
-        return self.count
-
-
-def in_blocks_backwards(sampler: Sampler, start: int, stop: int, block: int) -> Iterator[Order]:
-    """`backwards` for a sampler that cannot skip: it holds `block` orders at a time in memory."""
-    for low in range((stop - 1) // block * block, start - block, -block):
-        first, last = max(low, start), min(low + block, stop)
-        yield from reversed(list(islice(sampler.epochs(first), last - first)))

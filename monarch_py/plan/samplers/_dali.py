@@ -7,6 +7,7 @@ is shuffled once with a fixed seed; for readers of records, that of the file.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.native import ffi, lib, pointer
 from monarch_py.plan._mersenne import Mersenne
-from monarch_py.plan.samplers._base import NONE, Order, Sampler, check_length
+from monarch_py.plan.samplers._base import NONE, Order, Sampler, check_choice, check_length
 
 # file : readers of a list of files; records : tfrecord and other readers with an index
 READERS = ("file", "records")
@@ -52,8 +53,7 @@ class DALIReader(Sampler):
         super().__post_init__()
         check_length("shards", self.shards)
         check_length("initial_fill", self.initial_fill)
-        if self.reader not in READERS:
-            raise ConfigError(f"reader: {self.reader!r} is not known; write {' or '.join(READERS)}")
+        check_choice("reader", self.reader, READERS)
         if self.shards > self.length:
             raise ConfigError(
                 f"length: {self.length} samples are fewer than the {self.shards} shards; use fewer"
@@ -68,8 +68,7 @@ class DALIReader(Sampler):
         buffered = self.random_shuffle and self.delivered
         seeds = (self.seed + rank * self.seed_step for rank in range(self.shards))
         states = [ffi.new("uint32_t *", _minstd_state(seed)) for seed in seeds]
-        number = 0 if buffered else start
-        while True:
+        for number in count(0 if buffered else start):
             order = np.full((self.shards, self.count // self.shards), NONE, dtype=np.int32)
             for rank in range(self.shards):
                 shard = (rank + (0 if self.stick_to_shard else number)) % self.shards
@@ -78,7 +77,6 @@ class DALIReader(Sampler):
                 order[rank, : len(part)] = self._drawn(part, states[rank]) if buffered else part
             if number >= start:
                 yield order.reshape(-1)
-            number += 1
 
     def _listed(self) -> Order:
         listed = np.arange(self.length, dtype=np.int32)

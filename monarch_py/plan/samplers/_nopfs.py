@@ -2,18 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isqrt
+from itertools import count
+from typing import ClassVar
 
 import numpy as np
 
 from monarch_py.native import ffi, lib, pointer
-from monarch_py.plan.samplers._base import (
-    Buffers,
-    Order,
-    Sampler,
-    in_blocks_backwards,
-)
-from monarch_py.plan.samplers._numpy import BLOCK_EPOCHS
+from monarch_py.plan.samplers._base import Buffers, Order, Sampler
 
 # std::minstd_rand0: x -> 16807 x mod this.
 _MODULUS = (1 << 31) - 1
@@ -29,21 +24,16 @@ class NoPFSSampler(Sampler):
 
     length: int
     seed: int
+    is_chained: ClassVar[bool] = True
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
         # The engine is seeded with an unsigned number. 0 becomes 1, since 0 would stay 0 forever.
         state = ffi.new("uint32_t *", (self.seed & 0xFFFFFFFFFFFFFFFF) % _MODULUS or 1)
         items, buffers = np.arange(self.length, dtype=np.int32), Buffers()
-        number = 0
-        while True:
+        for number in count():
             lib.monarch_minstd_shuffle(state, pointer(items), self.length)
             if number >= start:
                 order = buffers.take(self.length)
                 order[:] = items
                 yield order
                 del order  # or the buffer would never be free again
-            number += 1
-
-    def backwards(self, start: int, stop: int) -> Iterator[Order]:
-        block = max(BLOCK_EPOCHS, isqrt(stop - start))
-        return in_blocks_backwards(self, start, stop, block)

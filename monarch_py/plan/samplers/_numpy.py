@@ -2,25 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isqrt
-from typing import Any
+from itertools import count
+from typing import Any, ClassVar
 
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.plan.samplers._base import (
-    Buffers,
-    Order,
-    Sampler,
-    in_blocks_backwards,
-)
+from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_choice
 
 # name -> function that makes the generator from a seed
 _GENERATORS = {"RandomState": np.random.RandomState, "default_rng": np.random.default_rng}
 _METHODS = ("permutation", "shuffle")
-
-# Epochs to hold in memory at a time when orders that build on each other are yielded backwards.
-BLOCK_EPOCHS = 8
 
 
 @dataclass(frozen=True)
@@ -38,6 +30,7 @@ class NumpySampler(Sampler):
     generator: str = "default_rng"
     method: str = "permutation"
     reseed: bool = False
+    is_chained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,21 +38,15 @@ class NumpySampler(Sampler):
             raise ConfigError(
                 f"seed: {self.seed} is negative, which NumPy refuses; write 0 or more"
             )
-        if self.generator not in _GENERATORS:
-            raise ConfigError(
-                f"generator: {self.generator!r} is not known; write {' or '.join(_GENERATORS)}"
-            )
-        if self.method not in _METHODS:
-            raise ConfigError(
-                f"method: {self.method!r} is not known; write {' or '.join(_METHODS)}"
-            )
+        check_choice("generator", self.generator, _GENERATORS)
+        check_choice("method", self.method, _METHODS)
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
         independent = self.reseed and self.method == "permutation"
-        number = start if independent else 0
-        rng = self._rng(number)
+        first = start if independent else 0
+        rng = self._rng(first)
         items, buffers = np.arange(self.length, dtype=np.int32), Buffers()
-        while True:
+        for number in count(first):
             if self.reseed:
                 rng = self._rng(number)
             if self.method == "shuffle":
@@ -71,11 +58,6 @@ class NumpySampler(Sampler):
             if number >= start:
                 yield order
             del order  # or the buffer would never be free again
-            number += 1
-
-    def backwards(self, start: int, stop: int) -> Iterator[Order]:
-        block = max(BLOCK_EPOCHS, isqrt(stop - start))
-        return in_blocks_backwards(self, start, stop, block)
 
     def _rng(self, number: int) -> Any:
         return _GENERATORS[self.generator](self.seed + (number if self.reseed else 0))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,9 @@ class Listed(Sampler):
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
         self.check_epoch(start)
-        number = start
-        while self.reach is None or number < self.reach:
-            row = self.indices if self.reach is None else self.indices[number]
+        rows = repeat(self.indices) if self.reach is None else self.indices[start:]
+        for row in rows:
             yield row.astype(np.int32)
-            number += 1
 
 
 class Recorded(Listed):
@@ -70,10 +69,6 @@ class Recorded(Listed):
         if np.ndim(self.indices) != 1:
             raise ConfigError("indices: one epoch is recorded; write its samples as one row")
         super().__post_init__()
-
-    def repeated_by(self, observed: npt.NDArray[Any]) -> bool:
-        """Whether the observed order, (count,) integers, is this one."""
-        return bool(np.array_equal(self.indices, observed))
 
 
 def read_indices(path: Path) -> npt.NDArray[np.int64]:

@@ -5,7 +5,8 @@ Fisher-Yates shuffle with one draw per item, and from 2**32 / 20 items on, anoth
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from monarch_py.errors import ConfigError
 from monarch_py.native import lib, pointer
 from monarch_py.plan._mersenne import Mersenne
-from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_length
+from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_choice, check_length
 
 # From this many items on, randperm takes two draws per item (TensorFactories.cpp).
 LARGE_RANDPERM = ((1 << 32) - 1) // 20
@@ -45,11 +46,28 @@ def loader_skips(loader_draws: str, run: int) -> int:
     return {"none": 0, "every_epoch": 2 * (run + 1), "first_epoch": 2}[loader_draws]
 
 
-def _check_loader_draws(value: str) -> None:
-    if value not in LOADER_DRAWS:
-        raise ConfigError(
-            f"loader_draws: {value!r} is not known; write {' or '.join(LOADER_DRAWS)}"
-        )
+class _Generated(Sampler):
+    """A sampler with a generator of its own, which is seeded once and used by nothing else except
+    the DataLoader (`loader_draws`)."""
+
+    seed: int
+    loader_draws: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("loader_draws", self.loader_draws, LOADER_DRAWS)
+
+    def generators(self, start: int, draws: int) -> Iterator[Mersenne]:
+        """Yields the generator as it is at the beginning of each epoch, from `start` on.
+
+        draws : how many numbers an epoch takes from it
+        """
+        generator = Mersenne(self.seed)
+        generator.skip(start * draws + loader_skips(self.loader_draws, start))
+        while True:
+            yield generator
+            if self.loader_draws == "every_epoch":
+                generator.skip(2)
 
 
 @dataclass(frozen=True)
@@ -87,10 +105,9 @@ class DistributedSampler(Sampler):
         return whole if rest == 0 or self.drop_last else whole + self.replicas
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        number, buffers = start, Buffers()
-        while True:
+        buffers = Buffers()
+        for number in count(start):
             yield self._one(number, buffers)
-            number += 1
 
     def _one(self, number: int, buffers: Buffers) -> Order:
         order = buffers.take(max(self.count, self.length))
@@ -105,7 +122,7 @@ class DistributedSampler(Sampler):
 
 
 @dataclass(frozen=True)
-class RandomSampler(Sampler):
+class RandomSampler(_Generated):
     """torch.utils.data.RandomSampler(generator=g). g is seeded once and used by nothing else except
     the DataLoader (`loader_draws`), and epochs are read to their end.
 
@@ -122,19 +139,15 @@ class RandomSampler(Sampler):
         super().__post_init__()
         if self.num_samples is not None:
             check_length("num_samples", self.num_samples)
-        _check_loader_draws(self.loader_draws)
 
     @property
     def count(self) -> int:
         return self.length if self.num_samples is None else self.num_samples
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        generator, buffers = Mersenne(self.seed), Buffers()
-        generator.skip(start * self._draws() + loader_skips(self.loader_draws, start))
-        while True:
+        buffers = Buffers()
+        for generator in self.generators(start, self._draws()):
             yield self._one(generator, buffers)
-            if self.loader_draws == "every_epoch":
-                generator.skip(2)
 
     def _draws(self) -> int:
         """How many numbers one epoch draws. Without replacement, torch draws one more permutation
@@ -180,13 +193,11 @@ class GlobalRandomSampler(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_samples is not None:
-            check_length("num_samples", self.num_samples)
-        _words_of(self.state)
+        self._drawn()
 
     @property
     def count(self) -> int:
-        return self.length if self.num_samples is None else self.num_samples
+        return self._drawn().count
 
     def seed(self) -> int:
         """The seed that the sampler will draw from the global generator."""
@@ -198,8 +209,11 @@ class GlobalRandomSampler(Sampler):
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
         self.check_epoch(start)
-        own = RandomSampler(self.length, self.seed(), self.replacement, self.num_samples)
-        yield own.epoch(0)
+        yield self._drawn().epoch(0)
+
+    def _drawn(self) -> RandomSampler:
+        """The sampler that draws with the seed from the global generator."""
+        return RandomSampler(self.length, self.seed(), self.replacement, self.num_samples)
 
 
 def _words_of(state: bytes) -> tuple[list[int], int]:
@@ -222,7 +236,7 @@ def _words_of(state: bytes) -> tuple[list[int], int]:
 
 
 @dataclass(frozen=True, eq=False)
-class SubsetRandomSampler(Sampler):
+class SubsetRandomSampler(_Generated):
     """torch.utils.data.SubsetRandomSampler(indices, generator=g); g is as in RandomSampler.
 
     indices : (m,) integers, the samples from which it draws
@@ -232,30 +246,23 @@ class SubsetRandomSampler(Sampler):
     indices: npt.NDArray[Any]
     seed: int
     loader_draws: str = "none"
-    # `indices` as an Order.
-    _indices: Order = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_loader_draws(self.loader_draws)
-        object.__setattr__(self, "_indices", as_order("indices", self.indices, self.length))
+        object.__setattr__(self, "indices", as_order("indices", self.indices, self.length))
 
     @property
     def count(self) -> int:
-        return len(self._indices)
+        return len(self.indices)
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        generator, permutation = Mersenne(self.seed), np.empty(self.count, dtype=np.int32)
-        draws = start * randperm_draws(self.count)
-        generator.skip(draws + loader_skips(self.loader_draws, start))
-        while True:
-            yield self._indices[randperm(generator, permutation)]
-            if self.loader_draws == "every_epoch":
-                generator.skip(2)
+        permutation = np.empty(self.count, dtype=np.int32)
+        for generator in self.generators(start, randperm_draws(self.count)):
+            yield self.indices[randperm(generator, permutation)]
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedRandomSampler(Sampler):
+class WeightedRandomSampler(_Generated):
     """torch.utils.data.WeightedRandomSampler(weights, num_samples, generator=g); g is as in
     RandomSampler.
 
@@ -275,7 +282,6 @@ class WeightedRandomSampler(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_length("num_samples", self.num_samples)
-        _check_loader_draws(self.loader_draws)
         weights = np.asarray(self.weights, dtype=np.float64)
         if weights.shape != (self.length,) or not (weights >= 0).all() or not weights.any():
             raise ConfigError(
@@ -302,15 +308,11 @@ class WeightedRandomSampler(Sampler):
         """As torch.multinomial: a number's place among the cumulative weights is the sample."""
         sums = np.cumsum(self.weights)
         sums /= sums[-1]
-        generator = Mersenne(self.seed)
-        generator.skip(2 * self.count * start + loader_skips(self.loader_draws, start))
-        while True:
+        for generator in self.generators(start, 2 * self.count):
             # The low 53 of 64 bits are the fraction (uniform_real_distribution).
             bits = generator.draw64(self.count) & np.uint64((1 << 53) - 1)
             drawn = np.searchsorted(sums, bits.astype(np.float64) * 2.0**-53, side="left")
             yield drawn.astype(np.int32)
-            if self.loader_draws == "every_epoch":
-                generator.skip(2)
 
     def _by_torch(self, start: int) -> Iterator[Order]:
         try:
@@ -323,8 +325,7 @@ class WeightedRandomSampler(Sampler):
         generator = torch.Generator()
         generator.manual_seed(self.seed)
         weights = torch.from_numpy(self.weights)
-        number = 0
-        while True:
+        for number in count():
             if self.loader_draws == "every_epoch" or (
                 self.loader_draws == "first_epoch" and number == 0
             ):
@@ -334,7 +335,6 @@ class WeightedRandomSampler(Sampler):
             )
             if number >= start:
                 yield drawn.numpy().astype(np.int32)
-            number += 1
 
 
 def as_order(key: str, numbers: npt.NDArray[Any], length: int) -> Order:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -37,8 +38,7 @@ class TensorFlowShuffle(Sampler):
         check_length("buffer_size", self.buffer_size)
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        number = start
-        while True:
+        for number in count(start):
             seed, seed2 = self._iterator_seeds(number)
             order = np.empty(self.length, dtype=np.int32)
             buffer = min(self.buffer_size, self.length)
@@ -46,7 +46,6 @@ class TensorFlowShuffle(Sampler):
             if lib.monarch_buffer_shuffle(seed, seed2, buffer, out, self.length) != 0:
                 raise MonarchError(f"no memory for a shuffle buffer of {buffer} samples")
             yield order
-            number += 1
 
     def _iterator_seeds(self, number: int) -> tuple[int, int]:
         """The seeds of this epoch's iterator: two draws of the dataset's own generator."""

@@ -4,7 +4,3 @@
 of each GPU's loading queue (4.2); `threads` shares loading threads among the queues (4.3, Algorithm
 1), and `policy` keeps and drops copies by the three rules of 4.4.
 """
-
-from monarch_py.policies.lobster.policy import Lobster
-
-__all__ = ["Lobster"]

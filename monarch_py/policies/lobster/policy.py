@@ -1,8 +1,7 @@
 """Lobster as a policy: eviction by reuse (4.4), with threads shared among GPUs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +9,7 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.eviction import MISS, FarthestUse
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
-from monarch_py.policies.lobster.queues import Rate, queue_bytes, queue_seconds
+from monarch_py.policies.lobster.queues import queue_bytes, queue_seconds
 from monarch_py.policies.lobster.threads import share_threads
 from monarch_py.policies.replay import Replay, next_uses
 from monarch_py.policies.view import (
@@ -19,6 +18,7 @@ from monarch_py.policies.view import (
     STAGING,
     Cluster,
     Decision,
+    Floats,
     Ints,
     Job,
     Served,
@@ -37,7 +37,7 @@ class Evictions:
     prefetch: int = 0
 
 
-class Lobster:
+def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     """Nodes cache what they load, and three rules decide what is dropped (Lobster 4.4).
 
     1. Reuse count: after its last use on the node a copy is dropped, if another node holds one.
@@ -54,26 +54,18 @@ class Lobster:
     Assumptions: samples are loaded shortly before their use, so each is the nearest prefetch, and
     rule 3 decides by its own next use whether it stays. Nodes see what the others held at the start
     of the step. Rule 2 applies to samples that are used again; rule 1 handles the others.
+
+    evictions : counts what the rules drop, if it is given
     """
-
-    name = "lobster"
-
-    def __init__(self) -> None:
-        self.evictions = Evictions()
-
-    def decide(self, job: Job) -> Decision:
-        def begin() -> Iterator[Served]:
-            self.evictions = Evictions()
-            return _Nodes(job, self.evictions).run()
-
-        replay = Replay(begin)
-        return Decision(
-            when=When.ON_USE,
-            remote=True,
-            pfs=False,
-            served=lambda epoch, _: replay.at(epoch),
-            threads=lambda epoch, order: _threads(job, order, replay.at(epoch)),
-        )
+    counted = evictions or Evictions()
+    replay = Replay(lambda: _Nodes(job, counted).run())
+    return Decision(
+        when=When.ON_USE,
+        remote=True,
+        pfs=False,
+        served=lambda epoch, _: replay.at(epoch),
+        threads=lambda epoch, order: _threads(job, order, replay.at(epoch)),
+    )
 
 
 # Number of straight lines that model the time of preprocessing by the number of threads.
@@ -112,17 +104,13 @@ def _threads(job: Job, order: Ints, served: Served) -> npt.NDArray[np.int32]:
     return answer
 
 
-def _rates(cluster: Cluster, node: int) -> list[Rate]:
-    """The rate of a node's threads at each source [bytes/s], see `_threads`."""
+def _rates(cluster: Cluster, node: int) -> Floats:
+    """(sources,) the rate of one of a node's threads at each source [bytes/s], see `_threads`."""
     total = int(cluster.threads[STAGING])
     each = cluster.read_rate / np.maximum(1, np.maximum(cluster.threads, total))
     others = np.delete(each[:, STAGING + 1 :], node, axis=0).max(initial=0.0)
-    parts = [
-        *each[node],
-        min(others, cluster.network[node] / total),
-        cluster.pfs_rate(cluster.nodes) / cluster.nodes / total,
-    ]
-    return [partial(np.multiply, part) for part in parts]
+    remote = min(others, cluster.network[node] / total)
+    return np.array([*each[node], remote, cluster.pfs_rate(cluster.nodes) / cluster.nodes / total])
 
 
 def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
@@ -143,21 +131,15 @@ def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> npt.ND
     return np.asarray((upcoming != NEVER) & (distance > 2 * iterations - iteration))
 
 
-@dataclass
 class _Nodes:
     """The caches of all nodes, simulated step by step."""
 
-    job: Job
-    evictions: Evictions
-    held: npt.NDArray[np.bool_] = field(init=False)
-
-    def __post_init__(self) -> None:
-        cluster = self.job.cluster
-        self.held = np.zeros((cluster.nodes, self.job.files), dtype=bool)
-        sizes = self.job.sizes.tolist()
-        self.caches = [FarthestUse(each, sizes) for each in cluster.capacity]
+    def __init__(self, job: Job, evictions: Evictions) -> None:
+        self.job, self.evictions = job, evictions
+        sizes = job.sizes.tolist()
+        self.caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
         # Later than every access.
-        self.end = sum(self.job.orders(epoch).size for epoch in range(self.job.epochs))
+        self.end = sum(job.orders(epoch).size for epoch in range(job.epochs))
 
     def run(self) -> Iterator[Served]:
         upcoming = next_uses(self.job, together=False)
@@ -194,12 +176,14 @@ class _Nodes:
 
     def _find(self, node: int, files: Ints, holder: Ints, cls: Ints) -> None:
         """Finds the samples of a step; fills holder and cls."""
-        having = self.held[:, files]
-        own = having[node]
-        anyone = having.any(axis=0)
-        holder[:] = np.where(own, node, np.where(anyone, having.argmax(axis=0), PFS))
-        for at in np.flatnonzero(anyone):
-            cls[at] = self.caches[holder[at]].level(int(files[at]))
+        levels = self._levels(files)
+        nearest = np.where(levels[node] != MISS, node, (levels != MISS).argmax(axis=0))
+        cls[:] = levels[nearest, np.arange(len(files))]
+        holder[:] = np.where(cls == MISS, PFS, nearest)
+
+    def _levels(self, files: Ints) -> Ints:
+        """(nodes, files) the class of each node that has each file, or MISS."""
+        return np.stack([cache.levels()[files] for cache in self.caches])
 
     def _use(self, node: int, files: Ints, after: Ints, beyond: Flags, now: int) -> Ints:
         """Uses the samples of a step, and keeps or drops them by the rules.
@@ -208,9 +192,9 @@ class _Nodes:
         the step.  Returns (samples,) the class that took each, MISS for none.
         """
         into = np.zeros(len(files), dtype=np.int8)
-        cache, mine = self.caches[node], self.held[node]
-        others = self.held[:, files].sum(axis=0) - mine[files]
-        last = no_more_use(after, others + 1)
+        cache = self.caches[node]
+        others = np.delete(self._levels(files), node, axis=0) != MISS
+        last = no_more_use(after, others.sum(axis=0) + 1)
         # The last copy of all nodes, if it has no use here, is evicted first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
@@ -218,7 +202,6 @@ class _Nodes:
             if last[at] or beyond[at]:
                 if held:
                     cache.drop(file)
-                    mine[file] = False
                     self.evictions.reuse_count += int(last[at])
                     self.evictions.reuse_distance += int(beyond[at])
             elif held:
@@ -226,8 +209,6 @@ class _Nodes:
             else:
                 gone = cache.offer(file, nexts[at], now)
                 if gone is not None:
-                    mine[gone] = False
-                    mine[file] = True
                     self.evictions.prefetch += len(gone)
                     into[at] = cache.level(file)
         return into

@@ -1,14 +1,9 @@
 """The time of each GPU's loading queue by the number of threads (Lobster 4.2)."""
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.view import Floats
-
-# Number of threads -> their rate together [bytes/s].
-Rate = Callable[[npt.NDArray[np.float64]], Floats]
 
 
 def queue_bytes(
@@ -25,11 +20,11 @@ def queue_bytes(
     return total.reshape(*queues, sources).astype(np.int64)
 
 
-def queue_seconds(loads: npt.NDArray[np.int64], rates: list[Rate], most: int) -> Floats:
+def queue_seconds(loads: npt.NDArray[np.int64], rates: Floats, most: int) -> Floats:
     """The time in which each queue loads its samples, for every number of threads.
 
-    loads : (..., sources) [bytes];  rates : for each source, the rate of a queue by its number of
-    threads;  most : the largest number of threads.
+    loads : (..., sources) [bytes];  rates : (sources,) [bytes/s], of one thread of a queue at each
+    source; n threads are n times as fast;  most : the largest number of threads.
     Returns (..., most) [s], for 1, 2, ... threads: the sum over the sources of bytes / rate,
     because a thread loads one sample after the other.
     """
@@ -39,6 +34,5 @@ def queue_seconds(loads: npt.NDArray[np.int64], rates: list[Rate], most: int) ->
         amount = loads[..., source, None].astype(np.float64)
         # A source from which nothing is read costs nothing, even where it has no rate.
         with np.errstate(divide="ignore", invalid="ignore"):
-            part = amount / np.asarray(rate(threads), dtype=np.float64)
-        seconds += np.where(amount == 0, 0.0, part)
+            seconds += np.where(amount == 0, 0.0, amount / (rate * threads))
     return seconds

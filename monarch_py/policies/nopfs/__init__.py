@@ -1,9 +1,5 @@
 """NoPFS (Dryden et al., SC'21): placement by access frequency, fetch choice by a performance model.
 
 `policy` has NoPFS as a policy, and our variant for several nodes; `placement` decides which node
-holds what (5.1), `prices` is the dual of that problem, and `fetching` is the performance model (4).
+holds what (5.1), and `prices` is the dual of that problem.
 """
-
-from monarch_py.policies.nopfs.policy import NoPFS, NoPFSLiteral, Planned
-
-__all__ = ["NoPFS", "NoPFSLiteral", "Planned"]

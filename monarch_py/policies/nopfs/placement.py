@@ -7,7 +7,6 @@ size over all copies is maximised, subject to the quotas and to one holder for e
 holders only get room that is left (`place`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,8 +81,7 @@ def place(
     quotas are kept.
     """
     everything = int(quotas.sum()) >= int(sizes.sum())
-    values = Weighted(frequencies, np.ones(len(quotas)) if weights is None else weights)
-    program = Program(values, sizes, quotas, everything)
+    program = Program(frequencies, weights, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
     owner, left = _own(program, prices)
     # If a file has no owner, it does not fit into the room that is left.
@@ -92,20 +90,6 @@ def place(
         for node in range(len(quotas))
     ]
     return Placement(owner, tuple(extra))
-
-
-class Weighted(Sequence[npt.NDArray[np.float32]]):
-    """Rows of frequencies times the node's weight, made on demand."""
-
-    def __init__(self, rows: Rows, weights: Floats) -> None:
-        self._rows, self._weights = rows, weights
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-    def __getitem__(self, node: int) -> npt.NDArray[np.float32]:  # type: ignore[override]
-        row = np.asarray(self._rows[node], dtype=np.float32)
-        return np.asarray(row * np.float32(self._weights[node]))
 
 
 def _own(program: Program, prices: Prices) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
@@ -130,10 +114,10 @@ def _own(program: Program, prices: Prices) -> tuple[npt.NDArray[np.int32], npt.N
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
     """(nodes,) bytes of files worth more than the price at a node that is not their best one."""
     nodes, files = len(program.quotas), len(program.sizes)
-    best, _, _ = _two_best(program.values, prices, np.arange(nodes), np.arange(files))
+    best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)
     for node in range(nodes):
-        value = program.values[node] + prices.noise(node)
+        value = program.values(node) + prices.noise(node)
         wanted[node] = program.sizes[(value > prices.room[node]) & (best != node)].sum()
     return wanted
 
@@ -150,7 +134,7 @@ def _settle(
     waiting = np.flatnonzero(owner == PFS)
     while len(waiting) and open_nodes.any():
         nodes = np.flatnonzero(open_nodes)
-        best, gain, second = _two_best(program.values, prices, nodes, waiting)
+        best, gain, second = _two_best(program, prices, nodes, waiting)
         # "Elsewhere" is the second-best node or, if room is short, nowhere, which is worth 0.
         loss = gain - (second if program.everything else np.maximum(second, 0))
         for node in np.unique(best):
@@ -164,7 +148,7 @@ def _settle(
 
 
 def _two_best(
-    values: Rows, prices: Prices, nodes: Ints, files: Ints
+    program: Program, prices: Prices, nodes: Ints, files: Ints
 ) -> tuple[npt.NDArray[np.int32], Floats, Floats]:
     """For each file the node with the largest gain, that gain, and the second largest gain."""
     best = np.zeros(len(files), dtype=np.int32)
@@ -172,7 +156,7 @@ def _two_best(
     second = first.copy()
     for node in nodes.tolist():
         # All nodes must compute the same, but NumPy 1 would subtract in float32 and NumPy 2 not.
-        value = values[node][files].astype(np.float64)
+        value = program.values(node)[files].astype(np.float64)
         gain = value - prices.room[node] + prices.noise(node, files)
         better = gain > first
         second = np.where(better, first, np.maximum(second, gain))

@@ -13,7 +13,6 @@ from monarch_py.errors import PolicyError
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.filling import classes_of, owners_of, rooms_of
 from monarch_py.policies.node import NodePolicy, planned_tiers
-from monarch_py.policies.nopfs.fetching import Places, Source, fetch_seconds
 from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
@@ -22,7 +21,7 @@ from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats,
 LEAST_SPREAD = 0.1
 
 
-class NoPFS:
+def nopfs(job: Job) -> Decision:
     """Clairvoyant placement (NoPFS 5.1), made complete: every file that fits anywhere has an owner.
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
@@ -33,14 +32,10 @@ class NoPFS:
     a file missing fills it.
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
-
-    name = "nopfs"
-
-    def decide(self, job: Job) -> Decision:
-        return _placed(job, self.name)[0]
+    return _placed(job, "nopfs")[0]
 
 
-class Planned:
+def planned(job: Job) -> Decision:
     """What several nodes do with a plan: NoPFS's placement, but each file is read once for all.
 
     A file's owner alone reads the file from the source, when its turn comes in order of first use
@@ -48,30 +43,22 @@ class Planned:
     exists.) The source is not read a second time, even if it is idle, because others use it too.
     The rest, including errors, is as in `NoPFS`.
     """
-
-    name = "planned"
-
-    def decide(self, job: Job) -> Decision:
-        decision, wanted = _placed(job, self.name)
-        # Nodes ask the owner even if it does not have the file yet.
-        owner = owners_of(decision.copies, wanted)
-        return replace(decision, owner=owner, pfs=False, due=None)
+    decision, wanted = _placed(job, "planned")
+    # Nodes ask the owner even if it does not have the file yet.
+    owner = owners_of(decision.copies, wanted)
+    return replace(decision, owner=owner, pfs=False, due=None)
 
 
-class NoPFSLiteral:
+def nopfs_literal(job: Job) -> Decision:
     """NoPFS 5.1 to the letter: every node holds what it uses most, even if others hold it too.
 
     It leaves files without a holder even if the tiers together have room for all. Raises
     PolicyError if frequencies do not differ.
     """
-
-    name = "nopfs-literal"
-
-    def decide(self, job: Job) -> Decision:
-        need_differences(job, self.name)
-        quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
-        held = list(literal(list(job.frequencies), job.sizes, quotas))
-        return _decision(job, _by_class(job, held))
+    need_differences(job, "nopfs-literal")
+    quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
+    held = list(literal(list(job.frequencies), job.sizes, quotas))
+    return _decision(job, _by_class(job, held))
 
 
 def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
@@ -128,17 +115,16 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     size : of a mean file [bytes]
     """
     rates = cluster.read_rate / np.maximum(1, cluster.threads)
-    alone = cluster.nodes == 1 or cluster.classes == STAGING + 1
-    if alone or not rates[:, STAGING + 1 :].max(axis=1).all():
+    own, link = rates[:, STAGING + 1 :].max(axis=1, initial=0), cluster.network
+    if cluster.nodes == 1 or not own.all():
         return np.ones(cluster.nodes)
-    fastest = rates[:, STAGING + 1 :].argmax(axis=1) + STAGING + 1
-    saved = np.zeros(cluster.nodes)
-    for node in range(cluster.nodes):
-        # Fetch from the fastest class of each other node, and from that of the node itself.
-        others = np.delete(np.arange(cluster.nodes), node)
-        places = Places(np.full(len(others), fastest[node]), others, fastest[others])
-        seconds = fetch_seconds(cluster, node, np.full(len(others), size), places, 1)
-        saved[node] = seconds[:, Source.REMOTE].min() - seconds[0, Source.LOCAL]
+    # Fetch from the fastest class of each other node, over the slower link, and from that of the
+    # node itself.
+    reach = np.minimum(own, link)
+    second, first = np.sort(reach)[-2:]
+    best_other = np.where(np.arange(cluster.nodes) == reach.argmax(), second, first)
+    with np.errstate(divide="ignore"):
+        saved = size / np.minimum(link, best_other) - size / own
     # A link is at least as fast as the class, so there is nothing to weigh.
     if not np.isfinite(saved).all() or saved.min() <= 0:
         return np.ones(cluster.nodes)

@@ -31,16 +31,23 @@ NOISE = 0.01
 class Program:
     """The placement as a linear program.
 
-    values : for each node (files,), what a byte of the file is worth there
+    uses : for each node (files,), how often it uses each file
+    weights : (nodes,), what a local read saves there; None = 1 for all
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     everything : True if every file must be held, by one node or several; False if each is held by
         at most one
     """
 
-    values: Rows
+    uses: Rows
+    weights: Floats | None
     sizes: Ints
     quotas: Ints
     everything: bool
+
+    def values(self, node: int) -> npt.NDArray[np.float32]:
+        """(files,) what a byte of each file is worth at a node."""
+        row = np.asarray(self.uses[node], dtype=np.float32)
+        return row if self.weights is None else row * np.float32(self.weights[node])
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
         most = max(1000, entries // nodes)
         if len(sizes) > most:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
-        rows = [np.asarray(program.values[node][chosen], np.float32) for node in range(nodes)]
+        rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
         # In the second stage prices are right except for ties, which lie within the noise.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))

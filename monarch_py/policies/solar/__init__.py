@@ -4,7 +4,3 @@
 them and balances the loads (4.3), `chunks` joins reads of neighbours (4.4), and `assignment`
 computes the bound with which orders of epochs are compared.
 """
-
-from monarch_py.policies.solar.policy import Solar
-
-__all__ = ["Solar"]

@@ -1,7 +1,7 @@
 """SOLAR as a policy: buffers that know the future, and batches that follow their content."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from monarch_py.policies.view import (
 )
 
 
+@dataclass(frozen=True)
 class Solar:
     """Deals samples to the nodes that hold them, balances loads, and drops what is used last.
 
@@ -44,28 +45,21 @@ class Solar:
     different numbers of ranks.
     """
 
-    name = "solar"
+    cap: float = 1.5
+    chunk: int = 1
+    gap: int = 0
+    vain: float = 0.01
+    reorder: bool = False
 
-    def __init__(
-        self,
-        *,
-        cap: float = 1.5,
-        chunk: int = 1,
-        gap: int = 0,
-        vain: float = 0.01,
-        reorder: bool = False,
-    ) -> None:
-        if cap < 1:
+    def __post_init__(self) -> None:
+        if self.cap < 1:
             raise PolicyError(
-                f"{self.name}: cap is {cap}; below 1 there is no room for all samples of a step"
+                f"solar: cap is {self.cap}; below 1 there is no room for all samples of a step"
             )
-        join(np.zeros(0, dtype=np.int64), gap, chunk)
-        self.cap, self.chunk, self.gap, self.vain, self.reorder = cap, chunk, gap, vain, reorder
-        if reorder:
-            self.name = "solar-reordered"
+        join(np.zeros(0, dtype=np.int64), self.gap, self.chunk)
 
-    def decide(self, job: Job) -> Decision:
-        need_equal_ranks(job, self.name)
+    def __call__(self, job: Job) -> Decision:
+        need_equal_ranks(job, "solar-reordered" if self.reorder else "solar")
         if self.reorder:
             path, given = self._path(job), job.orders
             job = replace(job, orders=lambda epoch: given(int(path[epoch])))
@@ -106,9 +100,7 @@ class Solar:
                 order[place] = files[step]
                 now = start + (step + 1) * nodes * batch - 1
                 cls[place], into[place] = buffers.use(files[step], after[step], node, loaded, now)
-                redundant[place] = self._redundant(
-                    files[step], node, loaded, offset=offset, spare=spare
-                )
+                redundant[place] = self._redundant(files[step], node, loaded, offset, spare)
             start += nodes * steps * batch
             buffers.forget(start - 1)
             rows = np.arange(nodes, dtype=np.int32)[:, None, None]
@@ -122,7 +114,6 @@ class Solar:
         files: Ints,
         node: Ints,
         loaded: npt.NDArray[np.bool_],
-        *,
         offset: Ints,
         spare: npt.NDArray[np.float64],
     ) -> npt.NDArray[np.int64]:

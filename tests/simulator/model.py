@@ -1,4 +1,7 @@
-"""The performance model: how long a file takes from each place that has it (NoPFS 4)."""
+"""The performance model: how long a file takes from each place that has it (NoPFS 4).
+
+The simulation is compared with it.
+"""
 
 from dataclasses import dataclass
 from enum import IntEnum

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from monarch_py.config import PathFilter
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.plan.index._index import Index
+from monarch_py.plan.index import Index
 
 # Default patterns by format; image_folder selects names itself.
 PATTERNS = {

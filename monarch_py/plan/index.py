@@ -6,8 +6,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -35,16 +34,14 @@ class Units:
     """The units whose accesses a plan counts: pieces of files.
 
     lookup : (samples + 1,) int32, the unit of each sample, and NONE; None = samples are the units
-    file : (units,) int32, the file of each;  offset, length : (units,) int64 [bytes], where in it
+    length : (units,) int64 [bytes]
     """
 
     lookup: npt.NDArray[np.int32] | None
-    file: npt.NDArray[np.int32]
-    offset: Numbers
     length: Numbers
 
     def __len__(self) -> int:
-        return len(self.file)
+        return len(self.length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,15 +117,6 @@ class Index:
     def samples(self) -> int:
         return self.files if self.sample_file is None else len(self.sample_file)
 
-    def name(self, file: int) -> str:
-        """The name of a file, relative to the root; '' in an unnamed dataset."""
-        return os.fsdecode(self.pool[int(self.starts[file]) : int(self.starts[file + 1])].tobytes())
-
-    def names(self) -> list[str]:
-        """The names of all files, in their order."""
-        pool, ends = self.pool.tobytes(), self.starts.tolist()
-        return [os.fsdecode(pool[low:high]) for low, high in pairwise(ends)]
-
     def digest(self) -> str:
         """32 hexadecimal digits that identify the names and sizes of all files, whatever their
         order."""
@@ -148,17 +136,17 @@ class Index:
         range_bytes : block size of 'ranges' [bytes]. A sample that crosses the border of a block
         belongs to the range in which it begins, so ranges may overlap by a part of a block.
         """
-        whole = np.arange(self.files, dtype=np.int32)
-        starts, sizes = np.zeros(self.files, np.int64), self.sizes.astype(np.int64)
+        sizes = self.sizes.astype(np.int64)
         file, offset, length = self.sample_file, self.sample_offset, self.sample_length
         if file is None or offset is None or length is None:
             if grain != "ranges":
-                return Units(None, whole, starts, sizes)
-            return self._ranges(whole, starts, sizes, range_bytes)
+                return Units(None, sizes)
+            whole = np.arange(self.files, dtype=np.int32)
+            return self._ranges(whole, np.zeros_like(sizes), sizes, range_bytes)
         if grain == "samples":
-            return Units(None, file, offset, length)
+            return Units(None, length)
         if grain == "files":
-            return Units(np.append(file, np.int32(NONE)), whole, starts, sizes)
+            return Units(np.append(file, np.int32(NONE)), sizes)
         return self._ranges(file, offset, length, range_bytes)
 
     def _ranges(
@@ -174,18 +162,15 @@ class Index:
         high = np.zeros(len(kept), dtype=np.int64)
         np.minimum.at(low, unit, offset)
         np.maximum.at(high, unit, offset + length)
-        of_file = np.searchsorted(first, kept, side="right") - 1
-        lookup = np.append(unit, NONE).astype(np.int32)
-        return Units(lookup, of_file.astype(np.int32), low, high - low)
+        return Units(np.append(unit, NONE).astype(np.int32), high - low)
 
     # --- stored as a file ---------------------------------------------------------------------
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Every field as an array, for a file of arrays; fields that are None are left out."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: _text_array(value) if isinstance(value, str) else value
-            for name, value in found.items()
+            for name, value in vars(self).items()
             if value is not None
         }
 
