@@ -46,7 +46,7 @@ static int take_room(struct grant *g, uint64_t size) {
 }
 
 /* Sets the peers that a fill asks, by the rule of Nodes.asked
- * (monarch_py/daemon/nodes/placement.py). Returns 0 for a file that this node does not keep, or may
+ * (monarch_py/daemon/nodes/nodes.py). Returns 0 for a file that this node does not keep, or may
  * not keep. */
 static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;

@@ -194,7 +194,8 @@ static void compare_file(const struct comparison *x, const struct monarch_entry 
         monarch_mark_changed(x->clients, x->dev, e->ino);
 }
 
-/* Compares the files in a directory that has changed. Returns how many names there are. */
+/* Compares the files of a changed directory with the source, and marks those that differ. Returns
+ * how many names of the directory the catalog has. */
 static uint64_t compare_names(const struct comparison *x, const struct monarch_entry *d) {
     const struct monarch_entry *table = monarch_entries(x->catalog);
     uint64_t listing = x->is_listed ? d->sum : 0,

@@ -208,7 +208,9 @@ static void wake_for(struct monarch_scan *s, int64_t names) {
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
     pthread_mutex_lock(&s->lock);
     int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
-    if (wanted || s->may_look[1] == ALL_NAMES) /* what was allowed may not have been begun yet */
+    /* 0 keeps what is left of the last allowance, which the threads may not have used yet; only an
+     * allowance of all names ends. */
+    if (wanted || s->may_look[1] == ALL_NAMES)
         s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;
     if (wanted < 0 || more_others < 0)

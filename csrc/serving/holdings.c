@@ -1,5 +1,6 @@
-/* Answers the server of peers from the catalog; nothing waits here. Bytes are sent with their sum,
- * and a copy that is not what its fill has written is dropped. */
+/* Answers the peer server's questions about this node's copies, from the catalog. These functions
+ * never wait (peers/files.h). Whole blocks are sent with their sums. A copy whose bytes are no
+ * longer those that its fill wrote is reported to the daemon, which drops it. */
 #include "serving/serving.h"
 
 #include <stdlib.h>

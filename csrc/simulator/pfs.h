@@ -12,7 +12,8 @@
 
 /* An asker has one request at a time. */
 struct request {
-    uint64_t priority, number; /* the lower priority first, then the lower number */
+    uint64_t priority,
+        number; /* the smallest priority is served first; of equals, the smallest number */
     double bytes, left, asked;
     uint32_t node, who, next; /* next: of the same node and kind, PFS_NONE behind the last */
 };

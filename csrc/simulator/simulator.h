@@ -92,8 +92,8 @@ struct monarch_sim_epoch {
     const int64_t *redundant; /* further bytes read from the file system, or NULL */
 };
 
-/* Gives the next epoch. Its arrays are referred to until MONARCH_SIM_EPOCHS more have been given.
- * 0: no memory. */
+/* Hands the next epoch to the simulation. Its arrays are not copied: the caller keeps them until
+ * MONARCH_SIM_EPOCHS more epochs were handed over. Returns 1; 0 without memory. */
 int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *epoch);
 /* Runs until the next epoch has to be given (1) or until the end (0). -1: nothing moves, which is a
  * fault of this program. */

@@ -16,8 +16,9 @@ void monarch_ring_engine(struct monarch_clients *m);
  * the served reader + 1; 0 for none. */
 void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                             const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
-/* Meets the same readers, none of which can be served; each is taken by the thread that meets it.
- * The order in which they are met goes to (n,) met. Returns how many. */
+/* Lines n readers up as monarch_serve_in_order does, and goes through the line without serving
+ * any. A reader that comes up is taken, so that it comes up only once. met gets (n,) the readers'
+ * numbers in the order in which they come up. Returns how many came up. */
 uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                           uint64_t n, uint32_t *met);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
