@@ -113,6 +113,13 @@ def pointer(array: Array, dtype: npt.DTypeLike | None = None) -> Any:
     return ffi.from_buffer(f"{C_TYPES[array.dtype]}[]", array)
 
 
+def not_null(pointer: Any, why_not: str) -> Any:
+    """What C has made. MemoryError, with a sentence, if it is NULL."""
+    if pointer == ffi.NULL:
+        raise MemoryError(why_not)
+    return pointer
+
+
 def path_hash(path: bytes) -> int:
     """XXH3-64 of a relative path, not yet mixed with the number of its source."""
     return int(lib.monarch_xxh3_of(path, len(path)))

@@ -27,6 +27,7 @@ from monarch_py.native import (
     Uints,
     ffi,
     lib,
+    not_null,
     pointer,
 )
 from monarch_py.policies.placement import TierRoom
@@ -94,11 +95,10 @@ class Engine:
         self._opened = 0, 0.0  # programs' opens, and their time, at the last look
         self._shares = peer_threads > 0  # other nodes wait for what this one fills
         threads = config.copy_threads, self.width, peer_threads
-        self.c: Any = lib.monarch_engine_start(
+        engine = lib.monarch_engine_start(
             *threads, config.block_size_bytes, shared.clients, shared.fills
         )
-        if self.c == ffi.NULL:
-            raise MemoryError("no thread could be started for the copy engine")
+        self.c = not_null(engine, "no thread could be started for the copy engine")
         lib.monarch_engine_width(self.c, self.width, self._fetch_width, self.stands_back)
         lib.monarch_engine_publish(self.c, shared.catalog.writer, shared.control)
         limits = config.source_limits
