@@ -9,7 +9,7 @@ import numpy as np
 
 from monarch_py.config import Config, PathFilter, SourceConfig
 from monarch_py.native import Array, Bools, Kind
-from monarch_py.scan.record import Listed, Scan, Told
+from monarch_py.scan.record import Listed, RecordedScan, Scan
 from monarch_py.scan.walk import Batch, Walk, read_up
 
 log = logging.getLogger("monarch.scanner")
@@ -121,7 +121,7 @@ class Source:
         told, self._told = self._told, None  # it is large, and needed once
         try:
             if told is not None:
-                self.scan = Told(self.number, told)
+                self.scan = RecordedScan(self.number, told)
             else:
                 self.scan = Walk(
                     self.fd,
