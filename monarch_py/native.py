@@ -1,4 +1,4 @@
-"""The C parts as Python sees them: layouts as numpy dtypes, enumerations.
+"""The C parts as Python sees them: layouts as numpy dtypes, types of arrays, enumerations.
 
 No layout is written down here: every offset, size and number comes from the compiled headers.
 """
@@ -74,10 +74,10 @@ class JobStatus(IntEnum):
     ABANDONED = lib.MONARCH_ABANDONED
 
 
-# The C types of arrays, by dtype.
-C_TYPES: dict[np.dtype[Any], str] = {np.dtype(np.float64): "double"}
+# The C types of arrays, by dtype; `struct_dtype` adds those of structs.
 INTEGERS = ("int8", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
-C_TYPES |= {np.dtype(name): f"{name}_t" for name in INTEGERS}
+C_TYPES: dict[np.dtype[Any], str] = {np.dtype(name): f"{name}_t" for name in INTEGERS}
+C_TYPES[np.dtype(np.float64)] = "double"
 
 
 def struct_dtype(name: str) -> np.dtype[Any]:
@@ -111,6 +111,13 @@ def pointer(array: Array, dtype: npt.DTypeLike | None = None) -> Any:
     if dtype is not None:
         array = np.ascontiguousarray(array, dtype)
     return ffi.from_buffer(f"{C_TYPES[array.dtype]}[]", array)
+
+
+def not_null(pointer: Any, why_not: str) -> Any:
+    """What C has made. MemoryError, with a sentence, if it is NULL."""
+    if pointer == ffi.NULL:
+        raise MemoryError(why_not)
+    return pointer
 
 
 def path_hash(path: bytes) -> int:

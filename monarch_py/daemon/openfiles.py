@@ -8,7 +8,6 @@ Every descriptor and mapping of every process of this user is looked at (/proc/P
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,9 @@ from monarch_py import word
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import State, ffi
 from monarch_py.util.processes import own_processes
+
+# Who has a file open (`pid`, `command`, and `fd`, None for a mapping); its device and inode.
+Opened = tuple[dict[str, Any], int, int]
 
 
 def _regular_files(
@@ -107,28 +109,18 @@ class _Finder:
         return {"path": f"{root}/{self.shared.catalog.path(entry)}", "served_by": served_by}
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A descriptor of a regular file, or a mapping (fd None)."""
-
-    pid: int
-    command: str
-    fd: int | None
-    device: int
-    inode: int
-
-
 def all_opened() -> list[Opened]:
     """The open files of all processes. Asks their file systems; one that hangs never answers."""
-    found = []
+    found: list[Opened] = []
     for process in own_processes():
         try:
-            about = int(process.name), (process / "comm").read_text(errors="replace").strip()
+            command = (process / "comm").read_text(errors="replace").strip()
         except OSError:
             continue
+        about = {"pid": int(process.name), "command": command}
         for fd, status in _regular_files(process):
-            found.append(Opened(*about, fd, status.st_dev, status.st_ino))
-        found += [Opened(*about, None, *mapped) for mapped in _mappings(process)]
+            found.append(({**about, "fd": fd}, status.st_dev, status.st_ino))
+        found += [({**about, "fd": None}, *mapped) for mapped in _mappings(process)]
     return found
 
 
@@ -138,11 +130,7 @@ def open_files(shared: Shared, staging: int, opened: Iterable[Opened]) -> list[d
     staging : the number of the staging area
     """
     finder = _Finder(shared, staging)
-    rows = []
-    for each in opened:
-        if found := finder.find(each.device, each.inode):
-            rows.append({"pid": each.pid, "command": each.command, "fd": each.fd, **found})
-    return rows
+    return [{**who, **found} for who, *file in opened if (found := finder.find(*file))]
 
 
 def writers(devices: set[int]) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch_py.native import ffi, lib
+from monarch_py.native import ffi, lib, not_null
 from monarch_py.peers.status import PeerStatus, Unreachable
 
 log = logging.getLogger("monarch.peers")
@@ -29,6 +29,8 @@ SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
 
 class Peer:
     """The node with this rank, from which the engine fetches over links of its own.
+
+    last_failure : OK if the peer has worked since
 
     connect : connects a link (struct monarch_peer_link *) to the node of a rank, which the peer
     closes; Unreachable if there is none within the time limits
@@ -49,28 +51,18 @@ class Peer:
         self._failures, self._again_at = 0, 0.0
         self._broken = 0  # number of failures ever
         self._failed_ns = 0  # when the last failure was reported, on CLOCK_MONOTONIC as in C
-        self._last_failure = PeerStatus.OK
+        self.last_failure = PeerStatus.OK
         # The reason for the pause. Another thread's success does not end the pause.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
         # The peer as C knows it, for the engine.
-        self.c: Any = lib.monarch_peer_new(
-            lib.monarch_connect_peer, lib.monarch_report_peer, self._handle
-        )
-        if self.c == ffi.NULL:
-            raise MemoryError("no memory for a peer")
+        calls = lib.monarch_connect_peer, lib.monarch_report_peer
+        self.c = not_null(lib.monarch_peer_new(*calls, self._handle), "no memory for a peer")
 
     @property
     def is_usable(self) -> bool:
         """False during a pause after a failure; a fetch then fails at once."""
-        with self._lock:
-            return self._clock() >= self._again_at
-
-    @property
-    def last_failure(self) -> PeerStatus:
-        """The last failure; OK if the peer has worked since."""
-        with self._lock:
-            return self._last_failure
+        return self._clock() >= self._again_at
 
     def close(self) -> None:
         """Closes the links. Call it when no thread fetches any more; a second call does nothing."""
@@ -110,7 +102,7 @@ class Peer:
         """
         with self._lock:
             if status == PeerStatus.OK:
-                self._failures, self._last_failure = 0, status
+                self._failures, self.last_failure = 0, status
                 return
             if began_ns < self._failed_ns:
                 return
@@ -123,7 +115,7 @@ class Peer:
                 log.log(level, "peer %d: %s; asked again in %.1f s", self.rank, status.name, pause)
                 self._failures = min(self._failures + 1, 10)
                 self._again_at = self._clock() + pause
-            self._last_failure = self._pause_status = status
+            self.last_failure = self._pause_status = status
 
 
 # C calls these functions, so they must not raise. An unexpected error counts as a peer that cannot

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from monarch_py.native import ffi, lib
+from monarch_py.native import ffi, lib, not_null
 from monarch_py.peers.handshake import Keys, Party, Purpose, introduce
 from monarch_py.peers.status import PeerStatus, Unreachable
 
@@ -42,10 +42,9 @@ def connect_link(
         raise ValueError("each time limit of a link must be at least 1 ms")
     bounds = [round(s * 1000) for s in (first_byte_s, between_s)]
     with connected(party, rank, connect_s, Purpose.FILES) as (connection, keys):
-        made = ffi.new("struct monarch_peer_keys *", [keys.mine, keys.theirs])
-        link = lib.monarch_peer_link_new(connection.fileno(), made, party.content_key, *bounds)
-        if link == ffi.NULL:
-            raise MemoryError("no memory for a link to a peer")
+        both = ffi.new("struct monarch_peer_keys *", [keys.mine, keys.theirs])
+        link = lib.monarch_peer_link_new(connection.fileno(), both, party.content_key, *bounds)
+        not_null(link, "no memory for a link to a peer")
         connection.detach()
         return link
 

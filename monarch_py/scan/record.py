@@ -92,7 +92,7 @@ def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
     return batches, samples
 
 
-class Replay:
+class RecordedScan:
     """The scan of one source, replayed from a record: all of it is there at once, and nothing is
     read from the source. So `want` and `allow` do nothing."""
 
@@ -125,4 +125,4 @@ class Replay:
         return 0
 
 
-Scan = Walk | Replay
+Scan = Walk | RecordedScan

@@ -72,15 +72,11 @@ def available_bytes(
 ) -> int:
     """Bytes that may still be written to a tmpfs: the minimum over our memory cgroups and the
     machine, each less its headroom; never negative."""
-    left = []
     try:
         groups = _groups(cgroup_file, mounts_file)
     except (OSError, ValueError):
         groups = []
-    for group, v2 in groups:
-        here = _left_in(group, v2)
-        if here is not None:
-            left.append(here)
+    left = [here for group in groups if (here := _left_in(*group)) is not None]
     total, machine = _stats(meminfo_file, "MemTotal:", "MemAvailable:")
     if total:
         left.append(machine * 1024 - int(total * 1024 * HEADROOM))

@@ -25,8 +25,7 @@ class TierWatch:
         self._left = {number: tier for number, tier in enumerate(tiers) if tier is not None}
         self._found = found
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="tiers", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._watch, name="tiers", daemon=True).start()
 
     def _watch(self) -> None:
         while not self._ends.wait(LOOK_S):

@@ -13,7 +13,7 @@ import yaml
 from monarch_py.config import Config, load_config
 from monarch_py.native import ENTRY, Kind, ffi
 from monarch_py.scan.columns import pack, unpack
-from monarch_py.scan.record import Replay, Scan, read_record, record_sources
+from monarch_py.scan.record import RecordedScan, Scan, read_record, record_sources
 from monarch_py.scan.walk import Walk, read_up
 
 FIELDS = [name for name in ENTRY.names or () if name not in ("hash", "path", "copy_ino")]
@@ -70,7 +70,7 @@ def test_a_record_says_what_the_scan_found(tree: Path, tmp_path: Path) -> None:
     record = read_record(record_sources(config_of(tmp_path, tree, other)))
     for number, directory in enumerate((tree, other)):
         listed = record[number]
-        scan = Replay(number, listed)
+        scan = RecordedScan(number, listed)
         entries, errors = walked(directory, number)
         assert found(scan) == entries
         assert scan.errors() == errors == (0, 0)
@@ -114,7 +114,7 @@ def test_half_a_record_is_refused(tree: Path, tmp_path: Path, size: int) -> None
 def test_a_damaged_batch_is_refused(tree: Path, tmp_path: Path) -> None:
     data = bytearray(record_sources(config_of(tmp_path, tree)))
     data[-1] ^= 1
-    scan = Replay(0, read_record(bytes(data))[0])
+    scan = RecordedScan(0, read_record(bytes(data))[0])
     with pytest.raises(ValueError, match="no batch of entries"):
         found(scan)
 

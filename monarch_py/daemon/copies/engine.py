@@ -27,6 +27,7 @@ from monarch_py.native import (
     Uints,
     ffi,
     lib,
+    not_null,
     pointer,
 )
 from monarch_py.policies.placement import TierRoom
@@ -94,11 +95,10 @@ class Engine:
         self._opened = 0, 0.0  # programs' opens, and their time, at the last look
         self._shares = peer_threads > 0  # other nodes wait for what this one fills
         threads = config.copy_threads, self.width, peer_threads
-        self.c: Any = lib.monarch_engine_start(
+        engine = lib.monarch_engine_start(
             *threads, config.block_size_bytes, shared.clients, shared.fills
         )
-        if self.c == ffi.NULL:
-            raise MemoryError("no thread could be started for the copy engine")
+        self.c = not_null(engine, "no thread could be started for the copy engine")
         lib.monarch_engine_width(self.c, self.width, self._fetch_width, self.stands_back)
         lib.monarch_engine_publish(self.c, shared.catalog.writer, shared.control)
         limits = config.source_limits
@@ -171,12 +171,12 @@ class Engine:
         COMPARE expects;  peers : (n, MONARCH_ASKED) nodes that a FILL asks before the source, in
         this order, -1 for nobody, + MONARCH_HAS_IT for one that has it whole
         """
-        sums = np.zeros(len(ids)) if sums is None else sums
-        columns = [pointer(a, np.uint64) for a in (ids, word.copy(words), sums)]
-        columns.insert(1, pointer(word.tier(words), np.uint32))
+        whose, n = (self.c, self._shared.catalog.c), len(ids)
+        places = pointer(word.tier(words), np.uint32), pointer(word.copy(words), np.uint64)
+        expected = pointer(np.zeros(n) if sums is None else sums, np.uint64)
         asked = ffi.NULL if peers is None else pointer(peers, np.int32)
-        catalog = self._shared.catalog.c
-        lib.monarch_engine_submit(self.c, catalog, kind, in_use, len(ids), *columns, asked)
+        entries = pointer(ids, np.uint64)
+        lib.monarch_engine_submit(*whose, kind, in_use, n, entries, *places, expected, asked)
 
     def grant(self, rooms: list[TierRoom], first_copy: int, meets: int) -> None:
         """Lets the engine order fills by itself, first fit into `rooms`, of files that somebody

@@ -11,7 +11,7 @@ import numpy as np
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Bools, Ids, Int32s, Uints, ffi, lib, pointer
+from monarch_py.native import Bools, Ids, Int32s, Uints, ffi, lib, not_null, pointer
 from monarch_py.peers import Party, PeerServer
 from monarch_py.peers.membership import Cluster
 from monarch_py.storage.tiers import Tier
@@ -41,11 +41,10 @@ class ReplicaServer(PeerServer):
     ) -> None:
         self._shared, self._engine = shared, engine
         party = Party.of(membership.cluster)
-        self._c: Any = lib.monarch_holdings_new(
+        holdings = lib.monarch_holdings_new(
             shared.clients, shared.fills, int(shared.control.block_bytes), party.content_key
         )
-        if self._c == ffi.NULL:
-            raise MemoryError("no memory to serve copies to peers")
+        self._c = not_null(holdings, "no memory to serve copies to peers")
         for number in range(int(shared.control.sources)):
             device = int(shared.control.source[number].dev)
             lib.monarch_holdings_source(self._c, number, device)

@@ -9,7 +9,7 @@ import numpy as np
 
 from monarch_py.config import Config, PathFilter, SourceConfig
 from monarch_py.native import Array, Bools, Kind
-from monarch_py.scan.record import Listed, Replay, Scan
+from monarch_py.scan.record import Listed, RecordedScan, Scan
 from monarch_py.scan.walk import Batch, Walk, read_up
 
 log = logging.getLogger("monarch.scanner")
@@ -121,7 +121,7 @@ class Source:
         recorded, self._recorded = self._recorded, None  # it is large, and needed once
         try:
             if recorded is not None:
-                self.scan = Replay(self.number, recorded)
+                self.scan = RecordedScan(self.number, recorded)
             else:
                 self.scan = Walk(
                     self.fd,
