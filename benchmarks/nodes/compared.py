@@ -25,7 +25,7 @@ from benchmarks.nodes.loaders import BATCH, CACHE_VARIABLE, SEED
 from benchmarks.nodes.testbed import Dataset, Layout, Testbed
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
-from monarch_py.peers import listen
+from monarch_py.peers.server import listen
 from monarch_py.plan import Loader
 from monarch_py.plan.samplers import DistributedSampler
 

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from benchmarks.numbers import Result, describe_machine, report
-from monarch_py.config import load_config
+from monarch_py.config.load import load_config
 from monarch_py.native import lib
 from monarch_py.plan import Loader, Plan, PlanPart, analyse
 from monarch_py.plan.index import Index

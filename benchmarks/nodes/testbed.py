@@ -27,8 +27,9 @@ from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY, Kind, State
-from monarch_py.peers import listen, new_secret
+from monarch_py.peers.handshake import new_secret
 from monarch_py.peers.membership import Cluster, Member
+from monarch_py.peers.server import listen
 from monarch_py.plan import Loader, Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler

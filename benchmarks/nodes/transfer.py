@@ -16,7 +16,7 @@ from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
 from monarch_py import word
 from monarch_py.native import Kind, State
-from monarch_py.peers import new_secret
+from monarch_py.peers.handshake import new_secret
 
 LIMIT_S = 120
 # Opens the file of each line and says when that was [ns].

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common import Child, plain_environment, scratch
 from benchmarks.numbers import Result, describe_machine, paired, report
 from benchmarks.peers.nodes import Nodes, why_no_nodes
-from monarch_py.peers import new_secret
+from monarch_py.peers.handshake import new_secret
 
 MIB, GIB = 1 << 20, 1 << 30
 # (wall, CPU time of who gets, CPU time of who serves) [ns]

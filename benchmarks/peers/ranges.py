@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.native import ffi, lib, pointer, struct_dtype
-from monarch_py.peers import Peer, PeerStatus
+from monarch_py.peers.peer import Peer
+from monarch_py.peers.status import PeerStatus
 
 __all__ = ["FileId", "fetch_ranges", "new_gets"]
 

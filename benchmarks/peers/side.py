@@ -26,7 +26,11 @@ import xxhash
 from benchmarks.peers.fileserver import FileServer
 from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import ffi, lib
-from monarch_py.peers import Party, Peer, PeerStatus, connect_link, listen
+from monarch_py.peers.handshake import Party
+from monarch_py.peers.peer import Peer
+from monarch_py.peers.server import listen
+from monarch_py.peers.status import PeerStatus
+from monarch_py.peers.tcp import connect_link
 
 BLOCK_BYTES = 4 << 20
 # The plain receiver's reads, as large as the client's own.

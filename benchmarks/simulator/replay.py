@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.common import Daemon, scratch, wait_until
 from benchmarks.numbers import Result, describe_machine, report
 from monarch_py.commands.calibrate import Calibration, calibrate
-from monarch_py.config import load_config
+from monarch_py.config.load import load_config
 from monarch_py.demo.slowsource import SlowSource, find_slowsource
 from monarch_py.policies.caches import first_fit
 from monarch_py.policies.view import Decision, Job

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from monarch_py.cli.messages import warn
-from monarch_py.config import Config, load_config
+from monarch_py.config.load import load_config
+from monarch_py.config.schema import Config
 from monarch_py.errors import ConfigError
 from monarch_py.ipc.session import SessionDir, served_configurations
 from monarch_py.util.launcher import launched, with_rank

@@ -12,7 +12,8 @@ import click
 from monarch_py import __version__
 from monarch_py.cli.options import as_size, optional_config_option
 from monarch_py.cli.screen import console
-from monarch_py.config import Config, load_config
+from monarch_py.config.load import load_config
+from monarch_py.config.schema import Config
 from monarch_py.native import LIBRARY
 from monarch_py.util.signals import handling
 
@@ -103,6 +104,6 @@ def schema() -> None:
     \b
     monarch config schema > monarch.schema.json
     """
-    from monarch_py.document import schema
+    from monarch_py.document.keys import schema
 
     click.echo(json.dumps(schema(Config), indent=2))

@@ -5,7 +5,7 @@ import socket
 
 import psutil
 
-from monarch_py.config import Config
+from monarch_py.config.schema import Config
 from monarch_py.errors import ConfigError
 
 

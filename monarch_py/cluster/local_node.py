@@ -12,14 +12,15 @@ from typing import Any
 import msgspec
 
 from monarch_py.cluster.node_info import NodeInfo, make_info
-from monarch_py.config import Config, load_config
+from monarch_py.config.load import load_config
+from monarch_py.config.schema import Config
 from monarch_py.daemon.starting import StartupInfo, spawn, written
 from monarch_py.errors import ConfigError, MonarchError, SessionError
 from monarch_py.ipc.connection import DaemonConnection, troubles
 from monarch_py.ipc.session import SessionDir, holder_of
 from monarch_py.ipc.shares import Shares
-from monarch_py.peers import listen
 from monarch_py.peers.membership import Cluster
+from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
 # How long to wait for another start, which may list the sources for minutes, and the pause between

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from monarch_py import __version__
 from monarch_py.cluster.address import is_loopback, serving_address
-from monarch_py.config import Config
+from monarch_py.config.schema import Config
 from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, shm_root
-from monarch_py.peers import listen
 from monarch_py.peers.membership import Cluster
+from monarch_py.peers.server import listen
 from monarch_py.storage.manifest import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"

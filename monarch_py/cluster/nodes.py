@@ -21,7 +21,7 @@ from monarch_py.cluster.node_info import NodeInfo, check_infos, check_members
 from monarch_py.cluster.ranks import Ranks
 from monarch_py.daemon.starting import STAY
 from monarch_py.errors import MonarchError, SessionError
-from monarch_py.peers import new_secret
+from monarch_py.peers.handshake import new_secret
 from monarch_py.peers.membership import Cluster, Member
 from monarch_py.util.launcher import Launch
 

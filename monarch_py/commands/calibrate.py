@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from monarch_py.config import Config, PathFilter
+from monarch_py.config.patterns import PathFilter
+from monarch_py.config.schema import Config
 from monarch_py.errors import ConfigError, TierError
 from monarch_py.util.units import GIB, MIB
 

@@ -13,13 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_py.cluster.address import is_loopback, serving_address
-from monarch_py.config import (
-    SYSTEM_SWITCH_FILE,
-    Config,
-    PeersConfig,
-    load_config,
-    mount_options,
-)
+from monarch_py.config._disk import mount_options
+from monarch_py.config.load import load_config
+from monarch_py.config.schema import SYSTEM_SWITCH_FILE, Config, PeersConfig
 from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, holder_of, least_shm_bytes, shm_root

@@ -63,7 +63,7 @@ class PathSelection:
 
     @property
     def needs_scanned(self) -> list[Place]:
-        """The directories whose files are all known only after their scan."""
+        """The directories that must be scanned before all files below them are known."""
         return list(self._directories)
 
     # --- resolving paths ------------------------------------------------------------------------

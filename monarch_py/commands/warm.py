@@ -93,7 +93,8 @@ class _View:
         self._fills: Any = self._segments[1].as_struct("struct monarch_fills")
 
     def refresh(self) -> None:
-        """SessionError when the daemon is gone or another one has taken its place."""
+        """Asks the daemon for its state, and opens its newest catalog. SessionError when the daemon
+        is gone or another one has taken its place."""
         known = -1
         while known != self._generation:
             told = self._connection.ask("where")

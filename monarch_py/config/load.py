@@ -24,7 +24,8 @@ from monarch_py.config.schema import (
     SourceConfig,
     TierConfig,
 )
-from monarch_py.document import Spot, load_document, missing, read_as
+from monarch_py.document.keys import missing, read_as
+from monarch_py.document.nodes import Spot, load_document
 from monarch_py.util.hanging import LIMIT_S, hanging
 from monarch_py.util.units import GIB, MIB, TIB, format_size
 

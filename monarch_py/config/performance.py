@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from monarch_py.document import Keys, load_document, read_as
+from monarch_py.document.keys import Keys, read_as
+from monarch_py.document.nodes import load_document
 from monarch_py.document.values import Rate
 
 

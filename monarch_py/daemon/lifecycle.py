@@ -18,7 +18,8 @@ from typing import NoReturn
 import msgspec
 
 from monarch_py import __version__
-from monarch_py.config import Config, load_config
+from monarch_py.config.load import load_config
+from monarch_py.config.schema import Config
 from monarch_py.daemon.control import Control
 from monarch_py.daemon.orphan import OrphanWatch
 from monarch_py.daemon.server import Daemon

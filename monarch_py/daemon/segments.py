@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.config import SYSTEM_SWITCH_FILE, Config
+from monarch_py.config.schema import SYSTEM_SWITCH_FILE, Config
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import Segment, SessionDir, open_private
 from monarch_py.native import NO_IDS, Bools, Ids, SessionState, Uints, ffi, lib, pointer

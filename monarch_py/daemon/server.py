@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.config import SYSTEM_SWITCH_FILE, Config
+from monarch_py.config.schema import SYSTEM_SWITCH_FILE, Config
 from monarch_py.daemon.copies.ranks import Ranks
 from monarch_py.daemon.copies.staging import open_staging
+from monarch_py.daemon.fill.directory_prefetch import DirectoryPrefetch
 from monarch_py.daemon.fill.filler import Filler
-from monarch_py.daemon.fill.prefetch import DirectoryPrefetch
 from monarch_py.daemon.nodes.nodes import Membership
 from monarch_py.daemon.openfiles import writers
 from monarch_py.daemon.plans.manager import PlanManager

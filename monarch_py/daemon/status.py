@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_py import __version__
-from monarch_py.config import TierConfig
+from monarch_py.config.schema import TierConfig
 from monarch_py.daemon.copies.readahead import ReadAhead
 from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.filler import Filler

@@ -1,4 +1,4 @@
-"""The handshake by which two daemons of one session authenticate each other.
+"""The handshake by which two daemons of one cluster authenticate each other.
 
 Each side proves that it knows the secret, which node it is, and which node it means. The secret
 itself is never sent.

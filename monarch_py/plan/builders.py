@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.config import PathFilter
+from monarch_py.config.patterns import PathFilter
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.plan.index import Index
 

@@ -11,8 +11,19 @@ import numpy as np
 import yaml
 from msgspec import Meta
 
-from monarch_py.document import Key, Keys, Kind, Spot, declared, load_document, missing, read_as
-from monarch_py.document.values import MOST_NUMBER, NUMBER, TEXT, Size, choice, integer, path, words
+from monarch_py.document.keys import Key, Keys, declared, missing, read_as
+from monarch_py.document.nodes import Spot, load_document
+from monarch_py.document.values import (
+    MOST_NUMBER,
+    NUMBER,
+    TEXT,
+    Kind,
+    Size,
+    choice,
+    integer,
+    path,
+    words,
+)
 from monarch_py.errors import ConfigError
 from monarch_py.plan._stored import SAMPLERS
 from monarch_py.plan.index import GRAINS, Index

@@ -28,7 +28,7 @@ def _mixed(values: Keys) -> Keys:
 
 
 def file_keys(files: int) -> Keys:
-    """(files,) keys made from the files' numbers, if there are no hashes of their paths."""
+    """(files,) keys made from the files' numbers, for callers that have no hashes of paths."""
     return _mixed(np.arange(1, files + 1, dtype=np.uint64) * _GOLDEN)
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from monarch_py.policies.view import PFS, Ints
 
-# Routing have numbers: SOURCES for the sources together, n + 1 for node n.
+# Places have numbers: SOURCES for the sources together, n + 1 for node n.
 SOURCES = 0
 # A place that is not chosen is tried again after this long: it may have become faster [s].
 TRY_AGAIN_S = 2.0
@@ -53,9 +53,11 @@ class Routing:
         """Chooses between the nodes and the source for each file that a node is known to have. Of
         two nodes it puts the faster one first. Returns for how many files the source was chosen.
 
-        asked : (n, ASKED) as of `NodePolicy.route`; changed, PFS where the source is chosen
-        has : (n, ASKED) which of these nodes are known to have the file; changed like `asked`
-        sizes : (n,) [bytes];  due_s : (n,) in how long the files are needed [s]
+        asked : (n, ASKED) as `NodePolicy.route` returns it. Changed in place: the faster node
+            comes first, or all are PFS where the source is chosen
+        has : (n, ASKED) which of these nodes are known to have the file; its order is changed with
+            that of `asked`
+        sizes : (n,) [bytes];  due_s : (n,) the time until each file is needed [s]
         """
         chosen = 0
         for at in np.flatnonzero(has.any(axis=1)).tolist():

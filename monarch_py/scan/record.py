@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from monarch_py.config import Config
+from monarch_py.config.schema import Config
 from monarch_py.native import Kind, ffi
 from monarch_py.scan.columns import pack, unpack
 from monarch_py.scan.walk import END_LIMIT_S, Batch, Walk, read_up

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from monarch_py.document import Spot, declared, load_document, missing, read_as
+from monarch_py.document.keys import declared, missing, read_as
+from monarch_py.document.nodes import Spot, load_document
 from monarch_py.errors import ConfigError
 from monarch_py.simulator.scenario import (
     Dataset,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from monarch_py.document import Key, Keys, kind_of
+from monarch_py.document.keys import Key, Keys, kind_of
 from monarch_py.document.values import (
     NUMBER,
     SIZE_HINT,
@@ -243,21 +243,21 @@ class NodeOverride(Keys):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario(Keys):
-    """Everything that a simulation must know, but the policy.
+    """Everything that a simulation must know, except how a policy works.
 
     name : what it is called
     nodes : how many nodes there are
     ranks_per_node : ranks of each
-    world_size : instead: the ranks of all nodes together
+    world_size : in place of ranks_per_node: the ranks of all nodes together
     epochs : passes over the dataset
     batch_per_rank : a rank's part of a batch
-    batch : instead: the batch of all ranks together
+    batch : in place of batch_per_rank: the batch of all ranks together
     drop_last : leave out a short last batch
-    seed : of sizes and shuffles
+    seed : from which sizes and shuffles are drawn
     dataset : the files
     rates : of ranks and links
-    links : whether a link serves one transfer after the other, or all at the same time, max-min
-        fairly
+    links : how a link serves several transfers: one after the other, or all at the same time with
+        max-min fair shares
     pfs : the rate of all clients together
     classes : the storage of a node; the first is the staging buffer
     overrides : nodes that differ

@@ -2,7 +2,7 @@
 
 import logging
 
-from monarch_py.config import Config, TierConfig
+from monarch_py.config.schema import Config, TierConfig
 from monarch_py.errors import TierError
 from monarch_py.storage.durability import Keeper
 from monarch_py.storage.tiers import Tier, refuse_replaceable

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from monarch_py.config import TierConfig
+from monarch_py.config.schema import TierConfig
 from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.session import HeldError, hold, holder_of, private_directory
 from monarch_py.native import Array, Ints, Uints, lib

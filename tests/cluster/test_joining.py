@@ -18,7 +18,7 @@ from monarch_py.cluster.node_info import NodeInfo, check_infos
 from monarch_py.daemon.starting import _last_words
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, hold
-from monarch_py.peers import listen
+from monarch_py.peers.server import listen
 
 # As `monarch start`, where ranks are waited for not as long.
 HASTY = """

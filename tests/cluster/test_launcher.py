@@ -12,7 +12,7 @@ import pytest
 
 from monarch_py.cluster.address import serving_address
 from monarch_py.cluster.node_info import NodeInfo, check_infos, check_members
-from monarch_py.config import Config, PeersConfig
+from monarch_py.config.schema import Config, PeersConfig
 from monarch_py.errors import ConfigError, SessionError
 from monarch_py.peers.membership import Cluster, Member
 from monarch_py.util.launcher import VARIABLES, Launch, launched, with_rank

@@ -16,7 +16,8 @@ from support.session import wait_until
 
 from monarch_py.commands import calibrate as measuring
 from monarch_py.commands.calibrate import THREADS, Calibration, calibrate, scenario_text
-from monarch_py.config import Config, load_config
+from monarch_py.config.load import load_config
+from monarch_py.config.schema import Config
 from monarch_py.errors import ConfigError, TierError
 from monarch_py.simulator.comparison import compare
 from monarch_py.simulator.keys import load_scenario

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from monarch_py.config import Config, SourceConfig, _disk, load_config
+from monarch_py.config import _disk
+from monarch_py.config.load import load_config
+from monarch_py.config.schema import Config, SourceConfig
 from monarch_py.errors import ConfigError
 
 

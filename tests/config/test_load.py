@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from monarch_py.commands.calibrate import Calibration, scenario_text
-from monarch_py.config import (
-    Config,
-    PeersConfig,
-    Performance,
-    SourceConfig,
-    TierConfig,
-    _disk,
-    load_config,
-)
+from monarch_py.config import _disk
+from monarch_py.config.load import load_config
+from monarch_py.config.performance import Performance
+from monarch_py.config.schema import Config, PeersConfig, SourceConfig, TierConfig
 
 if TYPE_CHECKING:
     from config.conftest import Site

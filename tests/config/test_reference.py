@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator
 from support.reference import DOCS, MODULES, written
 
 from monarch_py.cli import group
-from monarch_py.config import Config, Tuning
-from monarch_py.document import Keys, declared, schema
+from monarch_py.config.schema import Config, Tuning
+from monarch_py.document.keys import Keys, declared, schema
 
 SMALLEST: dict[str, Any] = {
     "sources": ["@/pfs"],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_py.config import load_config
+from monarch_py.config.load import load_config
 from monarch_py.errors import ConfigError
 
 if TYPE_CHECKING:

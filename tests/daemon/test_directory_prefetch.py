@@ -19,10 +19,10 @@ from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
 from monarch_py import word
-from monarch_py.config import load_config
+from monarch_py.config.load import load_config
 from monarch_py.daemon.control import Control
 from monarch_py.daemon.fill import unused
-from monarch_py.daemon.fill.prefetch import NAMES, Directories
+from monarch_py.daemon.fill.directory_prefetch import NAMES, Directories
 from monarch_py.daemon.plans.manager import PlanManager
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource

@@ -15,7 +15,7 @@ from support.manifests import copies_in
 from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
 
-from monarch_py.config import load_config
+from monarch_py.config.load import load_config
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index

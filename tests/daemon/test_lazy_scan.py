@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.files import Files, check_all, read_all
 from support.session import MIB, Session, wait_until
 
-from monarch_py.daemon.fill.prefetch import NAMES
+from monarch_py.daemon.fill.directory_prefetch import NAMES
 from monarch_py.daemon.scan import scanner
 from monarch_py.daemon.scan.source import Parts
 from monarch_py.demo.slowsource import SlowSource

@@ -16,8 +16,9 @@ from support.session import Session, wait_until
 
 from monarch_py.daemon.starting import STAY, StartupInfo, spawn
 from monarch_py.ipc.connection import DaemonConnection
-from monarch_py.peers import listen, new_secret
+from monarch_py.peers.handshake import new_secret
 from monarch_py.peers.membership import Cluster, Member
+from monarch_py.peers.server import listen
 from monarch_py.storage.tiers import tier_root
 
 Spawned = tuple[subprocess.Popen[bytes], int, DaemonConnection]

@@ -14,7 +14,7 @@ from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
 from monarch_py import word
-from monarch_py.config import load_config
+from monarch_py.config.load import load_config
 from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource

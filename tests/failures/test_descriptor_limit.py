@@ -22,7 +22,7 @@ from support.steps import Steps
 from support.watch import settle
 
 from monarch_py import word
-from monarch_py.config import load_config
+from monarch_py.config.load import load_config
 from monarch_py.daemon.fill import failures
 from monarch_py.daemon.server import Daemon
 from monarch_py.native import Ids, JobKind, State

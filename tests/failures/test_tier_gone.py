@@ -18,7 +18,7 @@ from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet, settle
 
-from monarch_py.config import load_config
+from monarch_py.config.load import load_config
 from monarch_py.daemon.server import Daemon
 from monarch_py.storage.tiers import Tier, held_elsewhere, tier_root
 

@@ -14,7 +14,7 @@ from support.nodes import Nodes
 from support.session import MIB
 
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.peers import Party
+from monarch_py.peers.handshake import Party
 
 # An answer of this size may take 64 s (LEAST_BYTES_PER_S in client.c).
 SIZE, FILES, STOP_S = 8 * MIB, 6, 8.0

@@ -20,9 +20,10 @@ from support.session import wait_until
 
 from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import ffi, lib
-from monarch_py.peers import Peer, PeerStatus, Unreachable, connect_link
 from monarch_py.peers.handshake import Purpose
-from monarch_py.peers.tcp import connected
+from monarch_py.peers.peer import Peer
+from monarch_py.peers.status import PeerStatus, Unreachable
+from monarch_py.peers.tcp import connect_link, connected
 
 FILES, SIZE = 20, 300_000
 

@@ -21,9 +21,10 @@ from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import lib
-from monarch_py.peers import Peer, PeerStatus, connect_link
 from monarch_py.peers.handshake import Purpose
-from monarch_py.peers.tcp import connected
+from monarch_py.peers.peer import Peer
+from monarch_py.peers.status import PeerStatus
+from monarch_py.peers.tcp import connect_link, connected
 
 SIZE = 9 * MIB
 

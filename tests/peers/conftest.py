@@ -11,7 +11,7 @@ import pytest
 from peers.offers import Offer, serve
 
 from benchmarks.peers.fileserver import FileServer
-from monarch_py.peers import listen
+from monarch_py.peers.server import listen
 
 
 @pytest.fixture

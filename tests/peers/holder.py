@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from peers.offers import Offer, serve
 
-from monarch_py.peers import listen
+from monarch_py.peers.server import listen
 
 BLOCK = 1 << 20
 

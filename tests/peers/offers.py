@@ -16,8 +16,10 @@ import xxhash
 from benchmarks.peers.fileserver import FileServer
 from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import ffi, lib
-from monarch_py.peers import Party, Peer, PeerStatus, connect_link
-from monarch_py.peers.handshake import Greeter, Keys, introduce
+from monarch_py.peers.handshake import Greeter, Keys, Party, introduce
+from monarch_py.peers.peer import Peer
+from monarch_py.peers.status import PeerStatus
+from monarch_py.peers.tcp import connect_link
 
 BLOCK = 64 << 10
 SECRET = bytes(range(32))

@@ -15,7 +15,7 @@ from support.session import wait_until
 
 from benchmarks.peers.fileserver import FileServer
 from monarch_py.native import lib
-from monarch_py.peers import PeerStatus
+from monarch_py.peers.status import PeerStatus
 
 BLOCKS = 9
 CONTENT = os.urandom((BLOCKS - 1) * BLOCK + 555)

@@ -37,9 +37,9 @@ from support.session import wait_until
 from benchmarks.peers.fileserver import FileServer
 from benchmarks.peers.ranges import FileId
 from monarch_py.native import lib
-from monarch_py.peers import PeerStatus, Unreachable, listen, new_secret
-from monarch_py.peers.handshake import ANSWER_BYTES, GREETING, HELLO_BYTES, introduce
-from monarch_py.peers.server import MOST_STRANGERS
+from monarch_py.peers.handshake import ANSWER_BYTES, GREETING, HELLO_BYTES, introduce, new_secret
+from monarch_py.peers.server import MOST_STRANGERS, listen
+from monarch_py.peers.status import PeerStatus, Unreachable
 
 CONTENT = os.urandom(3 * BLOCK + 17)
 STALL_S = 0.4

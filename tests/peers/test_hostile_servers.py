@@ -18,8 +18,10 @@ from peers.offers import BLOCK, FRAME_BYTES, SEAL_BYTES, Line, fetch, let_in, pa
 
 from benchmarks.peers.ranges import FileId
 from monarch_py.native import lib
-from monarch_py.peers import Peer, PeerStatus, Unreachable, connect_link
 from monarch_py.peers.handshake import Greeter
+from monarch_py.peers.peer import Peer
+from monarch_py.peers.status import PeerStatus, Unreachable
+from monarch_py.peers.tcp import connect_link
 
 DATA, SUM, END = lib.MONARCH_PEER_DATA, lib.MONARCH_PEER_SUM, lib.MONARCH_PEER_END
 CONTENT = os.urandom(2 * BLOCK)

@@ -13,8 +13,10 @@ import pytest
 from peers.offers import BLOCK, FRAME_BYTES, NOWHERE, Offer, fetch, party, peer_at
 
 from benchmarks.peers.fileserver import FileServer
-from monarch_py.peers import Party, PeerStatus, Purpose, Unreachable, ask, listen
-from monarch_py.peers.handshake import ANSWER_BYTES, HELLO_BYTES, REPLY_BYTES
+from monarch_py.peers.handshake import ANSWER_BYTES, HELLO_BYTES, REPLY_BYTES, Party, Purpose
+from monarch_py.peers.queries import ask
+from monarch_py.peers.server import listen
+from monarch_py.peers.status import PeerStatus, Unreachable
 
 CONTENT = os.urandom(2 * BLOCK + 17)
 WORDS = b"status"

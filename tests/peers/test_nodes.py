@@ -13,7 +13,8 @@ from peers.offers import Offer, fetch, peer_at, peer_of, serve
 from support.session import wait_until
 
 from benchmarks.peers.nodes import Nodes, why_no_nodes
-from monarch_py.peers import PeerStatus, listen
+from monarch_py.peers.server import listen
+from monarch_py.peers.status import PeerStatus
 
 MIB = 1 << 20
 CONTENT = os.urandom(24 * MIB)

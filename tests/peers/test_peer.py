@@ -16,9 +16,10 @@ from peers.offers import NO_KEYS, REQUEST_BYTES, Line, Offer, fetch, link_of, pe
 from benchmarks.peers.fileserver import FileServer
 from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import lib
-from monarch_py.peers import Peer, PeerStatus, Unreachable, listen
 from monarch_py.peers.handshake import new_secret
-from monarch_py.peers.peer import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from monarch_py.peers.peer import FIRST_PAUSE_S, LONGEST_PAUSE_S, Peer
+from monarch_py.peers.server import listen
+from monarch_py.peers.status import PeerStatus, Unreachable
 
 FILE = FileId(0, 1, 10, 1)
 

@@ -19,7 +19,8 @@ from peers.holder import content
 from peers.offers import fetch, peer_at
 
 from benchmarks.peers.ranges import FileId
-from monarch_py.peers import Peer, PeerStatus
+from monarch_py.peers.peer import Peer
+from monarch_py.peers.status import PeerStatus
 from monarch_py.peers.tcp import BETWEEN_LIMIT_S, CONNECT_LIMIT_S, FIRST_BYTE_LIMIT_S
 
 SIZE, SEED = 48 << 20, 3

@@ -15,9 +15,9 @@ from peers.offers import SECRET, Offer, assert_serves, bare, ends, party
 from support.session import wait_until
 
 from benchmarks.peers.fileserver import FileServer
-from monarch_py.peers import PeerStatus, Purpose, Unreachable, ask, new_secret
-from monarch_py.peers.handshake import ANSWER_BYTES, HELLO_BYTES, introduce
-from monarch_py.peers.queries import MOST_AT_A_TIME, MOST_BYTES
+from monarch_py.peers.handshake import ANSWER_BYTES, HELLO_BYTES, Purpose, introduce, new_secret
+from monarch_py.peers.queries import MOST_AT_A_TIME, MOST_BYTES, ask
+from monarch_py.peers.status import PeerStatus, Unreachable
 from monarch_py.peers.tcp import connected
 
 LIMIT_S = 2.0

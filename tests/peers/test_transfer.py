@@ -27,7 +27,9 @@ from peers.offers import (
 from benchmarks.peers.fileserver import FileServer
 from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.errors import SessionError
-from monarch_py.peers import Peer, PeerStatus, listen
+from monarch_py.peers.peer import Peer
+from monarch_py.peers.server import listen
+from monarch_py.peers.status import PeerStatus
 
 CONTENT = os.urandom(5 * BLOCK + 1234)
 

@@ -18,7 +18,8 @@ from support.session import wait_until
 
 from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
 from monarch_py.native import lib
-from monarch_py.peers import Peer, PeerStatus, Unreachable
+from monarch_py.peers.peer import Peer
+from monarch_py.peers.status import PeerStatus, Unreachable
 
 AT_ONCE, TURN_S, LIMIT_S = 4, 0.5, 20
 LARGE, SMALL = FileId(0, 1, 1 << 20, 1), FileId(0, 2, (1 << 20) - 1, 1)

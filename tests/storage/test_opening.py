@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from monarch_py.config import Config, load_config
+from monarch_py.config.load import load_config
+from monarch_py.config.schema import Config
 from monarch_py.storage import durability, opening
 from monarch_py.storage.manifest import Manifest
 from monarch_py.storage.opening import OpenTiers

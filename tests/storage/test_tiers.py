@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.session import wait_until
 
-from monarch_py.config import TierConfig
+from monarch_py.config.schema import TierConfig
 from monarch_py.errors import TierError
 from monarch_py.native import lib
 from monarch_py.storage import memory, tiers

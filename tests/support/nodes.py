@@ -14,8 +14,9 @@ from unittest.mock import patch
 
 from monarch_py.daemon import starting
 from monarch_py.daemon.starting import StartupInfo, spawn
-from monarch_py.peers import Party, listen, new_secret
+from monarch_py.peers.handshake import Party, new_secret
 from monarch_py.peers.membership import Cluster, Member
+from monarch_py.peers.server import listen
 from support.session import MIB, Session, wait_until
 
 

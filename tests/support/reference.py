@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from monarch_py.config import schema
-from monarch_py.document import Keys, declared
+from monarch_py.document.keys import Keys, declared
 from monarch_py.plan import recipe
 from monarch_py.simulator import scenario
 

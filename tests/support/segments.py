@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from monarch_py.config import load_config
+from monarch_py.config.load import load_config
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import lib
 from support.session import Session

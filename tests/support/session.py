@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from monarch_py.config import Tuning
-from monarch_py.document import declared
+from monarch_py.config.schema import Tuning
+from monarch_py.document.keys import declared
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY

@@ -21,7 +21,8 @@ import pytest
 import yaml
 
 from monarch_py.cli import group
-from monarch_py.config import Config, load_config
+from monarch_py.config.load import load_config
+from monarch_py.config.schema import Config
 from monarch_py.errors import ConfigError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

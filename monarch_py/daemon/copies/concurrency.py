@@ -67,7 +67,8 @@ class Delay:
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
-        """Forgets the past: what programs wait now counts as their least."""
+        """Forgets the least wait of the last minute. It is measured anew, from the opens that
+        follow."""
         self._least.clear()
         self._spell = (-math.inf, 0, 0.0)
 

@@ -10,8 +10,7 @@ import os
 import numpy as np
 
 from monarch_py import word
-from monarch_py.config import Config, TierConfig
-from monarch_py.config.schema import MAX_TIERS
+from monarch_py.config.schema import MAX_TIERS, Config, TierConfig
 from monarch_py.daemon.copies.copies import Copies
 from monarch_py.errors import TierError
 from monarch_py.ipc.session import SessionDir, shm_root

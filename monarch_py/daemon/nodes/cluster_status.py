@@ -4,8 +4,10 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from monarch_py.peers import Party, PeerStatus, Purpose, Unreachable, ask
+from monarch_py.peers.handshake import Party, Purpose
 from monarch_py.peers.membership import Cluster, Member
+from monarch_py.peers.queries import ask
+from monarch_py.peers.status import PeerStatus, Unreachable
 
 # A daemon answers between two turns of its loop; `status` waits this long for all of them together
 # [s].

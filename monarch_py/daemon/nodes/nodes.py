@@ -18,8 +18,10 @@ from monarch_py.daemon.nodes.serving import Membership, ReplicaServer
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import SessionError
 from monarch_py.native import NO_IDS, Bools, Ids, Int32s, Ints, Kind, Reason, State, lib
-from monarch_py.peers import Party, Peer, connect_link
+from monarch_py.peers.handshake import Party
 from monarch_py.peers.membership import Cluster
+from monarch_py.peers.peer import Peer
+from monarch_py.peers.tcp import connect_link
 from monarch_py.policies.node import NOBODY, Holders, NodePolicy
 from monarch_py.policies.placement import TierRoom
 from monarch_py.policies.rendezvous import first_nodes, next_nodes, owners, second_copies

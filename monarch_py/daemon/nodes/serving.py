@@ -12,8 +12,9 @@ from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import Bools, Ids, Int32s, Uints, ffi, lib, not_null, pointer
-from monarch_py.peers import Party, PeerServer
+from monarch_py.peers.handshake import Party
 from monarch_py.peers.membership import Cluster
+from monarch_py.peers.server import PeerServer
 from monarch_py.storage.tiers import Tier
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from monarch_py.config import Performance
+from monarch_py.config.performance import Performance
 from monarch_py.native import Uints, lib
 from monarch_py.policies.routing import SOURCES
 

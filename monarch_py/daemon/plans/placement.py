@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py import word
-from monarch_py.config import SourceConfig
+from monarch_py.config.schema import SourceConfig
 from monarch_py.daemon.nodes.nodes import UNIT, Nodes, rooms_of
 from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.daemon.segments import Shared

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.config import SourceConfig
+from monarch_py.config.schema import SourceConfig
 from monarch_py.daemon.plans.retry import Version, version_of
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import ConfigError

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.config import Config
+from monarch_py.config.schema import Config
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import Kind, ffi, lib

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py import word
-from monarch_py.config import Config
+from monarch_py.config.schema import Config
 from monarch_py.daemon.scan.source import Source
 from monarch_py.daemon.scan.unlisted import Path, UnlistedFiles
 from monarch_py.daemon.segments import Shared

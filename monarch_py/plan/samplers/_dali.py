@@ -56,7 +56,8 @@ class DALIReader(Sampler):
         check_choice("reader", self.reader, READERS)
         if self.shards > self.length:
             raise ConfigError(
-                f"length: {self.length} samples are fewer than the {self.shards} shards; use fewer"
+                f"length: {self.length} samples are fewer than the {self.shards} shards; use"
+                f" at most {self.length} shards"
             )
 
     @property

@@ -300,8 +300,9 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def look_again(self) -> None:
-        """Goes through all directories anew: files that had another order have become ABSENT, and
-        have their turn once more."""
+        """Starts again at the first entry of every directory. Files that were passed over because a
+        command had asked for them are ABSENT again now that the command has taken this back, and
+        can be filled ahead."""
         for filled in self._directories.filled:
             filled.at = [0, 0]
         self._next = [NO_IDS, NO_IDS]
