@@ -1,7 +1,5 @@
 """A YAML file as nodes that know their line, and error messages that point into it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +22,7 @@ class Document:
 
     name: str
     warnings: list[str] = field(default_factory=list)
-    spots: dict[Way, Spot] = field(default_factory=dict)
+    spots: "dict[Way, Spot]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Spot:
     key: str = ""
     way: Way = ()
 
-    def at_key(self, node: yaml.Node, written: str, name: str = "") -> Spot:
+    def at_key(self, node: yaml.Node, written: str, name: str = "") -> "Spot":
         """The spot of a key of the mapping at this spot; the key is `written` at `node`.
 
         name : the declared name, if an alias is written
@@ -48,7 +46,7 @@ class Spot:
         key, way = self._joined(written), (*self.way, name or written)
         return replace(self, line=_line_of(node), key=key, way=way)
 
-    def at_item(self, node: yaml.Node, index: int) -> Spot:
+    def at_item(self, node: yaml.Node, index: int) -> "Spot":
         """The spot of item `index`, written at `node`, of the list at this spot. It is kept."""
         way = (*self.way, index)
         spot = replace(self, line=_line_of(node), key=f"{self.key}[{index}]", way=way)
@@ -58,7 +56,7 @@ class Spot:
         """Whether the mapping at this spot has the key."""
         return (*self.way, name) in self.document.spots
 
-    def of(self, step: str | int) -> Spot:
+    def of(self, step: str | int) -> "Spot":
         """The spot of a key or an item of the value at this spot, or where the key is missing."""
         way = (*self.way, step)
         return self.document.spots.get(way) or replace(self, key=self._joined(str(step)), way=way)

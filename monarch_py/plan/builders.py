@@ -1,7 +1,5 @@
 """Builds the index of a dataset on disk, by the format of its files."""
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -1,7 +1,5 @@
 """The index of a dataset: its files, and where in the files each sample lies."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Sequence
@@ -72,7 +70,7 @@ class Index:
         names: Sequence[str],
         sizes: Sequence[int] | npt.NDArray[Any],
         samples: tuple[Any, Any, Any] | None = None,
-    ) -> Index:
+    ) -> "Index":
         """The index of files with these names, relative to `root`, and sizes [bytes].
 
         samples : the samples' files, offsets and lengths [bytes], if files have many samples.
@@ -98,7 +96,7 @@ class Index:
         return found
 
     @classmethod
-    def unnamed(cls, samples: int, size: int = 0) -> Index:
+    def unnamed(cls, samples: int, size: int = 0) -> "Index":
         """The index of a dataset of which only the number of files, and perhaps their mean size, is
         known."""
         return cls(
@@ -175,7 +173,7 @@ class Index:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Index:
+    def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> "Index":
         """The reverse of `arrays`; ValueError if they do not belong together."""
         if "plan" in arrays:
             raise ValueError("it is a plan")
@@ -193,7 +191,7 @@ class Index:
         save_arrays(path, self.arrays())
 
     @classmethod
-    def load(cls, path: Path) -> Index:
+    def load(cls, path: Path) -> "Index":
         """Reads what `save` wrote; ConfigError, naming the file, for anything else."""
         try:
             return cls.from_arrays(load_arrays(path))

@@ -3,10 +3,8 @@
 The file does not hold the accesses, but the description from which they are drawn again.
 """
 
-from __future__ import annotations
-
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,24 +96,6 @@ class Plan:
         """The digest of each dataset, see Index.digest."""
         return [index.digest() for index in self.datasets]
 
-    def resized(self, epochs: int | None = None, nodes: int | None = None) -> Plan:
-        """The plan after a restart with another number of epochs or nodes. Each node keeps its
-        number of ranks, and samplers deal to the new total."""
-        nodes = self.nodes if nodes is None else nodes
-        parts = tuple(self._resized(part, nodes) for part in self.parts)
-        epochs = self.epochs if epochs is None else epochs
-        return replace(self, parts=parts, epochs=epochs, nodes=nodes)
-
-    def _resized(self, part: PlanPart, nodes: int) -> PlanPart:
-        loader = part.loader
-        sampler: Any = loader.sampler
-        if nodes < 1:
-            raise ConfigError(f"nodes: {nodes} is out of range; write 1 or more")
-        ranks = loader.world_size // self.nodes * nodes
-        if sampler.ranks_field is not None:
-            sampler = replace(sampler, **{sampler.ranks_field: ranks})
-        return replace(part, loader=replace(loader, sampler=sampler, world_size=ranks))
-
     # --- stored as a file -------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
@@ -138,7 +118,7 @@ class Plan:
         save_arrays(path, arrays)
 
     @classmethod
-    def load(cls, path: Path) -> Plan:
+    def load(cls, path: Path) -> "Plan":
         """Reads what `save` wrote; ConfigError, naming the file, for anything else."""
         try:
             return cls._from_arrays(load_arrays(path))
@@ -148,7 +128,7 @@ class Plan:
             ) from None
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Plan:
+    def _from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> "Plan":
         if "plan" not in arrays:
             raise ValueError("it is an index" if "pool" in arrays else "it holds other arrays")
         text = json.loads(arrays["plan"].tobytes())

@@ -7,8 +7,6 @@ access fits the plan if its place was not seen yet and lies before the front or 
 past it. The majority of the last accesses moves the front, never the furthest one.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable
@@ -156,7 +154,7 @@ class _Evidence:
     variance: float
 
     @classmethod
-    def of(cls, fits: int, chances: list[tuple[int, float]]) -> _Evidence:
+    def of(cls, fits: int, chances: list[tuple[int, float]]) -> "_Evidence":
         """chances : for each look, (accesses, the share that would fit by chance)"""
         by_chance = sum(n * chance for n, chance in chances)
         variance = sum(n * chance * (1 - chance) for n, chance in chances)

@@ -5,8 +5,6 @@ threads together, and the PFS the rate t(g) of its g clients together. Both are 
 each of n threads or clients gets 1/n. They are measured for a few numbers only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
