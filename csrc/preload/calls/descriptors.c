@@ -21,7 +21,7 @@ static void will_close_direct(int fd) {
         monarch_close_direct(fd, w);
 }
 
-/* A function of its own, so that a descriptor that we know nothing of costs two checks. */
+/* This is a separate function, so that a descriptor that we know nothing of costs two checks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;

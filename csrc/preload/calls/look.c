@@ -101,7 +101,7 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 /* --- where a path leads in the end ------------------------------------------------------------ */
 
 /* Returns the entry's path, which holds no link: the scan followed none, and the source's root is
- * resolved. A function of its own, because few calls need the stack for a path. */
+ * resolved. This is a separate function, because few calls need the stack for a path. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {
     char real[MONARCH_PATH_MAX];
     if (!monarch_source_path(k->session, k->catalog, k->entry, real))

@@ -62,7 +62,7 @@ PUBLIC int link(const char *from, const char *to) {
     return REAL(link)(from, to);
 }
 
-/* A function of its own, so that the stack for one path is given back before the other's is
+/* This is a separate function, so that the stack for one path is given back before the other's is
  * needed. */
 __attribute__((noinline)) static int link_changed(int fromdir, const char *from, int todir,
                                                   const char *to, int flags) {

@@ -241,7 +241,7 @@ static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     return monarch_count_read(fd, n, at);
 }
 
-/* A function of its own, so that a descriptor that is not ours pays for no stack. */
+/* This is a separate function, so that a descriptor that is not ours pays for no stack. */
 __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
     struct monarch_wanted w;
     if (served(fd, monarch_tracked(fd), 0, n, &w))

@@ -61,7 +61,8 @@ static const struct monarch_entry *behind(struct session **s, const struct monar
 }
 
 /* For a file that was changed but still has the content that was opened: takes owner, mode and
- * links from the source. A function of its own, because few calls need the stack for a path. */
+ * links from the source. This is a separate function, because few calls need the stack for a
+ * path. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -228,7 +229,7 @@ __attribute__((noinline)) static void time_of_copy(int dir, const char *path, in
         *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
 }
 
-/* A function of its own, because few calls need the stack for a path. */
+/* This is a separate function, because few calls need the stack for a path. */
 __attribute__((noinline)) static int ask_source(const struct session *s,
                                                 const struct monarch_catalog *c,
                                                 const struct monarch_entry *e, unsigned mask,

@@ -184,8 +184,8 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     return 1;
 }
 
-/* Finds the kernel's path of the file. A function of its own, so that the stack holds nothing else
- * but the message. */
+/* Finds the kernel's path of the file. This is a separate function, so that the stack holds nothing
+ * else but the message. */
 __attribute__((noinline)) static int find_path(const struct session *s, int fd,
                                                struct monarch_handover *what) {
     char path[MONARCH_PATH_MAX];

@@ -40,8 +40,8 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
 
 /* Tells the daemon of a file that the catalog does not know, by the kernel's name for it, in which
  * links and dots are resolved. Called only once the file is open: the daemon asks the source for
- * what it is told of, and files that do not exist must not cost anything. A function of its own,
- * because few opens need the stack for a path. */
+ * what it is told of, and files that do not exist must not cost anything. This is a separate
+ * function, because few opens need the stack for a path. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
