@@ -39,8 +39,8 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
 }
 
 /* Tells the daemon of a file that the catalog does not know, by the kernel's name for it, in which
- * links and dots are resolved. Called only once the file is open: the daemon asks the source for
- * what it is told of, and files that do not exist must not cost anything. This is a separate
+ * links and dots are resolved. Called only once the file is open: the daemon asks the source about
+ * each file that it is told of, and files that do not exist must cost nothing. This is a separate
  * function, because few opens need the stack for a path. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
@@ -55,11 +55,11 @@ __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, i
 
 /* --- whose reads are the fill ----------------------------------------------------------------- */
 
-/* One in so many files of a source whose pages are not kept is read as if they were. */
+/* One in this many files of a source whose pages are not kept is read as if its pages were kept. */
 #define LOOKS 128
 
-/* Where the kernel keeps no pages, the daemon would have to read all of the file again. One file in
- * LOOKS shows whether that is still so. */
+/* If the kernel keeps no pages of a source, the daemon would have to read the whole file again. One
+ * file in LOOKS shows whether that is still so. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
     return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
            id % LOOKS == 0;
