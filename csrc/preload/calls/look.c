@@ -26,7 +26,8 @@ static int is_allowed(const struct monarch_known *k, int mode) {
     return !(mode & X_OK) || monarch_listing_length(listing) > 0;
 }
 
-/* 1: yes; 0: ask the kernel. `effective`: by the effective ids, not the real ones. */
+/* Returns 1 if access is allowed, 0 if the kernel must be asked. `effective`: whether the effective
+ * ids count, not the real ones. */
 static int answer(int dir, const char *path, int mode, int follow, int effective) {
     struct monarch_known k;
     if (mode & ~(R_OK | W_OK | X_OK))
@@ -57,7 +58,8 @@ PUBLIC int faccessat(int dir, const char *path, int mode, int flags) {
     return REAL(faccessat)(dir, path, mode, flags);
 }
 
-/* Reads a link: bytes of the target; -1 with errno; -2: ask the kernel. */
+/* Reads a link. Returns the bytes of the target, -1 with errno set, or -2 if the kernel must be
+ * asked. */
 static ssize_t target_of(int dir, const char *path, char *target, size_t n) {
     struct monarch_known k;
     MAYBE_NULL(target);
@@ -116,7 +118,7 @@ __attribute__((noinline)) static int tell_path(const struct monarch_known *k, ch
 }
 
 /* Answers only for what exists. For an error the source is asked, because `resolved` then shows
- * where it was met. */
+ * where the error was met. */
 static int answer_realpath(const char *path, char **resolved) {
     struct monarch_known k;
     if (!monarch_know(AT_FDCWD, path, 1, &k))

@@ -89,8 +89,9 @@ static int put_before(char *buffer, size_t *at, const char *part) {
     return 1;
 }
 
-/* The path that the action at `i` opens, at the end of `buffer`, and in *dir the directory of this
- * process from which it starts; NULL if the path is too long. */
+/* Writes the path that action `i` opens to the end of `buffer`, and to *dir the directory
+ * descriptor of this process from which the path starts. Returns the path, or NULL if it is too
+ * long. */
 static char *path_opened(const struct action *x, int i, char *buffer, int *dir) {
     size_t at = MONARCH_PATH_MAX - 1;
     buffer[at] = 0;
