@@ -60,7 +60,7 @@ static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
     } else if (s && !monarch_is_off(s) && !s->control->off) {
-        ; /* the session is another daemon's by now, with other entry numbers */
+        ; /* the current session is another daemon's, with other entry numbers */
     } else {
         return 0; /* switched off for a while, or between two daemons */
     }
@@ -156,7 +156,7 @@ __attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w
 static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     monarch_momentary_begin();
     int fd = open_by_name(w);
-    /* A raw system call: a cancellation in libc's would leave the descriptor open. */
+    /* This is a raw system call: a cancellation in libc's pread would leave the descriptor open. */
     ssize_t r = fd >= 0 ? sys_pread(fd, buf, n, at) : 0;
     if (fd >= 0)
         monarch_close_unseen(fd, -1);
@@ -211,7 +211,7 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
         return REAL(pread)(fd, buf, n, at);
     if (r >= 0 || !done)
         return r < 0 ? r : r + (ssize_t)done;
-    errno = old_errno; /* bytes that were read before an error count */
+    errno = old_errno; /* the bytes that were read before the error are returned */
     return (ssize_t)done;
 }
 
@@ -338,7 +338,8 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
 }
 
 /* Fills the parts one after the other, each in full, `most` bytes in all. A short part is the end
- * of the file, or an error after what was read. OTHER_FILE: nothing was read. */
+ * of the file, or an error after what was read. Returns OTHER_FILE if nothing was read because the
+ * number is another file's. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;
@@ -412,8 +413,8 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 
 /* --- mappings --------------------------------------------------------------------------------- */
 
-/* Raw system calls, because open is a cancellation point and mmap is not. ThreadSanitizer tracks
- * descriptors by libc's functions, and must see this descriptor. */
+/* These are raw system calls, because open is a cancellation point and mmap is not. ThreadSanitizer
+ * tracks descriptors by libc's functions, and must see this descriptor. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
@@ -450,7 +451,7 @@ static void *map_copy(void *at, size_t n, int prot, int flags, struct monarch_wa
     return r;
 }
 
-/* Counts as read the bytes of the file among `n` from `offset` on; returns their number. */
+/* Counts the file's bytes in [offset, offset + n) as read; returns their number. */
 static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t offset) {
     uint64_t left = (uint64_t)offset < w->entry->size ? w->entry->size - (uint64_t)offset : 0;
     n = n < left ? n : left;

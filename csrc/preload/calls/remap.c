@@ -25,7 +25,7 @@ PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     return REAL(mremap)(at, n, wanted, flags, to);
 }
 
-/* A waiting mapping has PROT_READ already, so that changes nothing. */
+/* A waiting mapping has PROT_READ already: a call that asks for PROT_READ changes nothing. */
 PUBLIC int mprotect(void *at, size_t n, int prot) {
     if (prot != PROT_READ)
         monarch_mappings_say(at, n, MONARCH_FORGET);

@@ -1,4 +1,5 @@
-/* Records files that posix_spawn opens for writing in the child, inside libc, before it does.
+/* Records, before posix_spawn runs, the files that it will open for writing in the child, inside
+ * libc.
  *
  * A relative path starts from the child's directory, which other actions may change, so only the
  * whole list of actions says which file is meant. The list is libc's own: its layout has never

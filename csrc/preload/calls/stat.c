@@ -1,4 +1,4 @@
-/* Attributes of a file as if it had no copy.
+/* Tells the attributes of files as if they had no copies.
  *
  * By path, the attributes come from the catalog, as long as it may answer. By descriptor, they come
  * from the kernel; if the descriptor is a copy's, they are replaced by the catalog's. */

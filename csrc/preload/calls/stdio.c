@@ -79,7 +79,8 @@ static FILE *open_for_reading(const char *path, const char *mode) {
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* Only these two functions keep a path on the stack: programs may read files from small stacks. */
+/* This function and others with a path on the stack are separate, because programs may read files
+ * from small stacks. */
 __attribute__((noinline)) static FILE *open_again(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
     return open_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode);

@@ -65,8 +65,8 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
 
 /* Marks every file below a directory, because what happens to the directory happens to all of them:
  * a new name changes their paths, and other permissions may close them. This reads the whole
- * catalog, but a training job does not rename directories in a loop. What the daemon's scan finds
- * meanwhile, the daemon looks at again, because the count `renames` has moved. */
+ * catalog, but a training job does not rename directories in a loop. The daemon looks again at what
+ * its scan finds meanwhile, because the count `renames` has moved. */
 static void mark_below_directory(struct session *s, const struct stat *st) {
     __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
     const struct monarch_catalog *c = monarch_catalog_of(s);

@@ -24,8 +24,8 @@ const char *monarch_fd_to_change(int fd, char *real);
  * /dev. If so, `real` becomes the source file's path, as above. Nothing is recorded. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
-/* Does what monarch_leads_to_copy does, but compares the path's first letters before, which rule
- * out nearly all paths. */
+/* Does what monarch_leads_to_copy does, but compares the path's first letters first: they rule out
+ * nearly all paths. */
 static inline int monarch_names_copy(const char *path, char *real) {
     MAYBE_NULL(path);
     if (!path || path[0] != '/')

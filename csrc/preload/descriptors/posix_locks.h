@@ -5,8 +5,8 @@
 
 #include <stdint.h>
 
-/* Note, and ask, whether this process has taken locks on a file or asked for asynchronous signals
- * of it. */
+/* Note that this process has taken locks on a file, or asked for asynchronous signals of it; and
+ * ask whether it has. */
 void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 

@@ -55,9 +55,9 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
     return !(seen & TRACK_PINNED) && change(fd, &seen, to);
 }
 
-/* Changes the parent's words for the child of a fork. The two processes share the offsets of all
- * open files. What the parent's threads were about to do with a descriptor happens in the parent
- * alone. */
+/* Adapts the words that the child of a fork has inherited. The parent and the child share the
+ * offsets of all open files. What the parent's threads were about to do with a descriptor happens
+ * in the parent alone. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
@@ -137,8 +137,8 @@ static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
 }
 
 void monarch_track_flag_slow(int fd, uint64_t flag) {
-    /* Only a system call would tell whether this is a child of vfork. It is spared, because a flag
-     * that such a child sets does its parent no harm. */
+    /* Only a system call would tell whether this is a child of vfork. That call is spared, because
+     * a flag that such a child sets does its parent no harm. */
     if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE) ? !monarch_track_process()
                                                         : !monarch_track_is_mine())
         return;

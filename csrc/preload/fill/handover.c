@@ -98,8 +98,8 @@ static int address(struct sockaddr_un *to, uint64_t id) {
     return by;
 }
 
-/* Sends the descriptor; returns whether it was sent. No server of the source is asked, and nothing
- * waits. */
+/* Sends the descriptor; returns whether it was sent. The function neither asks the source's server
+ * nor waits. */
 static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
     struct sockaddr_un to;
     struct iovec part = {what, n};

@@ -1,5 +1,5 @@
-/* Follows how far programs have read files that had no copy when they were opened, and how long the
- * sources took.
+/* Follows how far programs have read files that were opened without a copy, and how long sources
+ * take.
  *
  * The daemon is told of files that were read to their end, and fills what lies beside them. The
  * progress is a hint: losing it costs speed only. */

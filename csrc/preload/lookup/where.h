@@ -32,7 +32,7 @@ struct monarch_aim {
     const char *rel;  /* the path within the source */
     size_t len;
     uint64_t hash;
-    int is_alias; /* 1: the path ends with the name that leads to the source, which may be a link */
+    int is_alias;   /* 1: the path's last name is what leads into the source; it may be a link */
     int64_t likely; /* the answer of monarch_guess, or -1 */
     int source;     /* -1: an odd path, resolved the slower, exact way */
 };

@@ -11,7 +11,7 @@
 #define LIMIT_NS 1000000000ULL
 #define STACK_BYTES 16384
 
-/* Lies at the beginning of the thread's memory; the thread's stack comes after it. */
+/* This struct lies at the beginning of the thread's memory; the thread's stack comes after it. */
 struct apart {
     uint32_t runs; /* futex: the kernel clears it when the thread has left this memory */
     void (*work)(void *data);

@@ -1,4 +1,4 @@
-/* Asks the kernel what is mapped at an address: /proc/self/maps. */
+/* Asks the kernel, through /proc/self/maps, what is mapped at an address. */
 #pragma once
 
 #include <stdint.h>

@@ -17,7 +17,7 @@ struct real_calls monarch_real;
 /* Most tables that are kept. If more libraries come before libc, the last of these are not
  * searched; libc always is. */
 #define TABLES 64
-/* Stands for a function that no library has. */
+/* The value of a function that no library has. */
 #define ABSENT ((void *)1)
 
 /* The dynamic symbol table of one loaded library. */

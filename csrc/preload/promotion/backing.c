@@ -107,8 +107,8 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd); /* no number is left: its locks end */
 }
 
-/* Drops the process's POSIX locks on the copy's source file, as the close of any descriptor of that
- * file would, also locks that were taken through another descriptor. */
+/* Drops all POSIX locks of the process on the copy's source file, as the close of any descriptor of
+ * that file would. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;

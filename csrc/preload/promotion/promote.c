@@ -14,8 +14,9 @@
 
 /* Files whose descriptors are being replaced. With a replacement the kernel closes the old file,
  * which drops the process's POSIX locks on it; some sources ask their server for that (flush). So a
- * thread that takes a lock first waits for the closing. Each slot is the process << 40 | a hash of
- * the file. A slot is free if it is 0, or of a process from which this one was forked. */
+ * thread that is about to take a lock on the file waits for the close. Each slot is the process <<
+ * 40 | a hash of the file. A slot is free if it is 0, or of a process from which this one was
+ * forked. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;

@@ -9,7 +9,7 @@ static uint32_t foreign; /* atomic: some thread sees other mounts or another roo
 /* --- mounts --------------------------------------------------------------------------------- */
 
 /* Whether a mount point lies below `path`; 1 in doubt. This matters in another mount namespace than
- * the daemon's (a container): what is mounted there below a source was not scanned. The file is
+ * the daemon's (a container): what is mounted there below a source was not scanned. mountinfo is
  * read in small pieces, because the stack may be small. */
 __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
     char buf[512];
@@ -30,7 +30,7 @@ __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t 
                 field++;
             } else if (field == 4 && !differs) {
                 differs = same == path_len || *at != path[same];
-                /* The file writes a blank as \040, at which the comparison ends in doubt. */
+                /* mountinfo writes a blank as \040, at which the comparison ends in doubt. */
                 found = differs && *at == (same == path_len ? '/' : '\\');
                 same++;
             }

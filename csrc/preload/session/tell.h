@@ -1,7 +1,7 @@
 /* Reports file changes to the daemon from a process that has no room to map the daemon's segments.
  *
- * The limit is RLIMIT_AS or vm.max_map_count. The changes are written to files of the session, and
- * the daemon marks them in the changed filter. */
+ * Such a process has reached RLIMIT_AS or vm.max_map_count. The changes are written to files of the
+ * session, and the daemon marks them in the changed filter. */
 #pragma once
 
 #include <sys/stat.h>
