@@ -22,7 +22,7 @@ struct directory {
     int fd;        /* of the source's directory, once asked for; else -1 */
     DIR *real;     /* the source's, once the listing was out of date; else NULL */
     struct monarch_known of;
-    uint64_t listing, at; /* the next name; 0 and 1 are the dots */
+    uint64_t listing, at; /* at: the next name; 0 and 1 are the dots */
     struct dirent found;
 };
 

@@ -102,7 +102,8 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 
 /* --- where a path leads in the end ------------------------------------------------------------ */
 
-/* Returns the entry's path, which holds no link: the scan followed none, and the source's root is
+/* Writes the entry's path to *resolved, or to new memory if *resolved is NULL; returns 0 if the
+ * path is too long. The path holds no link: the scan followed none, and the source's root is
  * resolved. This is a separate function, because few calls need the stack for a path. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {
     char real[MONARCH_PATH_MAX];

@@ -168,9 +168,10 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
     return monarch_result(r);
 }
 
-/* Reads from the source what the copy has not given. If the number is another file's by now, its
- * bytes must not be joined to those that the copy has given, nor be returned for an offset of the
- * first file. If the number was promoted meanwhile, the copy is complete and gives the bytes. */
+/* Reads from the source what the copy has not given. If the descriptor is another file's by now,
+ * its bytes must not be joined to those that the copy has given, nor be returned for an offset of
+ * the first file. If the descriptor was promoted meanwhile, the copy is complete and gives the
+ * bytes. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
@@ -229,8 +230,8 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!find_file(fd, tracked, w))
         return 0;
-    /* Another thread may close the number as soon as it is the copy's: this call still reads by a
-     * descriptor of its own. */
+    /* Another thread may close the descriptor as soon as it is the copy's. So this call still reads
+     * by a descriptor of its own. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;
@@ -262,8 +263,8 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
 
 /* --- reads at the descriptor's offset --------------------------------------------------------- */
 
-/* Gives back the last n bytes that were claimed and not read. If the number was closed meanwhile,
- * nobody asks for its offset. */
+/* Gives back the last n bytes that were claimed and not read. If the descriptor was closed
+ * meanwhile, nobody asks for its offset. */
 static void give_back_offset(int fd, uint64_t tracked, long n) {
     if (n)
         monarch_track_seek(fd, tracked, -n);
@@ -271,8 +272,8 @@ static void give_back_offset(int fd, uint64_t tracked, long n) {
 
 /* Claims the next n bytes of the file, or as many as are left, by moving the offset over them:
  * several threads or processes may read from that offset at once. The claimed bytes are [w->at,
- * w->at + w->n). Returns 0 if none were claimed, because none are left, or because the number may
- * be another file's by now. `tracked` is the descriptor's word in the table. */
+ * w->at + w->n). Returns 0 if none were claimed, because none are left, or because the descriptor
+ * may be another file's by now. `tracked` is the descriptor's word in the table. */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
     /* The result is -1 beyond the largest offset too. The move is atomic also for those that share
      * the offset through another table of descriptors. */
@@ -339,7 +340,7 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
 
 /* Fills the parts one after the other, each in full, `most` bytes in all. A short part is the end
  * of the file, or an error after what was read. Returns OTHER_FILE if nothing was read because the
- * number is another file's. */
+ * descriptor is another file's. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;
@@ -476,7 +477,8 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
         return r;
     }
     errno = old_errno;
-    /* During the wait another thread may have closed the number, or given it to another file. */
+    /* During the wait another thread may have closed the descriptor, or given its number to another
+     * file. */
     int is_callers = monarch_is_callers(fd, &w);
     if (!is_callers)
         monarch_momentary_begin();

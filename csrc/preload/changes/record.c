@@ -10,8 +10,8 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-/* Whether a daemon has to be told of changes. *s becomes its session, or NULL where there is no
- * room to map it. */
+/* Whether a daemon has to be told of changes. *s becomes its session, or NULL if there is no room
+ * to map it. */
 static int is_heard(struct session **s) {
     *s = session_for_change();
     return *s || monarch_lacks_room();

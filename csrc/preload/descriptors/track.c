@@ -125,9 +125,9 @@ static int is_of_copy(int fd, uint64_t w) {
 }
 
 /* Does round `n` of a wait for a pinned word; returns the word after the round. A promotion gives
- * the number to the copy before the kernel closes the source's file. The kernel may ask the source
- * for that close, and nobody needs to wait for it: once the number is the copy's, the word is
- * cleared. */
+ * the descriptor number to the copy before the kernel closes the source's file. The kernel may ask
+ * the source for that close, and nobody needs to wait for it: once the number is the copy's, the
+ * word is cleared. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);

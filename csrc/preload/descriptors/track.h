@@ -13,11 +13,11 @@
 #define TRACK_OFFSET 1ULL /* used with its own offset: never replaced */
 #define TRACK_SHARED 2ULL /* duplicated, or locks may hang on it: never replaced */
 /* A thread relies on the descriptor's staying as it is. Another thread that is about to change it
- * waits until the first is done, or until the number is a copy's: only the thread that has pinned
- * the descriptor for a promotion makes it a copy's. */
+ * waits until the first is done, or until the descriptor is a copy's: only the thread that has
+ * pinned it for a promotion makes it a copy's. */
 #define TRACK_PINNED 4ULL
-/* A thread is about to seek: the number must stay that of its open file until the kernel holds a
- * reference to the open file. */
+/* A thread is about to seek: the descriptor must stay that of its open file until the kernel holds
+ * a reference to the open file. */
 #define TRACK_SEEKING 8ULL
 /* Reads go to the source. As soon as the whole file was read, the descriptor is handed over to the
  * daemon (handover.h). */
@@ -77,9 +77,9 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin);
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
 
 /* Does lseek(fd, by, SEEK_CUR) on the open file to which the word `tracked` refers. The call waits
- * for other threads' reads of that open file, but a thread that closes or replaces the number
+ * for other threads' reads of that open file, but a thread that closes or replaces the descriptor
  * meanwhile does not wait for the call. Returns the new offset, or -1 if the offset was not moved,
- * mostly because the number is another open file's by now. */
+ * mostly because the descriptor is another open file's by now. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);
 
 /* Called before a close: forgets the descriptor, after a promotion in another thread has ended,

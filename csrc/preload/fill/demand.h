@@ -14,7 +14,7 @@ struct monarch_wanted {
     uint64_t ino;
     uint32_t version;
     uint64_t since_ns; /* the time since which no bytes have come */
-    uint64_t limit_ns; /* bound of the wait; 0: as long as it helps */
+    uint64_t limit_ns; /* bound of the wait; 0: the default of the function that waits */
     int is_instead;    /* 1: the wait replaces a wait for the source, and is not much longer */
 };
 

@@ -1,8 +1,8 @@
 /* Follows how far programs have read files that were opened without a copy, and how long sources
  * take.
  *
- * The daemon is told of files that were read to their end, and fills what lies beside them. The
- * progress is a hint: losing it costs speed only. */
+ * The daemon is told of files that were read to their end, and fills the files that lie beside
+ * them. The progress is a hint: losing it costs speed only. */
 #pragma once
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ void monarch_progress_begin_again(uint64_t id);
  * are no longer seen. */
 void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 
-/* Called when a stream was opened on a copy for which its open has waited. */
+/* Called after a stream was opened on a copy for which the open had to wait. */
 void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
 /* Called before a stream is closed. Nobody has seen its reads, so its offset tells how far the file
  * was read. `fd` is the stream's descriptor, or -1. */

@@ -11,8 +11,8 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* What was asked for of files that are not to be filled at once: entry << 32 | KiB. Two files in
- * one slot reset each other. */
+/* How much was asked for of files that are not to be filled at the first read: entry << 32 | KiB.
+ * Two files in one slot reset each other. */
 static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,

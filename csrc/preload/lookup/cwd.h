@@ -26,7 +26,7 @@ static inline int monarch_is_far(int dir, const char *path) {
 /* Finds out where the working directory lies, if that is not known. */
 void monarch_find_cwd(const struct session *s);
 
-/* Whether, by its letters, `path` is `root` or lies below it. */
+/* Whether `path`, compared as text, is `root` or lies below it. */
 static inline int monarch_is_below(const char *path, const char *root, size_t root_len) {
     return strncmp(path, root, root_len) == 0 && (path[root_len] == '/' || !path[root_len]);
 }

@@ -239,8 +239,8 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
            learn(s, path, directory_length(path, strlen(path)), &st);
 }
 
-/* Whether to look where the first `n` bytes of `path` lead. This table is not for paths whose
- * letters lead into a source, nor for relative paths that may lead there. */
+/* Whether to look where the first `n` bytes of `path` lead. This table is not for paths that, as
+ * text, lie in a source, nor for relative paths that may lead there. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

@@ -75,7 +75,8 @@ static int is_within(const struct monarch_catalog *c, uint64_t listing) {
     return monarch_listing_first(listing) + monarch_listing_length(listing) <= c->capacity;
 }
 
-/* The listing of the directory's last walk; 0 if the directory is known to have changed. */
+/* The listing that the last walk of the directory made; 0 if the directory is known to have
+ * changed. */
 static uint64_t last_listing(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

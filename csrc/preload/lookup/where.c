@@ -66,8 +66,8 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
     return place.entry;
 }
 
-/* Aims by a hint that leads into a source. This is a separate function, because few calls need the
- * registers that it takes. */
+/* Does the first step for a path whose hint leads into a source. This is a separate function,
+ * because few calls need the registers that it takes. */
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
@@ -90,7 +90,7 @@ __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *
     return monarch_root_is_ours(s, (unsigned)a->source, 0);
 }
 
-/* Aims for a path whose letters lead to no source. */
+/* Does the first step for a path that, compared as text, lies in no source. */
 static inline int aim_through_link(struct session *s, const char *path, size_t n,
                                    struct monarch_aim *a) {
     if ((!a->is_open && !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED)) ||

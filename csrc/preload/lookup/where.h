@@ -25,10 +25,10 @@ struct monarch_aim {
      * directory of a source. */
     const struct monarch_entry *base;
     size_t skip;
-    enum monarch_lead lead; /* how the path leads into a source, if not by its letters */
+    enum monarch_lead lead; /* how the path leads into a source, unless its text does */
     uint32_t version; /* with MONARCH_LEAD_FILES: the entry's version, see monarch_enter_file */
-    int is_open;      /* 1: an open asks; only opens use the hint MONARCH_LEAD_FILES */
-    int is_new;       /* 1: the path's letters lead to no source, and no hint says more */
+    int is_open;      /* 1: this is for an open; only opens use MONARCH_LEAD_FILES */
+    int is_new;       /* 1: as text, the path lies in no source, and no hint says more */
     const char *rel;  /* the path within the source */
     size_t len;
     uint64_t hash;

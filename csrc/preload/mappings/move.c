@@ -94,7 +94,7 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
 }
 
 /* [take] [mark] Takes the slot: from here on, a thread that is about to change the range waits for
- * us. */
+ * this one. */
 static int take(struct own *o, struct slot *s, const struct slot *seen) {
     int taken = 0;
     if (!monarch_slots_lock(o))
@@ -104,8 +104,8 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
         taken = 1;
     }
     monarch_slots_unlock(o);
-    /* [given_up] A thread that has lost the lock looks for REPLACING after it has given up, so that
-     * one of us sees the other. */
+    /* [given_up] A thread that has lost the lock looks for REPLACING after it has given up, so one
+     * of the two threads sees the other. */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;
@@ -148,7 +148,7 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Whether the daemon has shown any sign of life of late. A killed daemon leaves its session as it
+/* Whether the daemon has shown a sign of life lately. A killed daemon leaves its session as it
  * was. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),

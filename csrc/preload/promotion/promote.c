@@ -108,9 +108,9 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     char path[MONARCH_COPY_PATH];
     struct monarch_pin pin;
-    /* An offset that is not 0 was moved by a call that we did not see: such a descriptor stays. The
-     * offset is asked before the descriptor is pinned, because lseek waits for other threads'
-     * reads. */
+    /* An offset that is not 0 was moved by a call that we did not see: such a descriptor stays the
+     * source's. The offset is asked before the descriptor is pinned, because lseek waits for other
+     * threads' reads. */
     if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PINNED) ||
         MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_mine() ||
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)
