@@ -29,7 +29,7 @@ static const char *why_source(const struct session *s, const struct monarch_entr
     if (monarch_entry_is_changed(s, e))
         return reasons[MONARCH_CHANGED];
     unsigned state = MONARCH_WORD_STATE(word);
-    return state < MONARCH_BYPASS ? states[state] : reasons[word >> 4 & 7];
+    return state < MONARCH_BYPASS ? states[state] : reasons[MONARCH_WORD_REASON(word)];
 }
 
 static void count_rank(struct session *s, uint64_t bytes, int missed) {
