@@ -84,8 +84,7 @@ struct handovers;
 struct kept_table;
 
 struct pool {
-    struct monarch_engine
-        shared; /* must be the first member: fill.c and job.c see only this part */
+    struct monarch_engine shared; /* the first member: fill.c and job.c see only this one */
     pthread_mutex_t lock;
     struct queue urgent, in_use[MONARCH_WAYS], to_page_in, normal[MONARCH_WAYS], done, told;
     struct job *bucket[MONARCH_BUCKETS];
