@@ -18,11 +18,11 @@
 #define PORTIONS_AHEAD 16
 
 /* A directory to list (`names` is 0), or a portion of its names to look at. is_first: the directory
- * itself was not reported yet; is_wanted: goes before all tasks that are not. */
+ * itself was not reported yet; is_wanted: goes before all tasks that are not wanted. */
 struct task {
     struct task *next;
     int is_first, is_wanted;
-    int is_settled; /* of names: their directory has not changed since the catalog has files */
+    int is_settled; /* of names: their directory has not changed since `since_ns` */
     uint32_t names;
     uint32_t place; /* of the first of these names in the directory */
     size_t text;    /* length of `path` with its NUL, and of the names behind it */
@@ -49,7 +49,7 @@ struct monarch_scan {
     pthread_mutex_t lock;
     pthread_cond_t more_work, may_go_on, room;
     struct queue wanted, wanted_portions;
-    struct queue portions; /* in this order, so that the catalog's is nearly the source's */
+    struct queue portions; /* oldest first, so that the catalog's order is nearly the source's */
     struct task *todo;     /* directories, newest first: the tree is walked depth first */
     struct monarch_batch *first, *last;
     struct want wants[WANTS];
@@ -82,7 +82,8 @@ void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct
 /* Hands what the thread has found to the scan; *batch is empty then, or NULL. May wait until Python
  * has taken some batches. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch);
-/* The same, if the first entry of the batch was found some time ago. */
+/* As monarch_hand_over_batch, if the first entry of the batch was found more than BATCH_NS ago;
+ * else does nothing. */
 void monarch_hand_over_in_time(struct monarch_scan *s, struct monarch_batch **batch);
 
 /* --- tasks.c: what is still to be done ----------------------------------------------------------
