@@ -145,9 +145,10 @@ int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
  * monarch_scan_allow. */
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
-/* Sets how many names may be looked at until the next call: `wanted` in wanted directories (0: what
- * is left of the last allowance), and in others `more_others` more than now; below 0: all. Wanted
- * directories are listed in any case; before the first call nothing else is. */
+/* Sets how many names may be looked at until the next call; below 0: all. wanted: in wanted
+ * directories, where 0 keeps what is left of the last allowance. more_others: in other directories,
+ * besides what is left of the last allowance. Wanted directories are listed in any case; before the
+ * first call no others are. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* The next batch, or NULL; then *finished says whether the scan has ended. */
 struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished);
@@ -338,7 +339,7 @@ enum monarch_count {
     MONARCH_PEER_FILES,
     MONARCH_COUNTS /* how many there are */
 };
-/* The count so far. */
+/* Returns the count so far. */
 uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what);
 /* Abandons running orders; otherwise as monarch_scan_stop. */
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms);

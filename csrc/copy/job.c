@@ -75,7 +75,8 @@ void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]) 
 void monarch_remove_copy(struct job *job) {
     char name[MONARCH_COPY_NAME + 4];
     monarch_copy_name(job, name);
-    /* A directory of this name is not ours, and the copy is gone. */
+    /* A copy that is gone already is no error. Nor is a directory of this name, which is not
+     * ours. */
     if (unlinkat(job->copies, name, 0) != 0 && errno != ENOENT && errno != EISDIR)
         job->result.left = errno;
 }
@@ -214,8 +215,8 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 
 /* Drops the pages behind each read. Otherwise the pages of many small files fill the memory, and
  * then finding free ones takes as long as copying. Giving pages back after each file
- * (posix_fadvise) may wait for all cores. Here only the pages go that this very read has brought;
- * pages that others have read stay for them. */
+ * (posix_fadvise) may wait for all cores. This way only those pages are dropped that this very read
+ * has brought; pages that others have read stay for them. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at) {
     size_t done = 0;

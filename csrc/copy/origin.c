@@ -117,7 +117,7 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
             e->serve_readers(e, buffer);
         /* The peer serves awaited bytes, too, before bytes that nobody waits for. */
         get->is_awaited = (uint32_t)is_asked;
-        /* A connection that broke is no reason to ask this peer once more. */
+        /* A peer whose connection broke is not asked once more, unless it is still starting. */
         if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {
             if (!is_starting(e, f, peer, get))
                 return;
@@ -161,7 +161,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .to = f->to,
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
-        get.is_owner = f->peers == 1 || which >= f->peers; /* of two, either may be the owner */
+        get.is_owner = f->peers == 1 || which >= f->peers; /* either one of two may be it */
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {
             __atomic_fetch_or(&f->gave, 1 << which, __ATOMIC_ACQ_REL);

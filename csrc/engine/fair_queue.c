@@ -77,8 +77,8 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* A reader of a rank that was taken or answered since `of_ranks` was filled has left its slot,
-     * so that the scan yielded no reader there. The readers left in `of_ranks` follow here. */
+    /* Some readers may have been taken or answered since `of_ranks` was filled. Their slots yielded
+     * no reader, so that readers are left in `of_ranks`; they follow here. */
     if (l->length) {
         *w = take_first(l);
         return 1;

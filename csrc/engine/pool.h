@@ -40,7 +40,7 @@ struct grant {
 /* Number of hash buckets by which queued orders and fills are found by entry: a reader may wait for
  * an order far back in its queue. */
 #define MONARCH_BUCKETS 1024
-/* Slots reserved for fills from the source, because other nodes wait for those. */
+/* Slots reserved for fills from the source, because other nodes wait for such fills. */
 #define MONARCH_SLOTS_OF_SOURCE (MONARCH_FILL_SLOTS / 4)
 
 /* Roles (bits): the work that a thread takes. DOES_ALL: all work of its way, except PAGE_INs.

@@ -316,8 +316,8 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* A thread's buffer takes memory only as far as it was touched: up to the size of its largest file.
- * Huge pages would take all of it at once. */
+/* A thread's buffer takes memory only as far as it was touched: as much as the largest file that
+ * the thread has moved. With huge pages it would take all of its memory at once. */
 char *monarch_map_buffer(void) {
     char *buffer =
         mmap(NULL, MONARCH_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -19,7 +19,7 @@ struct handed {
     int is_told, is_ordered;
     uint32_t told_at;
     uint64_t renames;    /* count of directory renames before the path was looked up */
-    struct handed *next; /* in the list of those that are to be closed */
+    struct handed *next; /* in the list of descriptors to be closed */
     char path[];
 };
 

@@ -31,7 +31,7 @@ struct handovers {
     int epoll;            /* watches all sockets and `end` */
     int end;              /* an eventfd that tells the threads to end */
     pthread_mutex_t lock; /* guards all below; no other lock is taken under it */
-    int threads, waiting; /* waiting: those that wait for a descriptor */
+    int threads, waiting; /* waiting: how many of them wait for a descriptor */
     struct taker {
         struct handovers *all;
         struct worker worker;

@@ -219,7 +219,7 @@ static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog 
     return 0;
 }
 
-/* Looks at all that is kept; returns whether policy must be woken. */
+/* Looks at every descriptor in the table; returns whether policy must be woken. */
 static int look_at(struct kept_table *t, struct monarch_catalog *c) {
     uint64_t now = monarch_now_ns();
     int asks = 0;

@@ -1,5 +1,5 @@
-/* Gets ranges of files from a peer. Requests go ahead of their answers, every wait is bounded, and
- * no bytes count whose sum was not right. */
+/* Gets ranges of files from a peer. Requests are sent ahead of the answers, every wait has a limit,
+ * and bytes count only if their sum was right. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -89,7 +89,7 @@ static size_t take_ahead(link_t *l, void *to, size_t n) {
     return n;
 }
 
-/* Takes all of `n` bytes before the deadline, which bytes that come one by one do not extend. */
+/* Takes all of `n` bytes before the deadline. Bytes that come one by one do not extend it. */
 static enum monarch_peer_status take(link_t *l, void *to, size_t n, uint64_t deadline) {
     for (size_t got = take_ahead(l, to, n); got < n;) {
         ssize_t r = recv(l->fd, (char *)to + got, n - got, MSG_DONTWAIT);

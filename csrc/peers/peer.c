@@ -51,8 +51,8 @@ struct monarch_peer {
     unsigned slots, waiting, passed;
     uint64_t came_ns; /* when the last answer for a slot came; under the lock */
     unsigned idle;
-    int has_failed;   /* since it last worked; under the lock */
-    int has_worked;   /* ever; atomic */
+    int has_failed;   /* it has failed since it last worked; under the lock */
+    int has_worked;   /* it has ever worked; atomic */
     int has_ended;    /* it is asked nothing any more; under the lock */
     struct use *uses; /* under the lock */
     uint64_t made_ns;
@@ -366,7 +366,8 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
         bytes += gets[i].is_awaited ? 0 : gets[i].length; /* awaited bytes need no slot */
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, 0, buffer, arrived, arg);
-    /* Nobody waits behind a request without a slot, nor does it wait behind others. */
+    /* A request without a slot shares no link: nobody waits behind it, and it waits behind
+     * nobody. */
     int has_slot = acquire_slot(p);
     int r = ask(p, gets, n, has_slot && n == 1, buffer, arrived, arg);
     if (has_slot)

@@ -21,7 +21,7 @@ struct monarch_peer_keys {
 struct monarch_peer_bounds {
     uint32_t threads, connections; /* the most of each */
     uint32_t idle_ms;              /* a connection without a request is closed after this */
-    uint32_t stall_ms;             /* so is that of a peer that stops sending or taking */
+    uint32_t stall_ms;             /* a connection whose peer stalls is closed after this */
     uint32_t wait_ms; /* limit of a wait for bytes that are not there yet; then the answer ends with
                          COMING or TIMEOUT */
     uint32_t unused;
@@ -29,7 +29,7 @@ struct monarch_peer_bounds {
 
 struct monarch_peer_counts {
     uint64_t connections;     /* open now */
-    uint64_t accepted;        /* ever */
+    uint64_t accepted;        /* so far */
     uint64_t dropped;         /* closed for a bad request or for being late */
     uint64_t requests, bytes; /* requests begun, and bytes sent */
     uint64_t waiting;         /* requests that wait for bytes now */

@@ -37,7 +37,7 @@ struct monarch_peer_server {
     uint32_t waiting, *waits; /* connections that wait, in no order */
     uint32_t used;            /* only places before this one were ever used */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
-    int epoll, stop, stopping, idle_tick_ms;         /* stopping: atomic; stop: readable with it */
+    int epoll, stop, stopping, idle_tick_ms; /* stopping: atomic; stop: eventfd, readable then */
     int has_send_room;
     unsigned char content_key[MONARCH_KEY_BYTES];
     uint32_t threads;
@@ -279,8 +279,9 @@ static void set_options(int fd, const struct monarch_peer_bounds *bounds, int ha
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 }
 
-/* A free place; else that of the connection that has been without a request for the longest: its
- * peer opens another when it needs one. Returns bounds.connections if all are at work. */
+/* Returns a free place, or else the place of the connection that has been without a request for the
+ * longest: its peer opens another connection when it needs one. Returns bounds.connections if all
+ * are at work. */
 static uint32_t find_place(server *s) {
     uint32_t idle = s->bounds.connections;
     for (uint32_t i = 0; i < s->bounds.connections; i++) {
@@ -294,7 +295,7 @@ static uint32_t find_place(server *s) {
     return idle;
 }
 
-/* Puts a connection into its place. The caller holds the lock; 0 or -errno. */
+/* Puts a connection into its place. The caller holds the lock. Returns 0 or -errno. */
 static int enter_locked(server *s, connection *c, const connection *fresh) {
     uint32_t i = (uint32_t)(c - s->at), generation = c->generation;
     *c = *fresh;

@@ -128,7 +128,7 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f) {
     memcpy(f->fsid, &s.f_fsid, sizeof f->fsid);
 }
 
-/* NULL if the directory cannot be read. */
+/* Opens a directory to read its names. Returns NULL if it cannot be read. */
 static DIR *open_names(int root, const char *path) {
     int fd = openat(root, *path ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *names = fd >= 0 ? fdopendir(fd) : NULL;

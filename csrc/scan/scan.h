@@ -55,15 +55,15 @@ struct monarch_scan {
     struct want wants[WANTS];
     unsigned next_want;
     int batches, busy, threads, stopping, root, error;
-    int is_deep, is_whole; /* is_deep: walks directories below; is_whole: of all the source */
+    int is_deep, is_whole; /* is_deep: walks directories below; is_whole: scans all of the source */
     unsigned source;
     uint64_t dev, errors;
     struct monarch_pace pace;
     int is_all_wanted;
     /* How many names may be looked at: [1] wanted, [0] others (monarch_scan_allow). */
     int64_t may_look[2];
-    struct monarch_writer *writer;         /* of the catalog that is filled, or NULL */
-    int64_t since_ns;                      /* when the catalog had no files [CLOCK_REALTIME] */
+    struct monarch_writer *writer; /* of the catalog that is filled, or NULL */
+    int64_t since_ns;              /* a time when the catalog had no files [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* clients that read the source meanwhile, or NULL */
     uint32_t *doorbell;
     uint64_t rung_ns; /* when the bell was last rung for a batch */
@@ -105,8 +105,8 @@ int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
 /* Takes the first task of a queue that is not empty. The caller holds the lock. */
 struct task *monarch_take_first_task(struct queue *q);
-/* has_tasks: whether there are tasks. take_task: takes the first of them. The caller holds the
- * lock, or no thread is left. */
+/* has_tasks: whether there are tasks. take_task: takes the first task that may begin; there must be
+ * one. The caller holds the lock, or no thread is left. */
 int monarch_has_tasks(const struct monarch_scan *s);
 struct task *monarch_take_task(struct monarch_scan *s);
 /* Makes all threads check again whether they may go on. The caller holds the lock. */

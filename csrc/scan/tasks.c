@@ -187,7 +187,7 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
         move_wanted(s, w, &s->todo);
         move_wanted_portions(s, w);
     } else {
-        s->is_all_wanted = 1; /* nothing comes before the rest */
+        s->is_all_wanted = 1; /* all directories are wanted */
     }
     monarch_wake_scan(s);
     pthread_mutex_unlock(&s->lock);

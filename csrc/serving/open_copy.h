@@ -44,7 +44,7 @@ struct monarch_holdings {
 struct open_copy {
     uint64_t id, word, size, blocks, block_bytes, sum; /* sum: the file's */
     int fd, slot;   /* slot: of the fill's map; -1 for a copy that was whole when it was opened */
-    int is_hasty;   /* somebody waits for the very bytes that are asked for */
+    int is_hasty;   /* missing bytes become a demand, see is_hasty in open_copy.c */
     int is_doubted; /* the asker says that the bytes came wrong */
     /* The copy is whole by now. An answer that has begun is finished, whatever becomes of the
      * copy. */

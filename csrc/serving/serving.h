@@ -45,11 +45,11 @@ void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_c
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
 /* Takes the files that this node has begun to keep because peers take it for their owner: the nodes
- * before it in a file's order may have no room for the file. (MONARCH_MOVED,) entries; returns how
- * many. */
+ * before it in a file's order may have no room for the file. `ids` gets their entries
+ * (MONARCH_MOVED,). Returns how many. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* As long as it is not known which files this node keeps: which askers wait for a file that is not
- * there, instead of being told that it will not come. At first everybody waits. */
+/* Which askers wait for a file that is not there, while it is not known yet which files this node
+ * keeps. Other askers are told that the file will not come. At first everybody waits. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* askers whose bytes no reader waits for */

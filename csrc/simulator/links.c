@@ -22,8 +22,8 @@ static uint32_t way_in(const struct links *l, const struct transfer *t) {
     return l->job->nodes + t->to;
 }
 
-/* Gives all transfers on one link that have no rate the same rate, and takes it from both links of
- * each. */
+/* Gives the same rate to all transfers on one link that have none yet, and takes the rate from both
+ * links of each transfer. */
 static void give(struct links *l, uint32_t link, double each) {
     for (uint32_t i = 0; i < l->n; i++) {
         struct transfer *t = &l->transfer[i];

@@ -7,7 +7,7 @@
 struct machine {
     const struct monarch_sim_job *job;
     double *class_free;         /* nodes x classes: when what was asked for so far is served [s] */
-    double *in_free, *out_free; /* nodes: links */
+    double *in_free, *out_free; /* nodes: the same, for the links */
     struct links links;         /* with fair_links */
 };
 

@@ -20,21 +20,21 @@ enum monarch_sim_from {
     MONARCH_SIM_FROMS
 };
 
-/* The job, which does not change. Its arrays stay the caller's and outlive the simulation. Units
- * are bytes, seconds, bytes/s. */
+/* The job, which does not change. Its arrays stay the caller's, and must outlive the simulation;
+ * the comments begin with their shapes. Units are bytes, seconds, bytes/s. */
 struct monarch_sim_job {
     uint32_t nodes, most_ranks, classes, files; /* most_ranks: of a node */
     const uint32_t *ranks;                      /* nodes */
     uint32_t epochs, steps, batch;              /* steps of an epoch, samples of a rank in a step */
     const int64_t *sizes;                       /* files */
-    const double *read_rate;            /* nodes x classes: all threads of a class together */
-    const double *write_rate;           /* nodes x classes */
-    const uint32_t *threads;            /* classes */
-    const double *staging;              /* nodes: capacity of the staging buffer */
-    const double *network;              /* nodes: each link, either way */
-    const double *pfs_link;             /* nodes: the most that each gets of the file system */
-    const double *pfs;                  /* nodes + 1: the file system's rate by clients */
-    const double *compute, *preprocess; /* nodes: of a rank; of a thread */
+    const double *read_rate;  /* nodes x classes: all threads of a class together */
+    const double *write_rate; /* nodes x classes */
+    const uint32_t *threads;  /* classes */
+    const double *staging;    /* nodes: capacity of the staging buffer */
+    const double *network;    /* nodes: each link, either way */
+    const double *pfs_link;   /* nodes: the most that each gets of the file system */
+    const double *pfs;        /* nodes + 1: the file system's rate by its number of clients */
+    const double *compute, *preprocess; /* nodes: rate of a rank; rate of a thread */
     /* The copies: rows of one (node, class) in the order in which they are filled. */
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
@@ -57,14 +57,15 @@ struct monarch_sim_job {
     double checkpoint_bytes;   /* of each rank */
 };
 
-/* What is measured. Arrays are the caller's, all zero at the beginning. */
+/* What is measured. Arrays are the caller's, all zero at the beginning; the comments begin with
+ * their shapes. */
 struct monarch_sim_result {
-    double first_step;    /* when it began [s] */
+    double first_step;    /* when the first step began [s] */
     double *epoch_end;    /* epochs [s] */
     double *bytes;        /* epochs x MONARCH_SIM_FROMS, by where a sample came from */
     double *node_bytes;   /* nodes x MONARCH_SIM_FROMS */
     double *reused;       /* epochs: bytes of files that a copy of an earlier epoch gave */
-    double *stall;        /* nodes x most_ranks: waited for samples [s] */
+    double *stall;        /* nodes x most_ranks: time that a rank waited for samples [s] */
     double *rank_compute; /* nodes x most_ranks [s] */
     double *filled;       /* nodes: bytes from the file system for copies and for other nodes */
     double *pfs_bytes;    /* epochs: all that the file system gave */

@@ -22,7 +22,8 @@ static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch
     return *until > now ? WAITS_UNTIL : NEEDS_EPOCH;
 }
 
-/* Whether the rank's next sample can be fetched at `now`; if not, *until says when. */
+/* Whether the rank's next sample can be fetched at `now`, and if not, what it waits for. *until
+ * says when it can be fetched, if the state is WAITS_UNTIL. */
 static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank, double now,
                                            double *until) {
     struct rank *r = &s->rank[rank];
