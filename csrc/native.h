@@ -12,7 +12,8 @@ uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes);
 void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes);
 
 /* The writer through which all threads of the daemon write a session's catalog, one at a time;
- * readers take no lock. NULL without memory. Free it when no thread writes any more. */
+ * readers take no lock. Returns NULL without memory. Free the writer when no thread writes any
+ * more. */
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
 /* Copies the current catalog to `to`, which must be empty and no smaller. `to` is the catalog from

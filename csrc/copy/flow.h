@@ -27,6 +27,6 @@ void monarch_leave_unseen(const struct visit *v);
 /* Notes how long a file of one unit took to be opened and read at its source. If most of the last
  * files took less than FAST_NS (flow.c), the source counts as fast. */
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
-/* Notes whether the kernel had already dropped pages of a file that a program had just read. If it
- * had for most of the last files, the source counts as one whose pages are not kept. */
+/* Notes whether the kernel had already dropped pages of a file that a program had just read. If
+ * that was so for most of the last files, the source counts as one whose pages are not kept. */
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);

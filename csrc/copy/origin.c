@@ -161,7 +161,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .to = f->to,
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
-        get.is_owner = f->peers == 1 || which >= f->peers; /* either one of two may be it */
+        get.is_owner = f->peers == 1 || which >= f->peers; /* of two, either may be the owner */
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {
             __atomic_fetch_or(&f->gave, 1 << which, __ATOMIC_ACQ_REL);

@@ -1,6 +1,6 @@
 /* The order in which the ranks of a node are served. Ranks are served in proportion to their
- * shares, no rank is starved, and no thread idles while a reader waits. A reader that belongs to no
- * rank is served when the search reaches its slot. */
+ * shares, no rank is starved, and as long as any reader waits, some reader is served. A reader that
+ * belongs to no rank is served when the search reaches its slot. */
 #pragma once
 
 #include "shared/catalog.h"

@@ -340,8 +340,8 @@ struct monarch_clients {
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
-    struct monarch_bits opened; /* opened since the daemon's last look, if it follows opens */
-    struct monarch_bits read;   /* read to the end without a copy, if the daemon follows reads */
+    struct monarch_bits opened; /* files opened since the daemon's last look, if it follows opens */
+    struct monarch_bits read;   /* files read to the end without a copy, if it follows reads */
     /* Atomic. Nonzero: the daemon has not yet taken in what was written to `changes`, and until
      * then every file counts as changed. Each writer stores a new number, by which the daemon
      * notices another change. */
@@ -558,7 +558,8 @@ static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t
 }
 #endif
 
-/* Look-ups; each returns the entry's number or -1. */
+/* Look-ups. Unless a comment says otherwise, each returns the entry's number or -1;
+ * monarch_path_hash returns the `hash` of an entry with this path. */
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len);
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len);
