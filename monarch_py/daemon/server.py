@@ -68,7 +68,7 @@ class Daemon:
     The constructor raises ConfigError for a plan that cannot be followed, TierError when no tier
     can be used, and OSError when shared memory is full.
 
-    awaits_job : a program is about to begin
+    awaits_job : whether a program is about to begin
     lost : the file of the session whose removal has ended the daemon; None if it ended otherwise
     at_end : callbacks for what must stop before the daemon's parts are closed
     """
@@ -181,8 +181,8 @@ class Daemon:
 
     def _rest(self, took_s: float, *, busy: bool) -> bool:
         """Leaves the processors to programs between two turns. The loop counts as awake meanwhile,
-        so that clients need not ring. A reader that waits for the next turn ends the rest. Returns
-        whether one does.
+        so that clients need not ring. What only the next turn can do ends the rest: a reader waits
+        for it, or a fill has ended that the engine could not publish. Returns whether that is so.
 
         took_s : duration of the last turn [s];  busy : whether the last turn has left more to do
         """

@@ -82,8 +82,8 @@ def spawn(
     config_file: Path, *, detach: bool, startup: StartupInfo | None = None, is_shared: bool = False
 ) -> "subprocess.Popen[bytes]":
     """Starts a daemon and waits until it answers. The daemon is in a session (setsid) of its own
-    and keeps none of this process's descriptors, so that neither a shell's `wait` nor a pipe's
-    reader waits for it.
+    and keeps no descriptor of this process but those in `startup`, so that neither a shell's `wait`
+    nor a pipe's reader waits for it.
 
     detach : the daemon outlives this process, which does not wait for it;  is_shared : as for
     `serve`
