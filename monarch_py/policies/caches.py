@@ -75,8 +75,8 @@ def hashed(job: Job, keys: Keys | None = None) -> Decision:
 def lru(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the least recently used file, and admits every miss.
 
-    On random orders of a dataset that does not fit, it has few hits: all files are used once in
-    each epoch, so a file used recently is on average used again late.
+    On random orders of a dataset that does not fit, it has few hits: it evicts the files that were
+    not used in this epoch yet, and these are used again first.
     """
 
     def begin() -> Iterator[Served]:
