@@ -43,8 +43,7 @@ log = logging.getLogger("monarch.daemon")
 # files are looked at this often, and the heartbeat is counted up.
 TURN_MS = 250
 # How long it sleeps after QUIET_TURNS turns in which nobody rang [ms]. A turn after a sleep finds
-# cold processor caches: four turns a second took a fifth of the processor time that sending files
-# to other nodes took.
+# cold processor caches: four turns a second cost a fifth of what sending files to other nodes cost.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long it sleeps while anything is filled or checked [ms]. In these turns the number of reads in
@@ -181,8 +180,9 @@ class Daemon:
 
     def _rest(self, took_s: float, *, busy: bool) -> bool:
         """Leaves the processors to programs between two turns. The loop counts as awake meanwhile,
-        so that clients need not ring. What only the next turn can do ends the rest: a reader waits
-        for it, or a fill has ended that the engine could not publish. Returns whether that is so.
+        so that clients need not ring. The rest ends early when a reader waits for what only the
+        next turn can do, or when a fill has ended whose copy the engine could not publish. Returns
+        whether that is so.
 
         took_s : duration of the last turn [s];  busy : whether the last turn has left more to do
         """

@@ -85,8 +85,8 @@ def spawn(
     and keeps no descriptor of this process but those in `startup`, so that neither a shell's `wait`
     nor a pipe's reader waits for it.
 
-    detach : the daemon outlives this process, which does not wait for it;  is_shared : as for
-    `serve`
+    detach : whether the daemon outlives this process, which then does not wait for it;  is_shared :
+    as in `serve`
 
     Raises SessionError, with the daemon's last words, when the daemon does not come up.
     """

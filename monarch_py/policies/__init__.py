@@ -1,4 +1,5 @@
-"""Policies, ours and those of papers: what is kept where, and what is fetched from where, and when.
+"""Policies, ours and those of papers: what is kept where, what is fetched from where, in which
+order.
 
 For the simulator, every policy is a function from a job to a decision (`view.Policy`). The daemon
 never knows a whole job in advance, so it calls the functions from which these policies are made.

@@ -79,8 +79,8 @@ def owners_of(copies: Copies, wanted: Ints) -> npt.NDArray[np.int32]:
 
 
 def shards(job: Job, classes: int | None = None) -> Copies:
-    """Returns copies of one contiguous part of the dataset on each node; the parts have equal
-    numbers of files.
+    """Returns copies of one contiguous part of the dataset on each node; the parts have nearly
+    equal numbers of files.
 
     classes : as in `classes_of`
     """

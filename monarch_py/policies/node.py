@@ -20,8 +20,8 @@ ASKED = 2
 # Stands for a tier where no plan has chosen one for the file.
 UNPLANNED = -2
 
-# (files, ASKED) int32, the nodes that keep each file, the owner first, NOBODY in places that are
-# left.
+# (files, ASKED) int32, the nodes that keep each file, the owner first, NOBODY where there is no
+# further node.
 Holders = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
@@ -238,8 +238,8 @@ def planned_tiers(
     rooms: Sequence[TierRoom],
 ) -> npt.NDArray[np.int32]:
     """Returns (n,) the tier of each file that a node keeps along a plan. The files used most often
-    get the fastest tier; of files used equally often, those used first do (NoPFS 5.1). NOWHERE
-    stands for a file that fits into no tier, because the room is in pieces.
+    get the fastest tier; of files used equally often, those used first come first (NoPFS 5.1).
+    NOWHERE stands for a file that fits into no tier, because the room is in pieces.
 
     frequency, first_use : (n,) how often this node uses each file, and when first;  sizes : (n,)
     [bytes];  rooms : the room of the tiers, fastest first

@@ -13,8 +13,8 @@ FIRST = 8
 # rate. At a slow source it ends after LONGEST times WINDOW_S.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
-# A step to more fills in flight pays if the rate grows by the factor GAIN at least. A step to fewer
-# pays if the rate falls to the factor LOSS at most.
+# A step to more fills in flight pays if it multiplies the rate by more than GAIN. A step to fewer
+# pays if more than LOSS times the rate is left.
 GAIN, LOSS = 1.10, 0.95
 # For how many windows a good width is kept before another one is tried: FIRST_HOLD at first and
 # after a step up that paid, HOLD after a step down that paid. Each step up that did not pay doubles

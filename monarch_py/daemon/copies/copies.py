@@ -28,7 +28,7 @@ def one(entry: int) -> Ids:
 
 
 class Copies:
-    """Runs in turns of the daemon's loop and never waits."""
+    """Publishes, records and drops copies. Runs in turns of the daemon's loop and never waits."""
 
     def __init__(self, scanner: Scanner, engine: Engine) -> None:
         self.scanner, self.engine = scanner, engine

@@ -64,12 +64,12 @@ GRANT_BYTES = 64 << 20
 # tier do. All buffers together take at most the part BUFFERS_SHARE of the memory that is left,
 # which is measured every MEMORY_LOOK_S [s].
 BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
-# The least number of fetches in flight that read from peers what nobody waits for. While the
-# sources are read, there are no more than this.
+# The least number of fetches from peers in flight that nobody waits for. While the sources are
+# read, it is also the largest number.
 LEAST_FETCHES = 2
 # Until JUDGED_FILLS fills have shown how fast the sources are, programs' opens show it, if there
-# are SOME_OPENS of them. The sources are fast if the mean open takes less than AT_HAND_S [s], which
-# is less than a source needs that asks a server.
+# are SOME_OPENS of them. The sources are fast if the mean open takes less than AT_HAND_S [s]; at a
+# source that asks a server it takes longer.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors and their opens show that the sources are fast, fills run for
 # WORKED_S out of every WORKED_EACH_S [s].
@@ -340,7 +340,7 @@ class Engine:
 
     def take_handovers(self) -> bool:
         """Begins to take descriptors of files that programs have read, from the session's handover
-        sockets. Returns whether it could: the sockets, or a thread, may not be had."""
+        sockets. Returns False where the sockets cannot be made, or no thread can be started."""
         session = self._shared.session
         try:
             for path in session.handovers:

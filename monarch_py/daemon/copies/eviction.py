@@ -42,7 +42,7 @@ Uses = Ints
 
 
 class Evictions:
-    """Runs in turns of the daemon's loop and never waits.
+    """Evicts copies where that pays. Runs in turns of the daemon's loop and never waits.
 
     foresee : returns a future of (entries,) the distance of each entry's next use, and (entries,)
     that of the use after it; NOT_SOON where no use is known. A thread works them out. Returns None

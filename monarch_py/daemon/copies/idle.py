@@ -31,7 +31,7 @@ class IdleCores:
     def _look() -> tuple[float, float]:
         """Returns the idle time of the processors, summed, and their whole time, summed [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
-        # Where processors are switched off, the numbers may not match. Then all processors are
+        # Where processors are switched off, their numbers may not match. If none matches, all are
         # taken.
         times = [t for number, t in enumerate(all_) if number in mine] or all_
         # Only the first eight fields are summed: the time of guests, which follows, is in that of

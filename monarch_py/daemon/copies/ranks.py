@@ -62,7 +62,7 @@ def shares_of(loads: Floats) -> Ints:
 
 
 class Ranks:
-    """Runs in turns of the daemon's loop and never waits.
+    """Tells the engine the ranks' shares. Runs in turns of the daemon's loop and never waits.
 
     is_on : whether ranks get shares; otherwise all ranks are treated alike
     """

@@ -22,7 +22,8 @@ MOST_FILES, MOST_BYTES = 64, 32 << 20
 
 
 class ReadAhead:
-    """Runs in turns of the daemon's loop and never waits.
+    """Orders that copies be brought into memory. Runs in turns of the daemon's loop and never
+    waits.
 
     tiers : the tiers of the configuration, by number; copies in RAM tiers are left alone
     files : how many copies were brought

@@ -80,7 +80,7 @@ class Staging:
     def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:
         self.number, self.tier, self.copies, self._policy = number, tier, copies, policy
         # The staged files, in the order in which they came or were last opened. A copy that was
-        # dropped elsewhere is only removed from here by `_drop`.
+        # dropped for another reason stays here until `_drop` comes to it.
         self._entries: dict[int, None] = {}
         self.refused: list[Ids] = []  # left to the source until something changes here
         self.staged = self.dropped = 0

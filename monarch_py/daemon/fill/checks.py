@@ -21,7 +21,7 @@ PASSING_S = 1.0
 
 
 class Checks:
-    """Runs in turns of the daemon's loop and never waits."""
+    """The copies that wait for their check. Runs in turns of the daemon's loop and never waits."""
 
     def __init__(self, copies: Copies, requests: FillRequests) -> None:
         self._copies, self._requests = copies, requests

@@ -44,8 +44,8 @@ Place = tuple[int, str]
 
 
 class _Home(IntEnum):
-    """Where the home of files is: HERE on this node, which holds for all files where nodes do not
-    share, or ELSEWHERE on other nodes."""
+    """Where files have their home: HERE, on this node, as all files do where nodes do not share; or
+    ELSEWHERE, on another node."""
 
     HERE = 0
     ELSEWHERE = 1
@@ -110,8 +110,8 @@ class Directories:
 
 
 class DirectoryPrefetch:
-    """Runs in turns of the daemon's loop. It never waits, and handles files by arrays, not one by
-    one.
+    """Orders fills in the directories that programs read through. It runs in turns of the daemon's
+    loop, never waits, and handles files by arrays, not one by one.
 
     is_on : whether anything is filled;  unused : files that were filled ahead and that no program
     has opened

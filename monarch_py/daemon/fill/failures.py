@@ -23,7 +23,8 @@ PASSING_S = 1.0
 
 
 class FailedFills:
-    """Runs in turns of the daemon's loop and never waits.
+    """Decides what becomes of files whose fill has failed. Runs in turns of the daemon's loop and
+    never waits.
 
     count : how many fills have failed because the source could not be read
     """

@@ -51,7 +51,8 @@ def _is_made(results: Array) -> Bools:
 
 
 class Filler:
-    """Runs in turns of the daemon's loop and never waits."""
+    """Orders fills, and takes in their results. Runs in turns of the daemon's loop and never
+    waits."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
         """The tiers of the scanner are those of the configuration, followed by the staging area's

@@ -42,8 +42,8 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Adds files behind all others of their kind, which is asked for by a command or not. The
-        ticket names the command that asked for them and that can cancel them."""
+        """Adds files: with a ticket behind those that commands have asked for, without one behind
+        those that the scan has met. A ticket names the command, which can cancel its files."""
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:

@@ -51,7 +51,7 @@ def rooms_of(cluster: Cluster) -> Ints:
 
 
 class Nodes:
-    """Runs in turns of the daemon's loop and never waits."""
+    """Decides which node keeps which file. Runs in turns of the daemon's loop and never waits."""
 
     def __init__(
         self,

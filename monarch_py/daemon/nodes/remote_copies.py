@@ -31,7 +31,8 @@ Asked = Int32s
 
 
 class RouteChooser:
-    """Runs in turns of the daemon's loop and never waits.
+    """Chooses between nodes and source for each fill. Runs in turns of the daemon's loop and never
+    waits.
 
     chooses : whether it chooses; otherwise holders are asked as long as they answer;  chosen : how
     many fills have gone to the source so far although a node has the file

@@ -38,7 +38,7 @@ AWAKE_S = 2.0
 
 
 class PlanManager:
-    """Runs in turns of the daemon's loop.
+    """Follows all plans of this daemon. Runs in turns of the daemon's loop.
 
     plans : the plans that `load_plan` returned, each with its file. If several jobs read one
     dataset, each has a plan, and they share the tiers

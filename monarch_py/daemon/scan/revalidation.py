@@ -29,8 +29,8 @@ SLICE = 256
 
 
 class Metadata:
-    """Runs in turns of the daemon's loop. It asks the source in a thread, which it starts for each
-    comparison."""
+    """Compares directories with the source. It runs in turns of the daemon's loop, and asks the
+    source in a thread, which it starts for each comparison."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner

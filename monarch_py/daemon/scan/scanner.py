@@ -31,7 +31,7 @@ log = logging.getLogger("monarch.scanner")
 BATCHES_A_TURN = 8
 # A directory is listed before others once programs have opened this many files in it, however much
 # they read of each. With `scan: lazy` only these directories are listed, and those that a command
-# asks for.
+# or a plan asks for.
 NAMES = 4
 # Of the files that the engine has taken into the catalog between two turns, at most this many are
 # looked at.

@@ -18,10 +18,10 @@ from monarch_py.policies.nopfs.prices import Prices, Program, Rows, find_prices
 from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, Floats, Ints
 
-# During a placement, memory holds twice how often each node uses each file, which takes
-# BYTES_OF_USES for each node and file [bytes]. No placement is made where that would be more than
-# MOST_OF_USES [bytes]. Every node must come to the same answer, so the limit does not depend on the
-# memory that a node has left.
+# A placement needs memory for two tables of how often each node uses each file: BYTES_OF_USES for
+# each node and file [bytes]. No placement is made where that would be more than MOST_OF_USES
+# [bytes]. Every node must come to the same answer, so the limit does not depend on the memory that
+# a node has left.
 BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
