@@ -43,8 +43,8 @@ def _regular_files(
 
 
 def _may_write(process: Path, fd: int) -> bool:
-    """Whether the descriptor can write. The answer comes from /proc alone, without asking a file
-    system, which may hang."""
+    """Whether the descriptor is open for writing. The answer comes from /proc alone; a file system
+    might hang if it was asked."""
     info = (process / "fdinfo" / str(fd)).read_text()
     flags = next((x.split()[1] for x in info.splitlines() if x.startswith("flags:")), "0")
     return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY

@@ -42,7 +42,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class StartupInfo:
-    """What a daemon is told at its start when daemons are started on several nodes.
+    """What each daemon is told at its start when one process starts the daemons of several nodes.
 
     listener, record and lifeline are descriptors that the daemon inherits.
 

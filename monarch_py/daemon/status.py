@@ -105,7 +105,7 @@ def status(
     evicted: Mapping[int, int],
     started: float,
 ) -> dict[str, Any]:
-    """The answer to `status`.
+    """Returns the answer to `status`.
 
     told : the parts `plans`, `ranks` and `ahead`, as their own modules make them
     why : for each configured tier the reason why it goes unused, "" for a tier in use

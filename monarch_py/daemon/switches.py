@@ -35,8 +35,8 @@ class Switches:
         self._ask(limit_s)
 
     def are_off(self) -> bool:
-        """Returns what the last look said. If a look is due, it is begun and waited for, for
-        PATIENCE_S at most."""
+        """Returns what the last look said. If a look is due, begins one first, and waits for its
+        answer for PATIENCE_S at most."""
         if self._looking is not None:
             self._take(0)
         elif time.monotonic() >= self._next_look:

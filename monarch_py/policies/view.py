@@ -164,9 +164,9 @@ class Served:
     cls : (nodes, accesses) int8, the storage class there; meaningless if the holder is PFS
     into, down : (nodes, accesses) int8, the first and the last class that is written; STAGING if
         none is. Each class from `into` to `down` is written with as many bytes as the file has: the
-        first with the file itself, the others with what it pushes out of the class before. The
-        classes are those of the file's owner, or of the node that uses the file if it has no owner.
-        A missed file is read through its owner if it goes into one of the owner's classes
+        first with the file itself, each other one with what is pushed out of the class before it.
+        The classes are those of the file's owner, or of the node that uses the file if it has no
+        owner. A missed file is read through its owner if it goes into one of the owner's classes
     redundant : (nodes, accesses) int64 [bytes], what a policy that reads larger pieces reads from
         the file system in addition to the file; None for nothing
     """

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-# Fills in flight at first.
+# How many fills are in flight at first.
 FIRST = 8
 # Rates are measured over windows. A window lasts WINDOW_S [s] at least, and until ENOUGH files, or
 # units of UNIT_BYTES [bytes], have come for each fill in flight, so that chance does not decide the

@@ -32,8 +32,9 @@ MOST_BYTES = 64 << 20
 # One look finds room for at most MOST_FILES files. For these it considers TIMES as many copies of a
 # tier, those whose next use is farthest in the future.
 MOST_FILES, TIMES = 2048, 4
-# If promised room is missing for this long, it was taken by files that are in no plan, or by
-# another user of the file system. Promises are then withdrawn [s].
+# If files that are meant for a tier, and have no copy yet, lack room there for this long, files of
+# no plan or another user of the file system have taken the room. Files that do not fit are then no
+# longer meant for the tier [s].
 SHORT_S = 10.0
 # Uses are out of date if they were asked for longer ago than this [s].
 OLD_S = 5.0

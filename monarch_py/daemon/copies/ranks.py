@@ -29,8 +29,8 @@ MOST_OF_TIME = 0.02
 # [s]. A rank of which less than a byte is left is not active.
 MEMORY_S = 0.5
 # The threads' time is cut into SLICES slices for each rank on average. The time of the search grows
-# with the square of their number. With more ranks than MOST_SEARCHED, each rank gets slices in
-# proportion to its load instead, which is what the search would find with many thin slices.
+# with the square of the number of slices. With more ranks than MOST_SEARCHED, each rank gets slices
+# in proportion to its load instead, which is what the search would find with many thin slices.
 SLICES, MOST_SEARCHED = 8, 8
 # Each rank's load counts as at least this part of the mean load. Its readers wait for a bounded
 # time (csrc/preload/fill/demand.c), which must not pass because other ranks miss more.

@@ -1,5 +1,4 @@
-"""Files that were filled ahead and not used, and how many there may be for what programs have
-read."""
+"""Files that were filled ahead and not used yet, and the limit on how many bytes they may take."""
 
 import time
 from collections import deque

@@ -75,9 +75,9 @@ class Throughput:
         """Returns the rate that each of so many readers gets from a place [bytes/s]; None where
         nothing is known.
 
-        If no rate was measured for this number of readers, the nearest smaller number is taken,
-        whose whole rate they share. Without one, the nearest larger number is taken: each of fewer
-        readers gets at least as much.
+        If no rate was measured for this number of readers, they share what readers of the nearest
+        smaller number had together. If none was measured for a smaller number either, each gets
+        what a reader had at the nearest larger number: fewer readers get no less.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

@@ -92,7 +92,8 @@ class PlanPrefetch:
         inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
         self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
-        # As many bytes of copies in slow tiers may be brought into the page cache.
+        # Of the copies in slow tiers, those used next are brought into the page cache: `window`
+        # bytes at most, as in the staging area.
         paged = ids[self.filler.readahead.is_for(ids)]
         sizes = catalog.entries["size"][paged]
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
