@@ -1,16 +1,17 @@
-"""The daemon of one node and one session, one module or package for each duty.
+"""The daemon of one node and one session, with a module or package for each duty.
 
-lifecycle   starting, detaching, stopping
-control     the socket on which commands come, and what the daemon does for them
-server      the parts of the daemon, and the loop in which they have their turns
+starting    starting the daemon's process from outside, and waiting for its end
+lifecycle   the daemon's process, from its start to its end
+control     the socket on which commands reach the daemon, and what it does for them
+server      the parts of the daemon, and the loop that runs each of them in turn
 status      the answer to `status`
 switches    whether a switch file exists
-openfiles   which process has which logical file open, from the kernel
+openfiles   which process has which logical file open, as the kernel tells it
 orphan      the end of a daemon whose `monarch run` was killed
 plans       access plans: how far programs are, what is kept where, what is fetched ahead
 fill        what is filled, and in which order
-nodes       which node keeps which file, what this node serves, which node a fill asks
-copies      the copy engine, in C, as Python drives it; publishing and dropping copies
+nodes       which node keeps each file, what this node serves, which nodes a fill asks
+copies      driving the copy engine, which is in C; publishing and dropping copies
 scan        listing the sources into the catalog
-segments    the segments that clients see
+segments    the shared-memory segments that clients attach to
 """

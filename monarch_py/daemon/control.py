@@ -27,11 +27,11 @@ from monarch_py.util.processes import Identity
 log = logging.getLogger("monarch.daemon")
 
 REQUEST_BYTES = 1 << 20
-# Commands that the kernel queues for us: the ranks of a large job all send theirs at once. After a
-# failed accept the thread pauses for ACCEPT_PAUSE_S [s].
+# How many commands the kernel queues for the daemon: the ranks of a large job all send theirs at
+# once. After a failed accept the thread pauses for ACCEPT_PAUSE_S [s].
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.2
-# Commands that leave the loop nothing to do.
+# Commands that only ask: the loop need not be woken after them.
 ONLY_TELLING = ("status", "open", "where", "all", "cluster")
 
 Request = dict[str, Any]
@@ -42,7 +42,7 @@ class Control:
     """Answers the commands of this user and of root until the daemon ends. The daemon ends if the
     socket loses its name, because no command could reach it any more.
 
-    OSError if the socket cannot be made.
+    Raises OSError if the socket cannot be made.
     """
 
     def __init__(self, daemon: Daemon, session: SessionDir) -> None:
@@ -53,7 +53,8 @@ class Control:
         self._socket.listen(BACKLOG)
         self._attended: set[socket.socket] = set()
         daemon.needs(session.socket)
-        # Commands that are done between two turns of the loop, and commands that let it go on.
+        # Commands that run between two turns of the loop, and commands during which the loop goes
+        # on.
         self._between_turns: dict[str, Action] = {
             "stop": lambda _: self._identity(),
             "clear": self._clear,
@@ -78,8 +79,9 @@ class Control:
         threading.Thread(target=self._answer_forever, name="control", daemon=True).start()
 
     def end(self) -> None:
-        """Tells all clients that nobody answers any more. The end of the process tells them only
-        when its last thread ends, which may hang in a source's file system."""
+        """Closes all connections, so that clients know that nobody answers any more. Without this
+        they would learn it only when the last thread of the process ends, and that thread may hang
+        in a source's file system."""
         for connection in (self._socket, *list(self._attended)):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -99,8 +101,8 @@ class Control:
                 time.sleep(ACCEPT_PAUSE_S)
 
     def _take_in(self, connection: socket.socket) -> None:
-        """Attends to a command in a thread of its own: one that takes long (`look`, `all`) delays
-        no other."""
+        """Answers a command in a thread of its own, so that a command that takes long (`look`,
+        `all`) delays no other."""
         try:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
         except RuntimeError:
@@ -172,14 +174,15 @@ class Control:
         }
 
     def _cluster(self, _: Request) -> Any:
-        """The cluster, with its secret: whoever asks is this user, or root, who could read it in
-        our memory."""
+        """The cluster, with its secret. Only this user and root can ask, and both could read the
+        secret in the daemon's memory anyway."""
         if self._daemon.cluster is None:
             raise SessionError("the daemon of this configuration serves this node alone")
         return msgspec.to_builtins(self._daemon.cluster)
 
     def _scan(self, request: Request) -> Request:
-        """Has directories, named as (number of the source, path), listed with all below them."""
+        """Has directories, each given as (number of the source, path), listed with all that lies
+        below them. Returns whether all that was asked for is known by now."""
         scanner = self._daemon.scanner
         for number, path in request["directories"]:
             scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)
@@ -208,19 +211,20 @@ class Control:
     # --- while the loop goes on ---------------------------------------------------------------
 
     def _all(self, _: Request) -> Request:
-        """The status of all nodes."""
+        """Returns the status of all nodes."""
         nodes = all_nodes(self._daemon.cluster, self._daemon.status())
         return {"schema": SCHEMA_VERSION, "nodes": nodes}
 
     def _open_files(self, _: Request) -> Request:
-        """The files that programs have open. The file system of one may hang."""
+        """Returns the files that programs have open. The loop goes on meanwhile, because the file
+        system of an open file may hang."""
         opened, staging = all_opened(), self._daemon.filler.staging.number
         with self._daemon.deciding():
             return {"open": open_files(self._daemon.shared, staging, opened)}
 
     def _look(self, request: Request) -> Request:
-        """Asks the source about files that the scan has not met, and takes them into the
-        catalog."""
+        """Asks the source about files that the scan has not met, and takes them into the catalog.
+        Returns their entries, -1 for a path at which there is no file."""
         scanner, filler = self._daemon.scanner, self._daemon.filler
         paths = [(int(number), str(path)) for number, path in request["paths"]]
         met = [scanner.look(number, path) for number, path in paths]
@@ -232,8 +236,9 @@ class Control:
             return {"entries": [scanner.find(number, path) for number, path in paths]}
 
     def _compare(self, request: Request) -> Request:
-        """Compares files that have copies, and directories, with the source: as many of them, from
-        the first on, as can be compared in a second."""
+        """Compares the given files and directories with the source, in their order, until a second
+        has passed. Drops the copies of files that have changed. Returns how many entries were
+        compared, and which files and directories have changed."""
         outdated = self._daemon.filler.outdated
         with self._daemon.deciding():
             catalog = self._daemon.shared.catalog.reader()

@@ -32,7 +32,7 @@ from monarch_py.util.signals import handle
 
 log = logging.getLogger("monarch.daemon")
 
-# The descriptors that a daemon may have open, if the administrator allows as many.
+# How many descriptors a daemon may have open, if the administrator's limit allows it.
 DESCRIPTORS = 65536
 # How much of the previous daemon's log is kept [bytes].
 KEPT_LOG = 1 << 20
@@ -40,14 +40,14 @@ KEPT_LOG = 1 << 20
 
 @contextlib.contextmanager
 def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
-    """Holds the session's lock: a session has one daemon. SessionError when another daemon holds
-    it."""
+    """Holds the session's lock, so that a session has one daemon. Raises SessionError when another
+    daemon holds it."""
     session.make()
     try:
         fd = hold(session.lock, config_file)
     except SessionError as error:
         raise SessionError(f"a daemon serves this configuration already ({error})") from error
-    _begin_log(session)  # only now: before, it may be a running daemon's
+    _begin_log(session)  # not before the lock: the log may be a running daemon's
     try:
         yield
     finally:
@@ -60,8 +60,8 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
 
 
 def _begin_log(session: SessionDir) -> None:
-    """Begins an empty log. The end of the previous one is kept: it may tell why that daemon
-    died."""
+    """Begins an empty log. The end of the previous daemon's log is kept, because it may tell why
+    that daemon died."""
     if not session.log.exists():
         return
     with contextlib.suppress(OSError):
@@ -73,7 +73,8 @@ def _begin_log(session: SessionDir) -> None:
 
 @contextlib.contextmanager
 def _told_in_a_sentence() -> Iterator[None]:
-    """Raises SessionError for an error of the system that keeps a daemon from starting."""
+    """Turns an error of the system that keeps a daemon from starting into a SessionError, whose
+    message is one sentence."""
     try:
         yield
     except OSError as error:
@@ -91,13 +92,14 @@ def _told_in_a_sentence() -> Iterator[None]:
 def serve(
     config_file: Path, startup: StartupInfo | None = None, *, is_shared: bool = False
 ) -> None:
-    """Runs a daemon in this process until SIGTERM, SIGINT or `monarch stop`.
+    """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
     is_shared : the daemon belongs to the runs that share it, and ends when none is left (`orphan`)
 
-    ConfigError, SessionError, TierError as the name says.
+    Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
+    cannot be used.
     """
-    os.umask(0o077)  # the shell's umask may close our own files to us
+    os.umask(0o077)  # under the shell's umask the daemon might be unable to open its own files
     lib.monarch_limit_malloc()
     _allow_descriptors()
     with contextlib.ExitStack() as stack:
@@ -106,8 +108,8 @@ def serve(
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
             ignore_the_jobs()
-            # A signal that comes before the daemon is ready ends it once it is: ended half-made, it
-            # would leave tiers that look as if it had been killed.
+            # A signal that comes before the daemon is ready takes effect once it is ready. A daemon
+            # that ended half-made would leave tiers that look as if it had been killed.
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             watch = OrphanWatch(session) if is_shared else None
             daemon = _daemon(config, session, startup, awaits_job=is_shared)
@@ -120,16 +122,16 @@ def serve(
         if watch is not None:
             watch.begin(daemon.stop_now)
         log.info("process %d serves %s (version %s)", os.getpid(), config.file, __version__)
-        # All that was loaded stays loaded: the garbage collector need not look at it while programs
-        # run.
+        # All objects that exist now live until the end, so the garbage collector need not look at
+        # them while programs run.
         gc.freeze()
         control.begin()
         daemon.run()
         control.end()
         log.info("the daemon has ended")
         _raise_if_lost(daemon)
-        # The daemon has ended well. One more signal, of which Python would die, must not change
-        # that.
+        # The daemon has ended well. Another signal could still kill Python on its way out, so
+        # signals are ignored from here on.
         handle(ENDING, signal.SIG_IGN)
 
 
@@ -142,8 +144,9 @@ def _raise_if_lost(daemon: Daemon) -> None:
 
 
 def end_process(status: int = 0) -> NoReturn:
-    """Ends a process whose daemon has ended. Nobody needs what its threads still work out (a plan's
-    placement, a look at a file system that hangs), but the interpreter would wait for them."""
+    """Ends a process whose daemon has ended, without waiting for its threads as the interpreter
+    would: nobody needs what they still work out (a plan's placement, a look at a file system that
+    hangs)."""
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -151,8 +154,9 @@ def end_process(status: int = 0) -> NoReturn:
 
 
 def _allow_descriptors() -> None:
-    """Raises the soft limit on descriptors, which suits programs that use select(): a daemon has a
-    connection for each peer. A daemon that may not raise it has fewer connections."""
+    """Raises the soft limit on descriptors, because a daemon has a connection for each peer. (The
+    usual limit suits programs that use select().) A daemon that may not raise the limit has fewer
+    connections."""
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
@@ -188,7 +192,8 @@ def _hear(lifeline: int, daemon: Daemon) -> None:
 
 
 class _Log(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 takes none
-    """Writes to standard error, and drops a line that cannot be written, without a traceback."""
+    """Writes the log to standard error. A line that cannot be written is dropped without a
+    traceback."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if not isinstance(sys.exc_info()[1], OSError):
@@ -196,7 +201,7 @@ class _Log(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 take
 
 
 def main() -> None:
-    """The daemon's process, as `spawn` starts it."""
+    """Runs the daemon's process, as `spawn` starts it."""
     logging.basicConfig(
         handlers=[_Log()], level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
@@ -217,8 +222,8 @@ def main() -> None:
 
 def _say_last(line: str) -> None:
     """Writes a line to standard error, which is the log. If the log was removed with its session,
-    the line goes to the system's log, and into a new log, where whoever looks for the reason
-    expects it."""
+    the line goes to the system's log as well, and into a new log file, where a user looks for the
+    reason."""
     with contextlib.suppress(OSError):  # shared memory is full, and the log lies there
         sys.stderr.write(line)
         sys.stderr.flush()

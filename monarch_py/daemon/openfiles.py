@@ -1,7 +1,6 @@
-"""Which process has which logical file open, and what serves it: read from the kernel, so it cannot
-be wrong.
+"""Which process has which logical file open, and what serves it, as the kernel tells it.
 
-Every descriptor and mapping of every process of this user is looked at (/proc/PID/fd and
+The module looks at every descriptor and mapping of every process of this user (/proc/PID/fd and
 /proc/PID/maps). The catalog's reverse index tells which file a copy belongs to.
 """
 
@@ -18,16 +17,17 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import State, ffi
 from monarch_py.util.processes import own_processes
 
-# Who has a file open (`pid`, `command`, and `fd`, None for a mapping); its device and inode.
+# One open file: who has it open (`pid`, `command`, and `fd`, None for a mapping), its device and
+# its inode.
 Opened = tuple[dict[str, Any], int, int]
 
 
 def _regular_files(
     process: Path, is_meant: Callable[[Path, int], bool] = lambda *_: True
 ) -> Iterator[tuple[int, os.stat_result]]:
-    """A process's descriptors of regular files, and what they lead to.
+    """Yields a process's descriptors of regular files, each with the attributes of its file.
 
-    is_meant : which of its descriptors are looked at
+    is_meant : tells whether a descriptor of the process is looked at
     """
     try:
         numbers = [int(name) for name in os.listdir(process / "fd")]
@@ -43,14 +43,15 @@ def _regular_files(
 
 
 def _may_write(process: Path, fd: int) -> bool:
-    """Asks no file system: a hung server would keep us here."""
+    """Whether the descriptor is open for writing. The answer comes from /proc alone; a file system
+    might hang if it was asked."""
     info = (process / "fdinfo" / str(fd)).read_text()
     flags = next((x.split()[1] for x in info.splitlines() if x.startswith("flags:")), "0")
     return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _mappings(process: Path) -> Iterator[tuple[int, int]]:
-    """(device, inode) of every mapped file, each once."""
+    """Yields (device, inode) of every file that the process has mapped, each once."""
     try:
         lines = (process / "maps").read_text(errors="replace").splitlines()
     except OSError:
@@ -66,7 +67,7 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 
 
 class _Finder:
-    """Finds the catalog entry of a (device, inode), and what serves it."""
+    """Finds the catalog's file for a (device, inode), and what serves the file."""
 
     def __init__(self, shared: Shared, staging: int) -> None:
         self.shared, self.staging = shared, staging
@@ -75,8 +76,8 @@ class _Finder:
             (i, int(control.tier[i].dev)) for i in range(control.tiers) if control.tier[i].usable
         ]
         self.sources = [(i, int(control.source[i].dev)) for i in range(control.sources)]
-        # The index has no copies that come and go: those in the staging area and in tiers with
-        # eviction.
+        # The reverse index lacks copies that come and go: those in the staging area, and those that
+        # this daemon has made in tiers with eviction. So they are found by a table of their own.
         catalog = shared.catalog
         evicting = int(catalog.c.evicting)
         come_and_go = [n for n, _ in self.tiers if n == staging or evicting >> n & 1]
@@ -110,7 +111,8 @@ class _Finder:
 
 
 def all_opened() -> list[Opened]:
-    """The open files of all processes. Asks their file systems; one that hangs never answers."""
+    """Returns the open files of all processes. It asks the file systems of these files, so it never
+    returns while one of them hangs."""
     found: list[Opened] = []
     for process in own_processes():
         try:
@@ -125,7 +127,7 @@ def all_opened() -> list[Opened]:
 
 
 def open_files(shared: Shared, staging: int, opened: Iterable[Opened]) -> list[dict[str, Any]]:
-    """One row for each opened file that the catalog knows, or that is a copy of one.
+    """Returns one row for each open file that the catalog knows, or that is a copy of a known file.
 
     staging : the number of the staging area
     """
@@ -134,9 +136,10 @@ def open_files(shared: Shared, staging: int, opened: Iterable[Opened]) -> list[d
 
 
 def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
-    """(device, inode) of files on these devices that a process of this user has open for writing.
+    """Yields (device, inode) of files on these devices that a process of this user has open for
+    writing.
 
-    The library does not see what is written through a descriptor that is older than the session.
+    The library does not see writes through a descriptor that is older than the session.
     """
     for process in own_processes():
         for _, status in _regular_files(process, _may_write):

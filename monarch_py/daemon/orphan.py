@@ -1,9 +1,9 @@
-"""Ends a daemon whose `monarch run` was killed, and so could not end it.
+"""Ends a daemon whose `monarch run` was killed and could not end it itself.
 
 The runs that share a daemon hold a lock (`shares`), which the kernel releases when they are killed.
-Their commands go on, and may have left processes behind that use the session. The daemon serves all
-of them, and ends once none has been there for a while. A thread looks for them, because /proc
-answers late where a process waits for a file system.
+The commands of a killed run go on, and may have started processes that use the session. The daemon
+serves all of these processes, and ends once there has been none for a while. A thread looks for
+them, because /proc answers late where a process waits for a file system.
 """
 
 import logging
@@ -18,15 +18,15 @@ from monarch_py.util.processes import Identity, mapping
 
 log = logging.getLogger("monarch.orphan")
 
-# Interval between two looks; and how long nobody must have used the daemon before it ends, because
-# a job's next step may begin in between [s].
+# LOOK_S : the interval between two looks.  UNUSED_S : how long the daemon must be unused before it
+# ends, because a job's next step may begin after a pause [s].
 LOOK_S = 1.0
 UNUSED_S = 5.0
 
 
 class OrphanWatch:
-    """Watches whether the daemon of this process is still used. It is made while a run starts the
-    daemon, which belongs to the runs from then on. OSError when that cannot be noted."""
+    """Watches whether the daemon of this process is still used. The constructor notes that the
+    daemon belongs to the runs that share it; it raises OSError when that cannot be noted."""
 
     def __init__(self, session: SessionDir) -> None:
         self._session, self._shares = session, Shares(session)
@@ -36,7 +36,7 @@ class OrphanWatch:
     def begin(self, stop: Callable[[], None]) -> None:
         """Starts the watch in a thread.
 
-        stop : called in that thread, ends the daemon
+        stop : ends the daemon; the thread calls it
         """
         watch = threading.Thread(target=self._watch, args=(stop,), name="orphan", daemon=True)
         watch.start()
@@ -54,7 +54,7 @@ class OrphanWatch:
         self._shares.close()
 
     def _has_run(self) -> bool:
-        """Whether a run, or a command that one has started, is still there."""
+        """Whether a run, or a command that a run has started, is still there."""
         if not self._shares.try_turn():
             return True  # a run begins or ends just now
         is_unused = self._shares.is_unused()
@@ -63,8 +63,9 @@ class OrphanWatch:
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Does what the last run would have done. This process keeps the turn until it ends, so
-        that the next run waits for that end before it starts another daemon."""
+        """Gives the daemon up, as the last run would have done. Returns whether it did: a new run
+        may have come. This process then keeps the turn until it ends, so that the next run waits
+        for that end before it starts another daemon."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._shares.daemon() == self._me:

@@ -16,20 +16,20 @@ from monarch_py.ipc.session import Segment, SessionDir, open_private
 from monarch_py.native import NO_IDS, Bools, Ids, SessionState, Uints, ffi, lib, pointer
 from monarch_py.storage.tiers import Tier
 
-# CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7).
+# The bits of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH in a set of capabilities(7).
 READ_EVERYTHING = 1 << 1 | 1 << 2
 # The counters of a client, in their order.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
-# How many files of each kind (opened, wanted, read to their end) are taken in one turn of the loop
-# at most.
+# At most this many files of each kind (opened, wanted, read to their end) are taken in one turn of
+# the loop.
 TAKEN = 65536
 
 
 def close_old_session(session: SessionDir) -> None:
     """Marks a dead daemon's segments as closed, and removes them.
 
-    Nobody would hear of the changes that an attached client goes on marking there; the mark sends
-    the client to the new segments.
+    The mark sends attached clients to the new segments. Without it they would go on marking changes
+    in the old ones, where nobody would see them.
     """
     with contextlib.suppress(OSError):
         old = Segment.open(session.control, writable=True)
@@ -42,9 +42,9 @@ def close_old_session(session: SessionDir) -> None:
 
 
 def _put(room: Any, text: bytes) -> int:
-    """Writes a path with its NUL into an array of a segment; returns its length. The configuration
-    bounds all paths: the OSError here is the last line of defence, and nothing behind the array is
-    ever written."""
+    """Writes a path with its NUL into an array of a segment. Returns the path's length. Raises
+    OSError for a path that is too long, and never writes behind the array. (The configuration
+    bounds all paths before.)"""
     if len(text) >= len(room):
         raise OSError(errno.ENAMETOOLONG, f"longer than {len(room) - 1} bytes", os.fsdecode(text))
     room[0 : len(text) + 1] = text + b"\0"
@@ -52,8 +52,8 @@ def _put(room: Any, text: bytes) -> int:
 
 
 def _reads_everything() -> bool:
-    """Whether this process may read files whatever their modes say. A client that may not is then
-    given no copies, because copies say nothing of these modes."""
+    """Whether this process may read files whatever their modes say. Clients that may not are then
+    given no copies, because the modes of copies say nothing about the modes of the files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = next((int(line[7:], 16) for line in lines if line.startswith("CapEff:")), 0)
     return bool(effective & READ_EVERYTHING)
@@ -63,7 +63,7 @@ class Shared:
     """The segments of a session. They are made in the state STARTING; `serve` lets clients in,
     `close` sends them away.
 
-    OSError (ENOSPC) when shared memory has no room for the segments.
+    Raises OSError (ENOSPC) when shared memory has no room for the segments.
     """
 
     def __init__(self, session: SessionDir, config: Config) -> None:
@@ -104,7 +104,7 @@ class Shared:
         control.owner = os.geteuid()
         control.mounts = os.stat("/proc/self/ns/mnt").st_ino
         control.reads_everything = _reads_everything()
-        with contextlib.suppress(OSError):  # the kernel has none
+        with contextlib.suppress(OSError):  # a kernel without user namespaces
             control.users = os.stat("/proc/self/ns/user").st_ino
         groups = sorted({os.getegid(), *os.getgroups()})
         control.groups = len(groups)
@@ -130,7 +130,8 @@ class Shared:
     def set_tiers(self, tiers: Sequence[Tier | None]) -> None:
         """Tells clients where copies are.
 
-        tiers : one per configured tier, None for one that this daemon goes without
+        tiers : the configured tiers and the staging area; None for a tier that this daemon does not
+        use
         """
         for slot, tier in zip(self.control.tier, tiers, strict=False):
             if tier is None:
@@ -143,8 +144,8 @@ class Shared:
         self.control.tiers = len(tiers)
 
     def hide_tier(self, number: int) -> None:
-        """Empties this tier's path: from here on no client opens anything in the tier, whatever the
-        catalog says. Descriptors of its copies are still known as such."""
+        """Empties this tier's path, so that from here on no client opens anything in the tier,
+        whatever the catalog says. Open descriptors of its copies are still recognised as copies."""
         self.control.tier[number].path = b""
 
     def serve(self) -> None:
@@ -154,12 +155,12 @@ class Shared:
         self.control.heartbeat += 1
 
     def wait(self, rung: int, wait_ms: int) -> int:
-        """Waits until somebody has rung since the doorbell said `rung`, for wait_ms [ms] at most.
-        Returns what the doorbell says now."""
+        """Waits until the doorbell's count differs from `rung`, but at most for wait_ms [ms].
+        Returns the count as it is now."""
         return int(lib.monarch_wait_doorbell(self.clients, rung, wait_ms))
 
     def ring(self) -> None:
-        """Ends a wait; may be called from any thread."""
+        """Ends the loop's wait. It may be called from any thread."""
         lib.monarch_ring_doorbell(self.clients)
 
     def close(self) -> None:
@@ -170,7 +171,7 @@ class Shared:
             socket.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.close(self._changes_fd)
-        with contextlib.suppress(OSError):  # full, or removed: clients say that no daemon serves
+        with contextlib.suppress(OSError):  # no room, or removed: clients say no daemon serves
             os.close(open_private(self.session.stopped, os.O_WRONLY))
 
     def _segments(self) -> tuple[Segment, ...]:
@@ -178,41 +179,45 @@ class Shared:
         return *own, self.catalog.segment
 
     def lost(self) -> Path | None:
-        """The path of a segment that has lost its name, or None. Without the name no further client
-        can attach properly, and attached clients do not hear of another daemon."""
+        """Returns the path of a segment that has lost its name, or None. Without the name no
+        further client can attach, and attached clients do not hear of another daemon."""
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
-        """Marks the changes of processes that cannot map the segments."""
+        """Takes in the changes that processes which cannot map the segments have told of, and marks
+        these files as changed."""
         if self.clients.told:
             lib.monarch_take_changes(
                 self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken
             )
 
     def changed(self, ids: Ids) -> Bools:
-        """(n,) whether a client has changed the file; now and then also True when none has."""
+        """Returns (n,) whether a client has changed the file. The mark is in a Bloom filter, so a
+        few unchanged files count as changed too."""
         flags, given = np.zeros(len(ids), dtype=np.uint8), (self.clients, self.control)
         lib.monarch_find_changed(*given, self.catalog.c, len(ids), pointer(ids), pointer(flags))
         return flags.astype(bool)
 
     def follow_opens(self) -> None:
-        """From now on clients tell what they open, without ringing for it."""
+        """Has clients note the files that they open, from now on. They do not ring the doorbell for
+        it."""
         self.control.follow_opens = 1
 
     def take_opened(self) -> Uints:
-        """(n,) entries that clients have opened for reading since the last call; neither how often
-        nor in which order is known."""
+        """Returns (n,) entries that clients have opened for reading since the last call. It is not
+        known how often and in which order they were opened."""
         if not self.control.follow_opens:
             return NO_IDS
         return self._take(self.clients.opened)
 
     def take_wanted(self) -> Uints:
-        """(n,) entries that programs have opened since the last call, and that had no copy."""
+        """Returns (n,) entries that programs have opened since the last call and that had no
+        copy."""
         return self._take(self.clients.wanted)
 
     def take_read(self) -> Uints:
-        """(n,) entries that programs have read to their end since the last call, and that had no
-        copy when they were opened."""
+        """Returns (n,) entries that programs have read to their end since the last call and that
+        had no copy when they were opened."""
         return self._take(self.clients.read)
 
     def _take(self, bits: Any) -> Uints:
@@ -221,23 +226,24 @@ class Shared:
         return np.array(self._taken[:count])
 
     def totals(self) -> dict[str, int]:
-        """The clients' counters, summed over all their slots."""
+        """Returns the clients' counters, summed over all slots."""
         sums = self._stats[:, : len(COUNTERS)].sum(axis=0).tolist()
         totals = dict(zip(COUNTERS, sums, strict=True))
         return {"opens": totals["hits"] + totals["misses"], **totals}
 
     def source_opens(self) -> tuple[int, float]:
-        """How many files programs have opened at the sources themselves, and how long these opens
-        took together [s]."""
+        """Returns how many files programs have opened at the sources themselves, and how long these
+        opens took together [s]."""
         totals = self.totals()
         return totals["source_opens"], totals["source_open_ns"] / 1e9
 
     def scan_hints(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
-        """Paths that clients told of, as (source, relative path), and whether a program has read as
-        much of the file as is worth a copy.
+        """Returns the files that clients have opened before the catalog knew them, as (source,
+        relative path), each with whether a program has read as much of it as is worth a copy.
 
-        stuck : slot -> ticket that the last call saw in the middle of writing; updated. A slot
-        whose writer does not get on between two calls is freed: its process is gone.
+        stuck : for each slot that a client was writing at the last call, its ticket; updated here.
+        A slot that is still being written under the same ticket is freed, because its process is
+        gone.
         """
         found: dict[tuple[int, str], bool] = {}
         for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():

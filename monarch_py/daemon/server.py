@@ -1,4 +1,4 @@
-"""The daemon: its parts, and the loop in which they have their turns."""
+"""The daemon: its parts, and the loop that runs each of them in turn."""
 
 import json
 import logging
@@ -39,37 +39,37 @@ from monarch_py.storage.watch import TierWatch
 
 log = logging.getLogger("monarch.daemon")
 
-# How long the loop sleeps when no client rings the doorbell [ms]. Switch files, recently changed
-# files and the heartbeat are looked at this often.
+# How long the loop sleeps when no client rings the doorbell [ms]. Switch files and recently changed
+# files are looked at this often, and the heartbeat is counted up.
 TURN_MS = 250
-# The same after QUIET_TURNS turns in which nobody rang. A turn after a sleep finds cold processor
-# caches: four turns a second cost a fifth of what sending files to other nodes cost.
+# How long it sleeps after QUIET_TURNS turns in which nobody rang [ms]. A turn after a sleep finds
+# cold processor caches: four turns a second cost a fifth of what sending files to other nodes cost.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# The same while anything is filled or checked [ms]: the number of reads in flight follows the rate
-# of the sources, a reader that waits for a wanted file rings only the engine, and copies that the
-# engine has published wait to be counted and recorded.
+# How long it sleeps while anything is filled or checked [ms]. In these turns the number of reads in
+# flight is adapted to the rate of the sources, files are found for which readers wait (a waiting
+# reader rings only the engine), and copies that the engine has published are counted and recorded.
 BUSY_TURN_MS = 50
-# The same while programs open files of a plan, so that the loop sees what they open [ms].
+# How long it sleeps while programs open files of a plan, so that it sees soon what they open [ms].
 FOLLOWING_TURN_MS = 10
 # After a turn the loop rests for REST times the duration of the turn, but at most for MOST_REST_S,
 # which readers still take for a sign of life. The limit is SHORT_REST_S while more is left to do or
 # programs follow a plan. The rest ends after NAP_S when a reader waits for what the last turn could
 # not do [s].
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
-# Interval between checks that the session's files still have their names [s].
+# Interval between two checks that the session's files still have their names [s].
 LOOK_S = 0.5
 
 
 class Daemon:
     """The daemon of one session. The constructor makes it ready; `run` serves until `stop_soon`.
 
-    ConfigError for a plan that cannot be followed; TierError when no tier can be used; OSError when
-    shared memory is full.
+    The constructor raises ConfigError for a plan that cannot be followed, TierError when no tier
+    can be used, and OSError when shared memory is full.
 
-    awaits_job : a program is about to begin
-    lost : the file of the session whose removal has ended the daemon, None if it ended otherwise
-    at_end : callbacks of those who must stop before the daemon's parts are closed
+    awaits_job : whether a program is about to begin
+    lost : the file of the session whose removal has ended the daemon; None if it ended otherwise
+    at_end : callbacks for what must stop before the daemon's parts are closed
     """
 
     def __init__(
@@ -122,16 +122,17 @@ class Daemon:
         files = (SYSTEM_SWITCH_FILE, config.switch_file)
         self._switches = Switches([path for path in files if path is not None])
         self.at_end.callback(self._switches.close)
-        # Without the lock's name a second daemon would start.
+        # The files of the session without which the daemon ends. The lock is one of them: if it had
+        # no name any more, a second daemon could start.
         self._names: dict[Path, FileId | None] = {session.lock: id_of(session.lock)}
         self._lost_tiers: list[tuple[int, str]] = []
         self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
-        # The first call of np.unique imports modules. Later the loop may have no descriptor for
-        # them, nor time.
+        # The first call of np.unique imports modules. It is made here, because later the loop may
+        # lack a descriptor, or the time, for that.
         np.unique(NO_IDS)
 
     def needs(self, path: Path) -> None:
-        """Has the daemon end when this file of the session loses its name."""
+        """Makes the daemon end when this file of the session loses its name."""
         self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self) -> None:
@@ -165,8 +166,8 @@ class Daemon:
 
     @contextmanager
     def deciding(self) -> Iterator[None]:
-        """Lets one thread at a time decide what becomes of files; the engine decides nothing
-        meanwhile. SessionError when the daemon is ending: what the caller wants to look at is gone.
+        """Lets one thread at a time decide what becomes of files. The engine decides nothing
+        meanwhile. Raises SessionError when the daemon is ending, because its parts are closed then.
         """
         with self._lock:
             if self.is_closed:
@@ -178,11 +179,12 @@ class Daemon:
                 self.filler.end_turn()
 
     def _rest(self, took_s: float, *, busy: bool) -> bool:
-        """Leaves the processors to programs between two turns. Clients find the loop awake
-        meanwhile, and need not ring. Returns whether a reader waits for the next turn, which ends
-        the rest.
+        """Leaves the processors to programs between two turns. The loop counts as awake meanwhile,
+        so that clients need not ring. The rest ends early when a reader waits for what only the
+        next turn can do, or when a fill has ended whose copy the engine could not publish. Returns
+        whether that is so.
 
-        took_s : duration of the last turn [s];  busy : the last turn has left more to do
+        took_s : duration of the last turn [s];  busy : whether the last turn has left more to do
         """
         most_s = SHORT_REST_S if busy or self.plan_manager.is_awake else MOST_REST_S
         rest_s = min(REST * took_s, most_s)
@@ -190,7 +192,7 @@ class Daemon:
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
 
     def _pause_ms(self, quiet: int) -> int:
-        """How long the loop may sleep before its next turn [ms].
+        """Returns how long the loop may sleep before its next turn [ms].
 
         quiet : turns since somebody last rang
         """
@@ -203,8 +205,8 @@ class Daemon:
         return QUIET_TURN_MS
 
     def _turn(self) -> bool:
-        """Does everything once, and nothing for long. Returns whether there is more to do at
-        once."""
+        """Runs every part of the daemon once, none of them for long. Returns whether there is more
+        to do at once."""
         self.shared.beat()
         if self._is_lost():
             return False
@@ -215,15 +217,16 @@ class Daemon:
         self._let_engine_order()
         wanted = np.concatenate([self.scanner.take_hints(), *self._meet_read()])
         self.filler.checks.adopt_found()
-        # These files are wanted too, but only where the configuration takes an open for reason
-        # enough to fill a file.
+        # `wanted` holds files that programs opened before the catalog knew them. They are filled
+        # only where the configuration says that an open is reason enough for a fill.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.requests.want(wanted)
         self._take_opened(wanted)
         self.filler.requests.take_wants()
         self.filler.requests.take_demands()
         self._let_engine_order()
-        # A plan has its own order: while one is active, nothing else is filled ahead.
+        # A plan says itself what is filled ahead, and in which order. While one is active, nothing
+        # else is filled ahead.
         more = not self.plan_manager.is_active and self._fill_ahead()
         self._pace_scan()
         self._let_engine_order()
@@ -243,7 +246,8 @@ class Daemon:
         return more or self.scanner.has_more
 
     def _pace_scan(self) -> None:
-        """Keeps the scan behind the job, unless a plan or a command needs all that it finds."""
+        """Keeps the scan from running far ahead of the job, unless a plan or a command needs all
+        that it finds."""
         ahead, opens = self.directory_prefetch, self.shared.source_opens()[0]
         allowed = self._scan_pace.step(
             time.monotonic(),
@@ -256,24 +260,24 @@ class Daemon:
         self.scanner.allow(*(ALL_NAMES if is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
-        """Lets the engine order fills between two parts of a turn. Descriptors that programs hand
-        over then need not wait for the end of the turn, which may be late where threads want more
-        processors than there are."""
+        """Lets the engine order fills between two parts of a turn. Otherwise descriptors that
+        programs hand over would wait for the end of the turn, which comes late where threads want
+        more processors than there are."""
         self.filler.end_turn()
         self.filler.begin_turn()
 
     def _meet_read(self) -> Iterator[Ids]:
-        """Takes files into the catalog that it did not know when programs handed them over; yields
-        their entries."""
+        """Takes files into the catalog that it did not know when programs handed them over. Yields
+        their entries, an array for each source."""
         for source in self.scanner.sources if self.shared.control.handed_bytes else ():
             entries, pool = self.filler.engine.unmet(source.number)
             if len(entries):
                 yield self.scanner.meet_read(source, entries, pool)
 
     def _take_opened(self, unmet: Ids) -> None:
-        """Takes in the files that programs have opened since the last turn.
+        """Tells the parts which files programs have opened since the last turn.
 
-        unmet : files that programs had opened before the catalog knew them
+        unmet : files that programs opened before the catalog knew them
         """
         opened = self.shared.take_opened()
         self.filler.staging.opened(opened)
@@ -285,10 +289,10 @@ class Daemon:
         return self.filler.requests.fill_met() or (not is_off and self.directory_prefetch.step())
 
     def _is_lost(self) -> bool:
-        """Ends a daemon whose session was removed (`rm -rf` of shared memory in a job's epilogue,
-        RemoveIPC at the user's logout). Otherwise its clients would miss the changes of processes
-        that can no longer attach, and the daemon could be neither stopped nor replaced while it
-        holds its tiers."""
+        """Returns whether the session was removed (`rm -rf` of shared memory in a job's epilogue,
+        RemoveIPC at the user's logout), and ends the daemon if so. Otherwise its clients would miss
+        the changes of processes that can no longer attach, and the daemon could be neither stopped
+        nor replaced while it holds its tiers."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_S
@@ -299,13 +303,13 @@ class Daemon:
         return self.lost is not None
 
     def _lose_tier(self, number: int, why: str) -> None:
-        """Called in the watch's thread."""
+        """Notes a lost tier. The watch calls it in its own thread."""
         self._lost_tiers.append((number, why))
         self.wake()
 
     def _give_up_tiers(self) -> None:
-        """Gives up lost tiers: drops their copies, whose files may then be filled into other
-        tiers."""
+        """Gives up the tiers that the watch has found lost. Their copies are dropped, and the files
+        may be filled into other tiers."""
         while self._lost_tiers:
             number, why = self._lost_tiers.pop()
             tier = self.tiers[number]
@@ -316,27 +320,28 @@ class Daemon:
             self.filler.copies.lose_tier(number)
 
     def stop_soon(self) -> None:
-        """Ends the loop after the current turn. Safe in a signal handler: the signal itself ends
-        the loop's sleep.
+        """Ends the loop after the current turn. It may be called in a signal handler: the signal
+        itself ends the loop's sleep.
 
-        Takes no lock, as an Event would: a second signal may come while the first is handled.
+        It takes no lock, unlike an Event, because a second signal may come while the first is
+        handled.
         """
         self._is_stopping = True
 
     def stop_now(self) -> None:
-        """As `stop_soon`, from another thread: no signal ends the loop's sleep, so the doorbell
-        does."""
+        """Ends the loop from another thread. Unlike `stop_soon` it rings the doorbell, because no
+        signal ends the loop's sleep."""
         self.stop_soon()
         self.wake()
 
     def wake(self) -> None:
-        """Ends the loop's sleep, or a pause before the next turn."""
+        """Ends the loop's sleep before its next turn."""
         with self._lock:
             if not self.is_closed:
                 self.shared.ring()
 
     def status(self) -> dict[str, Any]:
-        """The answer to `status`, made between two turns."""
+        """Returns the answer to `status`, which is made between two turns."""
         with self.deciding():
             self.filler.requests.take_wants()  # what programs asked for since the last turn
             if self.filler.collect():  # every copy that serves is counted
@@ -359,9 +364,9 @@ class Daemon:
             self._open_tiers.close(are_used=self._end_threads() > 0)
 
     def _end_threads(self) -> int:
-        """Ends the threads of the engine, the comparison and the scan. Returns how many are left,
-        in calls to a source that does not answer. These end with the process; until then what they
-        use stays open and mapped."""
+        """Ends the threads of the engine, the comparison and the scan. Returns how many threads are
+        left, in calls to a source that does not answer. They end with the process; until then, what
+        they use stays open and mapped."""
         until = time.monotonic() + END_LIMIT_S
         left = self.filler.close(END_LIMIT_S)
         self.metadata.close()

@@ -1,6 +1,6 @@
-"""Starting the daemon's process, and waiting for its end: what others do with a daemon's process.
+"""Starts the daemon's process, and waits for its end.
 
-Nothing of the daemon itself is loaded here: commands that start or end one stay quick.
+This module loads nothing of the daemon itself, so that commands that start or end one stay quick.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.util.processes import Identity, end
 from monarch_py.util.signals import handle
 
-# A starting daemon must answer within this time [s]. It takes less than a second, but for slow
-# sources and tiers.
+# A starting daemon must answer within this time [s]. It usually answers within a second, but slow
+# sources and tiers delay it.
 START_LIMIT_S = 60.0
-# Interval between checks whether the daemon has ended [s].
+# Interval between two checks whether the daemon has ended [s].
 END_PAUSE_S = 0.1
 # A daemon whose start is given up must end within this time, or it is killed [s].
 GIVE_UP_LIMIT_S = 5.0
 # The one word on the command line of a daemon that several runs share.
 SHARED = "shared"
-# Sent over the lifeline to a daemon that is to outlive the process that started it.
+# What is sent over the lifeline to a daemon that is to outlive the process that started it.
 STAY = b"s"
-# Variables of the job's environment that the daemon does not get.
+# Variables of the job's environment that are kept from the daemon.
 HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 # Signals that end a daemon in good order. A launcher may send several, to each process of a step.
@@ -42,12 +42,13 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class StartupInfo:
-    """The information that a process gives to each daemon when it starts those of several nodes.
+    """What each daemon is told at its start when one process starts the daemons of several nodes.
 
-    The others are descriptors that the daemon inherits.  listener : the socket at which the other
-    nodes' daemons reach this one;  record : the list of the sources' files (`scan.record`), if one
-    node has made it for all;  lifeline : the reading end of a pipe; the daemon ends if the pipe
-    closes before it has said STAY
+    listener, record and lifeline are descriptors that the daemon inherits.
+
+    listener : the socket at which the other nodes' daemons reach this one;  record : the list of
+    the sources' files (`scan.record`), if one node has made it for all;  lifeline : the reading end
+    of a pipe; the daemon ends if the pipe closes before STAY has come through it
 
     began : when the list was begun, on this node's time.monotonic() [s]
     """
@@ -60,14 +61,15 @@ class StartupInfo:
 
 
 def ignore_the_jobs() -> None:
-    """Ignores signals that are meant for the training (Slurm's --signal): they reach all processes
-    that run beside it."""
+    """Ignores signals that are meant for the training (Slurm's --signal), because they also reach
+    the processes that run beside it."""
     handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)
 
 
 def _command(config_file: Path, words: list[str]) -> list[str]:
-    """The daemon's command line. -I keeps the job's PYTHON* variables and working directory away
-    from the daemon; the package is then found by its own path, wherever it was installed."""
+    """Returns the daemon's command line. Its -I keeps the job's PYTHON* variables and working
+    directory away from the daemon. So the package's own path is handed over, and found wherever it
+    was installed."""
     package = str(Path(__file__).resolve().parents[2])
     code = (
         "import sys; sys.path.insert(0, sys.argv.pop(1));"
@@ -79,13 +81,14 @@ def _command(config_file: Path, words: list[str]) -> list[str]:
 def spawn(
     config_file: Path, *, detach: bool, startup: StartupInfo | None = None, is_shared: bool = False
 ) -> "subprocess.Popen[bytes]":
-    """Starts a daemon and waits until it answers. The daemon has a session of its own, and nothing
-    of ours is left open in it, so that neither a shell's `wait` nor a pipe's reader waits for it.
+    """Starts a daemon and waits until it answers. The daemon is in a session (setsid) of its own
+    and keeps no descriptor of this process but those in `startup`, so that neither a shell's `wait`
+    nor a pipe's reader waits for it.
 
-    detach : the daemon outlives this process, which does not wait for it;  is_shared : as for
-    `serve`
+    detach : whether the daemon outlives this process, which then does not wait for it;  is_shared :
+    as in `serve`
 
-    SessionError, with the daemon's last words, when it does not come up.
+    Raises SessionError, with the daemon's last words, when the daemon does not come up.
     """
     session = SessionDir.of(config_file)
     session.make()
@@ -100,7 +103,7 @@ def spawn(
         process = _start(_command(config_file, words), session, inherited)
     try:
         _wait_until_up(process, session)
-    except BaseException:  # also at a signal that ends us: nobody else knows of the process
+    except BaseException:  # also a signal that ends this process: nobody else knows the daemon
         end(process, GIVE_UP_LIMIT_S)
         raise
     if detach:
@@ -126,9 +129,10 @@ def _start(command: list[str], session: SessionDir, fds: list[int]) -> "subproce
 
 
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
-    """Waits until the daemon ends; a signal to this process makes it end. SessionError, with the
-    daemon's last words, when it did not end well. A daemon whose threads wait for a source that
-    does not answer counts as ended: its status is not known until the source answers."""
+    """Waits until the daemon ends. A signal to this process ends the daemon. Raises SessionError,
+    with the daemon's last words, when the daemon did not end well. A daemon whose threads wait for
+    a source that does not answer counts as ended, because its exit status is not known until the
+    source answers."""
     handle(ENDING, lambda *_: process.terminate())
     daemon = Identity.of(process.pid)
     while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):
@@ -138,8 +142,8 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
 
 
 def written(data: bytes) -> int:
-    """A descriptor from which `data` can be read. The memory behind it has no name, and is freed
-    with its last holder. OSError without memory."""
+    """Returns a descriptor from which `data` can be read. The memory behind it has no name, and is
+    freed with its last descriptor. Raises OSError without memory."""
     fd = os.memfd_create("monarch-start", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(data)
@@ -166,9 +170,9 @@ def _last_words(session: SessionDir, status: int) -> str:
         lines = session.log.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    # Lines of the logger begin with their time, and do not tell why the daemon ended.
+    # Lines of the logger, which begin with their time, do not tell why the daemon ended.
     said = [line for line in lines if not LOGGED.match(line)]
     if not said:
-        # The log lies in shared memory: when that is full, the log holds no reason.
+        # The log lies in shared memory. When shared memory is full, the log holds no reason.
         return full_shm() or f"it ended with status {status}; see {session.log}"
     return said[-1].removeprefix("monarch: ")

@@ -17,7 +17,8 @@ from monarch_py.native import Kind, Reason, State
 from monarch_py.storage.tiers import Tier
 
 SCHEMA_VERSION = 1
-# Counters of programs that the daemon alone uses, or that are told in other units.
+# Counters of programs that `status` leaves out: only the daemon uses them, or they are told in
+# another unit.
 NOT_TOLD = ("wait_ns", "source_opens", "source_open_ns")
 
 
@@ -104,10 +105,10 @@ def status(
     evicted: Mapping[int, int],
     started: float,
 ) -> dict[str, Any]:
-    """The answer to `status`.
+    """Returns the answer to `status`.
 
-    told : `plans`, `ranks` and `ahead`, as their own modules tell them
-    why : why each configured tier goes unused, "" for one that does not
+    told : the parts `plans`, `ranks` and `ahead`, as their own modules make them
+    why : for each configured tier the reason why it goes unused, "" for a tier in use
     evicted : how many copies each tier has evicted, by its number
     """
     shared, scanner, nodes, routes = filler.shared, filler.scanner, filler.nodes, filler.routes

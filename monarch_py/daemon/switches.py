@@ -12,7 +12,7 @@ from monarch_py.util.hanging import LIMIT_S
 
 log = logging.getLogger("monarch.switches")
 
-# Interval between two looks, a bit shorter than an idle turn of the daemon's loop [s].
+# Interval between two looks at the files, a bit shorter than an idle turn of the daemon's loop [s].
 LOOK_S = 0.2
 # The daemon's loop waits this long for a look: readers take a silence of 250 ms for the daemon's
 # death [s].
@@ -20,11 +20,11 @@ PATIENCE_S = 0.05
 
 
 class Switches:
-    """Tells whether everything is switched off: it is while one of `files` exists.
+    """Tells whether Monarch is switched off, which it is while one of `files` exists.
 
     A thread looks at the files, so that the daemon's loop goes on when their file system hangs. The
-    last answer then holds until the file system answers again. Until the first answer, which the
-    constructor awaits for `limit_s` [s], everything is off.
+    last answer then holds until the file system answers again. Before the first answer Monarch
+    counts as switched off; the constructor waits for that answer for `limit_s` [s] at most.
     """
 
     def __init__(self, files: Sequence[Path], *, limit_s: float = LIMIT_S) -> None:
@@ -35,8 +35,8 @@ class Switches:
         self._ask(limit_s)
 
     def are_off(self) -> bool:
-        """What the last look said. If a look is due, begins one and waits for it for PATIENCE_S at
-        most."""
+        """Returns what the last look said. If a look is due, begins one first, and waits for its
+        answer for PATIENCE_S at most."""
         if self._looking is not None:
             self._take(0)
         elif time.monotonic() >= self._next_look:

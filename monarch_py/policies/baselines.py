@@ -1,7 +1,7 @@
 """Baselines: policies that keep nothing, and stores that hold the dataset in shares.
 
-Perfect, naive, staging buffer, DeepIO and LBANN follow section 6 of the NoPFS paper and their own
-papers. Baselines that change the order are in `reordering`.
+The policies perfect, naive, staging buffer, DeepIO and LBANN follow section 6 of the NoPFS paper
+and their own papers. Baselines that change the order of samples are in `reordering`.
 """
 
 import numpy as np
@@ -22,13 +22,14 @@ def perfect(job: Job) -> Decision:
 
 
 def naive(job: Job) -> Decision:
-    """Every access reads from the file system when it is made; nothing is kept (NoPFS 6)."""
+    """Each access reads the file system at the time of the access, and nothing is kept (NoPFS
+    6)."""
     return Decision(staging=False)
 
 
 def staging_buffer(job: Job) -> Decision:
     """The staging buffer is filled from the file system in the order of access, and files are
-    dropped after use: double buffering, tf.data (NoPFS 6)."""
+    dropped after their use, as with double buffering or tf.data (NoPFS 6)."""
     return Decision()
 
 
@@ -36,8 +37,8 @@ def deepio(job: Job) -> Decision:
     """Ordered mode of DeepIO (Zhu et al. 2018): every node loads a contiguous share of the dataset
     into its memory before training. Batches come from there, in the sampler's order.
 
-    Files that do not fit are read from the file system when they are used (the paper's hybrid
-    mode).
+    Files that fit into no memory are read from the file system when they are used (the paper's
+    hybrid mode).
     """
     need_memory(job, "deepio-ordered")
     copies = shards(job, classes=MEMORY + 1)
@@ -48,8 +49,8 @@ def lbann_preloading(job: Job) -> Decision:
     """Preloading mode of LBANN's data store (Jacobs et al. 2019): every node loads a contiguous
     share into its memory before training; from then on samples come from memories alone.
 
-    Raises PolicyError if the dataset is larger than all memories, since the store has no other
-    place.
+    Raises PolicyError if the dataset is larger than all memories together, since the store has no
+    other place for samples.
     """
     _need_all_memory(job, "lbann-preloading")
     copies = shards(job, classes=MEMORY + 1)
@@ -57,15 +58,15 @@ def lbann_preloading(job: Job) -> Decision:
 
 
 def lbann_dynamic(job: Job) -> Decision:
-    """Dynamic mode of LBANN's data store (Jacobs et al. 2019): the node that reads a sample first,
-    in the first epoch, keeps it in memory for all.
+    """Dynamic mode of LBANN's data store (Jacobs et al. 2019): in the first epoch, the node that
+    reads a sample first keeps it in memory for all nodes.
 
-    Assumption: a node whose memory is full keeps no more samples, and the others are read again.
-    That happens if shares differ in size. Raises PolicyError as the preloading mode does.
+    Assumption: a node whose memory is full keeps no more samples, and those that it does not keep
+    are read again. That happens if the nodes' shares differ in size. Raises PolicyError as the
+    preloading mode does.
     """
     _need_all_memory(job, "lbann-dynamic")
-    # If several nodes use a sample first at the same time, the one with the least number keeps
-    # it.
+    # If several nodes use a sample first at the same time, the node with the least number keeps it.
     owner, first = job.first_use.argmin(axis=0), job.first_use.min(axis=0)
     order = used_in_order(first)
     copies = copies_of(
@@ -78,7 +79,7 @@ def lbann_dynamic(job: Job) -> Decision:
 
 
 def need_memory(job: Job, name: str) -> None:
-    """PolicyError if the cluster has no class for copies."""
+    """Checks that the cluster has a class for copies. Raises PolicyError if it has none."""
     if job.cluster.classes <= MEMORY:
         raise PolicyError(
             f"{name}: classes has only the staging buffer; add a class that holds copies"

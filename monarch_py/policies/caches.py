@@ -1,7 +1,8 @@
 """Policies that keep what was read: first fit, hashed owners, LRU, and Belady's with bypass.
 
-LRU and Belady work for every node by itself. With `shared` they work for all nodes together: every
-file has one home, the only node that may hold it, and the other nodes read it from there.
+With LRU and Belady, every node has a cache for itself. With `shared`, the nodes' caches work
+together: every file has one home, the only node that may hold it, and the other nodes read it from
+there.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,12 +22,13 @@ Use = Callable[[int, int, npt.NDArray[np.int32], npt.NDArray[np.int64]], Uses]
 
 
 def first_fit(job: Job) -> Decision:
-    """The fastest class with room, in order of first use, without eviction (Dantas 2022, 4.1.2).
+    """Keeps each file, in order of first use, in the fastest class with room; evicts nothing
+    (Dantas 2022, 4.1.2).
 
     If every file is used once an epoch, no policy loads less than D - C per epoch, for a dataset D
-    and a cache C: the epoch reads D, and at its start at most C is cached. Pinning any C of the
-    dataset reaches that bound, because pinned files are hit in every epoch; which files they are
-    makes no difference (the argument of MinIO's cache, Mohan et al. 2021, 4.1). Hence this is the
+    and a cache C: the epoch reads D, and at its start at most C is cached. Keeping any part of size
+    C reaches that bound, because the kept files are hit in every epoch; it makes no difference
+    which files they are (the argument of MinIO's cache, Mohan et al. 2021, 4.1). Hence this is the
     default.
     """
     first = job.first_use
@@ -39,15 +41,15 @@ def first_fit(job: Job) -> Decision:
 
 
 def hashed(job: Job, keys: Keys | None = None) -> Decision:
-    """For several nodes without a plan: rendezvous hashing, weighted by room, chooses each file's
-    owner (`rendezvous.owners`), which alone reads the file from the source.
+    """Gives each file an owner by rendezvous hashing, weighted by room (`rendezvous.owners`). Only
+    the owner reads the file from the source. This is the policy of several nodes without a plan.
 
     A node that misses a file gets it from the owner. The owner reads the file at the first request
     and keeps it in the fastest class with room, as `first_fit` does. A file for which no node has
-    room is read by every node that needs it. Owners follow from sizes and room alone; the order of
-    first use stands for the order of requests.
+    room is read by every node that needs it. Owners depend only on the files' keys and sizes and
+    the nodes' room. The order of first use is taken for the order of requests.
 
-    keys : (files,) hashes of the files' paths; None if there are none
+    keys : (files,) hashes of the files' paths; None if the files have no paths
     """
     room = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
     keys = file_keys(job.files) if keys is None else keys
@@ -73,8 +75,8 @@ def hashed(job: Job, keys: Keys | None = None) -> Decision:
 def lru(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the least recently used file, and admits every miss.
 
-    It has few hits on random orders of a dataset that does not fit, because the file used last will
-    on average be used last again.
+    On random orders of a dataset that does not fit, it has few hits: it evicts the files that were
+    not used in this epoch yet, and these are used again first.
     """
 
     def begin() -> Iterator[Served]:
@@ -89,10 +91,10 @@ def lru(job: Job, *, shared: bool = False) -> Decision:
 
 
 def belady(job: Job, *, shared: bool = False) -> Decision:
-    """Evicts the file whose next use is farthest; does not admit a miss that is used later than
-    everything held (Belady 1966, with bypass).
+    """Evicts the file whose next use is farthest. A missed file that is used later than all held
+    files is not admitted (Belady 1966, with bypass).
 
-    If files have one size and nodes do not share, it loads the least of all policies: the bound of
+    If all files have one size and nodes do not share, no policy loads less: it reaches the bound of
     `first_fit`, D - C in every epoch but the first.
     """
     known, sizes = next_uses(job, together=shared), job.sizes.tolist()
@@ -112,7 +114,7 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
 
 
 def used_in_order(first: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """The files that are used, in order of first use.  first : (files,), as in `Job`"""
+    """Returns the files that are used, in order of first use.  first : (files,), as in `Job`"""
     order = np.argsort(first, kind="stable").astype(np.int32)
     return order[: np.count_nonzero(first != np.iinfo(np.int64).max)]
 
@@ -129,9 +131,9 @@ def _decision(job: Job, begin: Callable[[], Iterator[Served]], shared: bool) -> 
 
 
 def _served(job: Job, shared: bool, use: Use) -> Iterator[Served]:
-    """Yields, for each epoch, where the accesses find their files. An access goes to the cache of
-    the file's home if caches are shared, else to that of the node itself. A cache sees its accesses
-    in order of time."""
+    """Yields, for each epoch, where the accesses find their files. If caches are shared, an access
+    goes to the cache of the file's home, otherwise to the cache of the node itself. Each cache sees
+    its accesses in order of time."""
     nodes = job.cluster.nodes
     home = homes(job.files, job.cluster)
     for epoch in range(job.epochs):

@@ -1,10 +1,11 @@
-"""Caches of one node, which evict the least recently used file, or the one used next farthest.
+"""Caches of one node that evict the least recently used file, or the file with the farthest next
+use.
 
-They are plain loops over dictionaries and heaps, since arrays do not help if every access changes
-what the next one finds. With 200,000 files in the cache, LRU takes 0.4 to 0.7 us per access, plus
-0.4 us for each further class; farthest next use takes 1.1 us. Ten million accesses to two million
-files, with half of the files cached, took 1.1 and 1.8 us each on a busy machine, including the time
-for drawing the orders and finding the next uses (benchmarks/policies).
+They are plain loops over dictionaries and heaps. Array operations would not help, because every
+access changes what the next one finds. With 200,000 files in the cache, LRU takes 0.4 to 0.7 us per
+access, plus 0.4 us for each further class; farthest next use takes 1.1 us. Ten million accesses to
+two million files, with half of the files cached, took 1.1 and 1.8 us each on a busy machine,
+including the time for drawing the orders and finding the next uses (benchmarks/policies).
 """
 
 import heapq
@@ -17,16 +18,17 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import STAGING, Ints
 
-# Stands for "the file is not there" in place of a storage class. (The staging buffer holds no
-# copies.)
+# Stands for "the file is not held" in place of a storage class. The staging buffer's number is free
+# for this, because that class holds no copies.
 MISS = STAGING
 
 
 class Uses:
-    """What accesses found in a cache, and what they changed: for each access a class, or MISS.
+    """What accesses found in a cache, and what they changed. Each field has, for each access, a
+    class or MISS.
 
     found : the class that had the file;  into : the class that took the file;  down : the slowest
-    class that took anything (a file pushed out of a class goes to the next slower one)
+    class that took any file (a file pushed out of a class goes to the next slower one)
     """
 
     def __init__(self, accesses: int) -> None:
@@ -49,7 +51,7 @@ class LeastRecent:
         self._classes = range(STAGING + 1, len(self._free))
 
     def run(self, files: Sequence[int], sizes: Sequence[int]) -> Uses:
-        """Runs accesses to these files, in order.  sizes : of the same files [bytes]"""
+        """Runs accesses to these files, in order.  sizes : the sizes of these files [bytes]"""
         uses = Uses(len(files))
         if len(self._classes) == 1:
             self._run_one(files, sizes, uses)
@@ -58,7 +60,7 @@ class LeastRecent:
         return uses
 
     def _run_one(self, files: Sequence[int], sizes: Sequence[int], uses: Uses) -> None:
-        """The case of one class, where nothing is pushed down."""
+        """Runs accesses with a single class, where no file is pushed down."""
         level = STAGING + 1
         held, room, free = self._held[level], self._capacity[level], self._free[level]
         front, pop = held.move_to_end, held.popitem
@@ -91,8 +93,9 @@ class LeastRecent:
             uses.into[at], uses.down[at] = self._push(file, sizes[at])
 
     def _push(self, file: int, size: int) -> tuple[int, int]:
-        """Puts a file in front. Files pushed out of a class go to the next slower one. Returns the
-        class that took the file, and the slowest class that took anything; MISS for none."""
+        """Puts a file into the fastest class that can hold it, as the most recently used. Files
+        pushed out of a class go to the next slower one. Returns the class that took the file, and
+        the slowest class that took any file; MISS for none."""
         coming = [(file, size)]
         into = down = MISS
         for level in self._classes:
@@ -115,11 +118,12 @@ class LeastRecent:
 
 
 class FarthestUse:
-    """Evicts the file whose next use is farthest; does not admit a file that is used later than all
-    others (Belady 1966, with bypass).
+    """Evicts the file whose next use is farthest. A file that is used later than all held files is
+    not admitted (Belady 1966, with bypass).
 
-    If all files have one size, no policy hits more often. Otherwise it is a heuristic: it evicts as
-    many of the farthest files as a nearer one needs. A copy stays in the class that admitted it.
+    If all files have one size, no policy hits more often. Otherwise this is a heuristic: it evicts
+    as many of the farthest files as a nearer file needs. A copy stays in the class that admitted
+    it.
 
     capacity : (classes,) [bytes], including the staging buffer, which takes no files;  sizes :
     (files,) [bytes], a list, which the caches of all nodes may share
@@ -131,8 +135,8 @@ class FarthestUse:
         self._size = sizes
         self._files = len(sizes)
         self._level = bytearray(self._files)
-        # Entries are -(next use x files + file), so the smallest is the farthest. The entries of
-        # files that were used since lie in the past and come up only after all others.
+        # An entry is -(next use x files + file), so the smallest entry is the farthest use. Entries
+        # of files that were used since lie in the past, and come up only after all others.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
@@ -140,11 +144,12 @@ class FarthestUse:
         return self._level[file]
 
     def levels(self) -> npt.NDArray[np.uint8]:
-        """(files,) the class that holds each file now, or MISS; a view that follows all changes."""
+        """Returns (files,) the class that holds each file now, or MISS, as a view that follows all
+        changes."""
         return np.frombuffer(self._level, np.uint8)
 
     def used(self, file: int, upcoming: int) -> None:
-        """Notes a use of a file that is held. upcoming : its next use; if NEVER, the file is
+        """Notes a use of a held file.  upcoming : the file's next use; if NEVER, the file is
         dropped"""
         if upcoming == NEVER:
             self.drop(file)
@@ -158,8 +163,9 @@ class FarthestUse:
     def offer(self, file: int, upcoming: int, now: int) -> list[int] | None:
         """Decides whether to admit a file that was loaded and is not held.
 
-        upcoming : its next use;  now : this access.
-        Returns the files that were evicted for it, or None if it is not admitted.
+        upcoming : the file's next use;  now : the number of this access
+
+        Returns the files that were evicted for this file, or None if it was not admitted.
         """
         if upcoming == NEVER:
             return None
@@ -180,14 +186,15 @@ class FarthestUse:
         return victims
 
     def _make_room(self, size: int, key: int, now: int) -> tuple[int, list[int]]:
-        """Evicts the farthest files until a class has `size` bytes, and enters `key`. If evicting
-        all files farther than `key` is not enough, it changes nothing. Returns the class, or MISS,
-        and the evicted files."""
+        """Evicts the farthest files until a class has `size` free bytes, and pushes `key` onto the
+        heap. If evicting all files farther than `key` is not enough, it changes nothing. Returns
+        the class, or MISS, and the evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]
         if at > now and level and self._free[level] + self._size[victim] >= size:
-            # One file replaces one, as always with equal sizes. This takes half the work.
+            # One file replaces one file, as is always so with equal sizes. This takes half the work
+            # of the general case.
             heapq.heapreplace(heap, key)
             self._free[level] += self._size[victim]
             self._level[victim] = MISS
@@ -198,7 +205,7 @@ class FarthestUse:
         while level == MISS and heap and heap[0] < key:
             entries.append(heapq.heappop(heap))
             at, victim = divmod(-entries[-1], self._files)
-            # Otherwise the entry is stale: the file was used since, or dropped from outside.
+            # Otherwise the entry is stale: the file was used since then, or dropped by `drop`.
             if at > now and self._level[victim]:
                 victims.append(victim)
                 self._free[self._level[victim]] += self._size[victim]
@@ -220,7 +227,8 @@ class FarthestUse:
         upcoming: Sequence[int],
         now: Sequence[int],
     ) -> Uses:
-        """Runs accesses to these files, in order.  upcoming, now : as in `offer`, per access."""
+        """Runs accesses to these files, in order.  upcoming, now : for each access, as in
+        `offer`"""
         uses = Uses(len(files))
         found, into = uses.found, uses.into
         level, count, heap, push = self._level, self._files, self._heap, heapq.heappush
@@ -230,7 +238,7 @@ class FarthestUse:
                 into[at] = level[file]
                 continue
             found[at] = level[file]
-            # As in `used`.
+            # The same as `used`, inline for speed.
             if after == NEVER:
                 self.drop(file)
             else:
@@ -241,7 +249,7 @@ class FarthestUse:
         return uses
 
     def forget(self, now: int) -> None:
-        """Drops stale entries, of which every use would otherwise leave one."""
+        """Removes stale entries from the heap. Otherwise every use would leave one there."""
         last = -(now + 1) * self._files
         self._heap = [entry for entry in self._heap if entry <= last]
         heapq.heapify(self._heap)
@@ -256,15 +264,15 @@ class FarthestUse:
 def exchange(
     held_use: Ints, held_bytes: Ints, coming_use: Ints, coming_bytes: Ints, free_bytes: int
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which files of a cache are evicted for loaded files, by the rule of `FarthestUse`: a file is
-    only evicted for files that are used sooner.
+    """Decides which files of a cache are evicted for loaded files, by the rule of `FarthestUse`: a
+    file is only evicted for files that are used sooner.
 
     held_use, held_bytes : (held,) the next use of each held file, 0 or more, and its size
-    coming_use, coming_bytes : (coming,) the same for the loaded files, in the order of loading. The
-        next use is the one after the use for which the file is loaded
+    coming_use, coming_bytes : (coming,) the same for the loaded files, in the order of loading.
+        Here the next use is that after the use for which the file is loaded
     free_bytes : room in addition to that of the held files
 
-    Returns (held,) which are evicted, and (coming,) which stay.
+    Returns (held,) which held files are evicted, and (coming,) which loaded files stay.
     """
     sizes = [*held_bytes.tolist(), *coming_bytes.tolist()]
     room = max(0, free_bytes) + sum(sizes[: len(held_use)])

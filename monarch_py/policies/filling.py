@@ -12,9 +12,9 @@ from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Ints, Job
 
 
 def rooms_of(capacity: Ints, files: int) -> list[TierRoom]:
-    """The room of a node's classes as tiers, for so many files.
+    """Returns the room of a node's classes as that of tiers, with inodes for so many files.
 
-    capacity : (classes,) [bytes], as in `Cluster`; the first one, the staging buffer, is no tier
+    capacity : (classes,) [bytes], as in `Cluster`; the first class, the staging buffer, is no tier
     """
     return [TierRoom(int(room), files, 1) for room in capacity[STAGING + 1 :]]
 
@@ -26,9 +26,9 @@ def copies_of(
     *,
     classes: int | None = None,
 ) -> Copies:
-    """The copies that all nodes make, by what their policies say.
+    """Returns the copies that all nodes make, as their policies decide.
 
-    policy_of : the policy of a node;  sizes, classes : as of `classes_of`
+    policy_of : returns the policy of a node;  sizes, classes : as in `classes_of`
     """
     return Copies.of(
         [
@@ -42,8 +42,8 @@ def copies_of(
 def classes_of(
     policy: NodePolicy, cluster: Cluster, sizes: Ints, classes: int | None = None
 ) -> list[Ints]:
-    """For each class the files that a node keeps in it, in the order of their next use, which is
-    that of filling; none for the staging buffer. Files that are not used are left out.
+    """Returns for each class the files that a node keeps in it, in the order of filling, which is
+    that of their next use; no files for the staging buffer. Files that are not used are left out.
 
     sizes : (files,) [bytes];  classes : how many classes to use, including the staging buffer (None
     = all)
@@ -58,16 +58,18 @@ def classes_of(
 
 
 def first_fit_policy(node: int, files: Ints) -> NodePolicy:
-    """The policy of a node that keeps these files alone and takes them in this order."""
+    """Returns the policy of a node that keeps files for itself alone, and uses these files in this
+    order."""
     policy = NodePolicy(node)
     policy.foresee(files)
     return policy
 
 
 def owners_of(copies: Copies, wanted: Ints) -> npt.NDArray[np.int32]:
-    """(files,) int32, as `Decision.owner`: a node that has a place for the file, or PFS.
+    """Returns (files,) int32, as `Decision.owner`: for each file a node that has a copy of it, or
+    PFS.
 
-    wanted : (files,), the preferred node, which becomes the owner if it has a place for the file
+    wanted : (files,), the preferred node, which becomes the owner if it has a copy of the file
     """
     owner = np.full(len(wanted), PFS, np.int32)
     owner[copies.file] = copies.node
@@ -77,9 +79,10 @@ def owners_of(copies: Copies, wanted: Ints) -> npt.NDArray[np.int32]:
 
 
 def shards(job: Job, classes: int | None = None) -> Copies:
-    """Copies of one contiguous, equal part of the dataset on each node.
+    """Returns copies of one contiguous part of the dataset on each node; the parts have nearly
+    equal numbers of files.
 
-    classes : as of `classes_of`
+    classes : as in `classes_of`
     """
     parts = np.array_split(np.arange(job.files, dtype=np.int32), job.cluster.nodes)
     return copies_of(

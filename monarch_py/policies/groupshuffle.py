@@ -17,11 +17,11 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
     """Reads contiguous groups of samples in random order, and shuffles each group in memory.
 
     One large contiguous read brings a group into one buffer, while training uses the group before
-    it in the other buffer. So samples are mixed within a group, and groups over the dataset. That
-    is less than a full shuffle, but the file system sees nearly sequential reads.
+    it in the other buffer. So samples are mixed within their group, and groups are mixed over the
+    dataset. That mixes less than a full shuffle, but the file system sees nearly sequential reads.
 
-    group : samples in a group; by default so many that two of the largest groups fit into the
-    staging buffer of every node.
+    group : samples in a group; by default as many as possible, such that two of the largest groups
+    fit into the staging buffer of every node.
     Assumptions: the epoch's order of groups is dealt to nodes in equal runs, so that all samples
     are used once. Of a group at the border of two nodes, each node reads the part that it needs.
     """
@@ -49,20 +49,21 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
 
 
 def _fitting(job: Job) -> int:
-    """The largest group of which two fit, by bisection, since larger groups take more room."""
+    """Returns the largest size of a group of which two fit. Bisection finds it, since larger groups
+    take more room."""
     room = int(job.cluster.capacity[:, STAGING].min()) // BUFFERS
     groups = range(1, job.files + 1)
     return max(1, bisect_right(groups, room, key=partial(largest_group, job.sizes)))
 
 
 def largest_group(sizes: Ints, group: int) -> int:
-    """The bytes of the largest of the contiguous groups.  sizes : (files,) [bytes]"""
+    """Returns the bytes of the largest of the contiguous groups.  sizes : (files,) [bytes]"""
     return int(np.add.reduceat(sizes, np.arange(0, len(sizes), group)).max())
 
 
 def grouped(files: int, group: int, rng: np.random.Generator) -> Ints:
-    """(files,) int32: groups in random order, each shuffled by itself. The last group of the
-    dataset may be shorter."""
+    """Returns (files,) int32: the groups in random order, each shuffled by itself. The last group
+    of the dataset may be shorter."""
     of = np.arange(files) // group
     rank = rng.permutation(int(of[-1]) + 1)
     # Sorting by the group's place, then by a random number, shuffles all groups at once.

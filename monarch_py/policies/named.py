@@ -50,7 +50,7 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
 POLICIES = {name: policy for name, policy, _ in _POLICIES}
 NAMES = tuple(POLICIES)
 SUMMARIES = {name: summary for name, _, summary in _POLICIES}
-# The policies that Monarch's daemon uses today, and where.
+# The policies that Monarch's daemon uses, and for which nodes.
 DAEMON = {
     "first-fit": "one node",
     "hash": "several nodes",

@@ -1,6 +1,6 @@
-"""The policy of one node: what it keeps and where, what goes first, and whom it asks for the rest.
+"""The policy of one node: what it keeps and where, what it drops first, and which nodes it asks.
 
-The daemon has one such object, that of its own node. The simulator has one for each node of a job.
+The daemon has one such object, for its own node. The simulator has one for each node of a job.
 """
 
 from collections.abc import Sequence
@@ -15,23 +15,24 @@ from monarch_py.policies.view import PFS, Ints
 
 # The holder of a file that only the source has.
 NOBODY = PFS
-# How many nodes a fill asks for a file at most: MONARCH_ASKED.
+# At most this many nodes are asked by a fill: MONARCH_ASKED.
 ASKED = 2
-# The tier of a file for which no plan has chosen one.
+# Stands for a tier where no plan has chosen one for the file.
 UNPLANNED = -2
 
-# (files, ASKED) int32, the nodes that keep each file, the owner first, NOBODY after the last one.
+# (files, ASKED) int32, the nodes that keep each file, the owner first, NOBODY where there is no
+# further node.
 Holders = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
 
 
 class NodePolicy:
-    """Decides by what it was told last: by `share` which nodes keep which files, by `follow` what a
-    plan says of them, by `foresee` which files are used next.
+    """Decides by what it was told last: `share` tells it which nodes keep which files, `follow`
+    what a plan says of the files, and `foresee` which files are used next.
 
-    Files are numbers from 0 on: entries of the catalog in the daemon, the job's files in the
-    simulator. `ids` are always (n,) of them.
+    Files are numbered from 0 on: by the catalog's entries in the daemon, by the job's files in the
+    simulator. `ids` are always (n,) such numbers.
 
     node : the number of the node
     shares : whether nodes keep files for each other. A node for itself alone keeps every file
@@ -52,36 +53,36 @@ class NodePolicy:
     # --- what it decides ------------------------------------------------------------------------
 
     def owners(self, ids: Ints) -> npt.NDArray[np.int32]:
-        """(n,) the nodes that alone read the files from the source and keep them; NOBODY where each
-        node reads for itself."""
+        """Returns (n,) the owner of each file, which is the only node that reads it from the
+        source, and keeps it; NOBODY for a file that each node reads for itself."""
         return self.holders(ids)[:, 0]
 
     def holders(self, ids: Ints) -> Holders:
-        """(n, ASKED) the nodes that keep the files, the owner first."""
+        """Returns (n, ASKED) the nodes that keep each file, the owner first."""
         return _found(self._holders, ids, NOBODY)
 
     def owns(self, ids: Ints) -> Bools:
-        """(n,) whether this node is the owner."""
+        """Returns (n,) whether this node owns each file."""
         return np.asarray(self.owners(ids) == self.node)
 
     def keeps(self, ids: Ints) -> Bools:
-        """(n,) whether the files have a place in the tiers of this node. Other files are staged
-        when they are needed, and dropped afterwards."""
+        """Returns (n,) whether this node keeps each file in its tiers. Other files are staged when
+        they are needed, and dropped afterwards."""
         tier = self._tiers(ids)
         kept = _found(self.kept, ids, not self.shares)
         return np.where(tier == UNPLANNED, kept, tier != NOWHERE)
 
     def tier_of(self, ids: Ints, sizes: Ints, rooms: list[TierRoom]) -> npt.NDArray[np.int32]:
-        """(n,) the tier into which each file goes, NOWHERE where none has room: the one that the
-        plan has chosen, else the fastest with room (Dantas 2022, 4.1.2).
+        """Returns (n,) the tier into which each file goes: the tier that the plan has chosen, if it
+        has room, else the fastest tier with room (Dantas 2022, 4.1.2); NOWHERE if no tier has room.
 
-        sizes : (n,) [bytes], in the order of filling;  rooms : of the tiers, fastest first
+        sizes : (n,) [bytes], in the order of filling;  rooms : the room of the tiers, fastest first
         """
         return first_fit(sizes, rooms, self._tiers(ids) if self.follows_plan else None)
 
     def next_use(self, ids: Ints) -> npt.NDArray[np.int64]:
-        """(n,) how many files are used before each of these is used next; NEVER for a use that
-        nobody foresees."""
+        """Returns (n,) how many files are used before the next use of each file; NEVER if `foresee`
+        has told of no use."""
         distance = np.full(len(ids), NEVER, np.int64)
         if len(self._upcoming):
             at = np.minimum(np.searchsorted(self._upcoming, ids), len(self._upcoming) - 1)
@@ -92,9 +93,9 @@ class NodePolicy:
     def victims(
         self, ids: Ints, sizes: Ints, needed_bytes: int, least_use: int = -1
     ) -> npt.NDArray[np.int64]:
-        """Which of the staged files are dropped for `needed_bytes` of room, as places in `ids`. The
-        file that is used farthest in the future goes first; of files with the same next use the
-        first of `ids`.
+        """Returns which of the staged files are dropped for `needed_bytes` of room, as places in
+        `ids`. The file that is used farthest in the future is dropped first; of files with the same
+        next use, the one that comes first in `ids`.
 
         sizes : (n,) [bytes];  least_use : files that are used sooner stay
         """
@@ -105,17 +106,18 @@ class NodePolicy:
         return np.asarray(order[before < needed_bytes])
 
     def route(self, ids: Ints, queues: Ints) -> npt.NDArray[np.int32]:
-        """(n, ASKED) the nodes that a fill asks for each file, one after the other; NOBODY for the
-        source. This node reads its own files and those that nobody keeps from the source. Of two
-        holders the one with the shorter queue comes first: the owner fills what it has not, and the
-        other one may have no copy yet.
+        """Returns (n, ASKED) the nodes that a fill asks for each file, one after the other; NOBODY
+        where the source is read. This node reads its own files, and files that no node keeps, from
+        the source. Of two holders, the one with the shorter queue is asked first. The other one is
+        asked if that fails: a holder that is not the owner may have no copy yet, while the owner
+        fills a file that it does not have.
 
-        queues : (nodes,) this node's orders that wait for each node
+        queues : (nodes,) how many orders of this node wait for each node
         """
         asked = self.others(ids)
         two = np.flatnonzero((asked >= 0).all(axis=1))
         owner, other = asked[two].T
-        # Queues of the same length mean nothing: the owner comes first for half of the files.
+        # If the queues have the same length, the owner comes first for half of the files.
         is_turned = (queues[other] < queues[owner]) | (
             (queues[other] == queues[owner]) & (ids[two] % np.asarray(2, ids.dtype) == 1)
         )
@@ -123,15 +125,16 @@ class NodePolicy:
         return asked
 
     def others(self, ids: Ints) -> npt.NDArray[np.int32]:
-        """(n, ASKED) the other nodes that keep the files, the owner first; NOBODY for this node's
-        own."""
+        """Returns (n, ASKED) the other nodes that keep each file, the owner first; NOBODY for files
+        that this node owns."""
         others = self.holders(ids).astype(np.int32)
         others[others[:, 0] == self.node] = NOBODY
         others[others[:, 1] == self.node, 1] = NOBODY
         return others
 
     def second_copies(self) -> npt.NDArray[np.uint64]:
-        """The files of other nodes that this node keeps as well, in room that is left over."""
+        """Returns the files owned by other nodes that this node keeps as well, in room that is left
+        over."""
         owners = self._holders[:, 0]
         is_foreign = (owners != NOBODY) & (owners != self.node)
         return np.flatnonzero(self.kept & is_foreign).astype(np.uint64)
@@ -148,14 +151,14 @@ class NodePolicy:
 
     @property
     def own_files(self) -> int:
-        """How many files this node keeps for all nodes."""
+        """How many files this node owns."""
         return int((self._holders[:, 0] == self.node).sum())
 
     def share(self, owner: Ints, kept: Bools) -> None:
-        """Shares out the (n,) files that follow those shared out before.
+        """Shares out (n,) further files, numbered after those shared out before.
 
-        owner : (n,) the node that keeps each for all, NOBODY for none;  kept : (n,) whether this
-        node has a copy
+        owner : (n,) the owner of each file, NOBODY for none;  kept : (n,) whether this node keeps
+        the file
         """
         holders = np.full((len(owner), ASKED), NOBODY, np.int32)
         holders[:, 0] = owner
@@ -169,11 +172,12 @@ class NodePolicy:
         files: int,
         holders: Holders | None = None,
     ) -> None:
-        """Takes over what a plan says of its files, and forgets an earlier plan.
+        """Takes over what a plan says of its files, `ids`, and forgets an earlier plan.
 
-        tier : (n,) in which this node keeps each file, NOWHERE for none;  files : how many there
-        are, of the plan or not;  holders : (n, ASKED), the same on every node. They stay so when
-        the plan is followed no more, because the copies are where it has put them
+        tier : (n,) the tier in which this node keeps each file, NOWHERE for none;  files : the
+        number of all files, in the plan or not;  holders : (n, ASKED) the nodes that keep each
+        file, the same on every node. They stay when the plan is dropped, because the copies are
+        where the plan has put them
         """
         self.follows_plan = True
         self.planned = np.full(files, UNPLANNED, np.int32)
@@ -182,36 +186,37 @@ class NodePolicy:
             self._holders[ids], self.kept[ids] = holders, tier != NOWHERE
 
     def forget_plan(self) -> None:
-        """From here on files are kept as without a plan, and no use is foreseen."""
+        """Forgets the plan. From here on files are kept as without one, and no use is known."""
         self.follows_plan = False
         self.planned = np.zeros(0, np.int32)
         self.foresee(np.zeros(0, np.uint64))
 
     def foresee(self, ids: Ints) -> None:
-        """Notes which files are used next, in this order, each once."""
+        """Notes which files are used next, in this order. Each is named once."""
         order = np.argsort(ids, kind="stable")
         self._upcoming, self._distance = ids[order], order.astype(np.int64)
 
     def used(self, ids: Ints) -> None:
-        """Notes that these files were used: their next uses are not known any more."""
+        """Notes that these files were used. Their next uses are not known any more."""
         left = ~np.isin(self._upcoming, ids)
         self._upcoming, self._distance = self._upcoming[left], self._distance[left]
 
     def lose(self, ids: Ints) -> None:
-        """Notes files with a planned tier that there is no room for them after all."""
+        """Notes that those of these files for which a plan has chosen a tier have no room after
+        all."""
         self.planned[ids[self._tiers(ids) >= 0]] = NOWHERE
 
     def give_up(self, ids: Ints) -> None:
-        """This node keeps these files no more."""
+        """Notes that this node no longer keeps these files."""
         self.kept[ids] = False
 
     def move(self, ids: Ints, nodes: Ints) -> None:
-        """The (n,) nodes keep the files from now on, for all nodes, and no others do."""
+        """Notes the (n,) owners of these files from now on. No other nodes keep the files."""
         self._holders[ids] = NOBODY
         self._holders[ids, 0] = nodes
 
     def adopt(self, ids: Ints) -> None:
-        """This node keeps files of others from now on. No plan has chosen a tier for them."""
+        """Notes that this node owns these files from now on. No plan has chosen a tier for them."""
         self.planned[ids[ids < len(self.planned)]] = UNPLANNED
         ids = ids[~self.owns(ids)]
         self.kept[ids] = True
@@ -219,7 +224,7 @@ class NodePolicy:
 
 
 def _found(table: npt.NDArray[Number], ids: Ints, default: Any) -> npt.NDArray[Number]:
-    """The rows of these files; `default` for files that the table does not have."""
+    """Returns the rows of these files; `default` for files beyond the table's end."""
     found = np.full((len(ids), *table.shape[1:]), default, table.dtype)
     inside = ids < len(table)
     found[inside] = table[ids[inside]]
@@ -232,11 +237,12 @@ def planned_tiers(
     sizes: Ints,
     rooms: Sequence[TierRoom],
 ) -> npt.NDArray[np.int32]:
-    """(n,) the tier of each of the files that a node keeps along a plan: the most used files in the
-    fastest tier, of files used equally often those that are used first (NoPFS 5.1). NOWHERE for a
-    file that fits into no tier, because the room is in pieces.
+    """Returns (n,) the tier of each file that a node keeps along a plan. The files used most often
+    get the fastest tier; of files used equally often, those used first come first (NoPFS 5.1).
+    NOWHERE stands for a file that fits into no tier, because the room is in pieces.
 
-    frequency, first_use : (n,) of this node;  sizes : (n,) [bytes];  rooms : fastest first
+    frequency, first_use : (n,) how often this node uses each file, and when first;  sizes : (n,)
+    [bytes];  rooms : the room of the tiers, fastest first
     """
     by_use = np.lexsort((first_use, -frequency.astype(np.float64)))
     tier = np.full(len(sizes), NOWHERE, np.int32)

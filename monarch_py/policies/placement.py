@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# No tier has room for the file now.
+# Stands for a tier where none has room for the file.
 NOWHERE = -1
-# More than any tier holds, but small enough that 2048 of them add up within 64 bits [bytes].
+# The largest size of a file that counts [bytes]: more than any tier holds, but small enough that
+# the sum of 2048 such sizes fits into 64 bits.
 LARGEST = np.uint64(1 << 51)
 
 Sizes = npt.NDArray[np.integer[Any]]
@@ -17,8 +18,11 @@ Sizes = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TierRoom:
-    """What a tier can still take. block_bytes : a file's size is rounded up to a multiple of it;
-    entry_bytes : what a file takes in addition, for its name and its row in the manifest."""
+    """What a tier can still take.
+
+    block_bytes : a file's size is rounded up to a multiple of this;  entry_bytes : what each file
+    takes in addition, for its name and its row in the manifest
+    """
 
     free_bytes: int
     free_inodes: int
@@ -26,9 +30,9 @@ class TierRoom:
     entry_bytes: int = 0
 
     def rounded(self, sizes: Sizes) -> npt.NDArray[np.int64]:
-        """Bytes that files of these sizes (files,) take on the tier."""
+        """Returns (files,) the bytes that files of these sizes take on the tier."""
         block = self.block_bytes
-        # A sparse file may claim to be larger than all storage, and sums must not overflow.
+        # A sparse file may claim to be larger than all storage. Sums of sizes must not overflow.
         sane = np.minimum(sizes.astype(np.uint64, copy=False), LARGEST).astype(np.int64)
         blocks: npt.NDArray[np.int64] = (sane + (block - 1)) // block
         return blocks * block + self.entry_bytes
@@ -39,15 +43,15 @@ def first_fit(
     rooms: Sequence[TierRoom],
     preferred: npt.NDArray[np.int32] | None = None,
 ) -> npt.NDArray[np.int32]:
-    """(files,) the fastest tier with room for each file, without eviction (Dantas 2022, 4.1.2);
-    NOWHERE for a file for which no tier has room.
+    """Returns (files,) the fastest tier with room for each file, without eviction (Dantas 2022,
+    4.1.2); NOWHERE for a file for which no tier has room.
 
     If every file is read once an epoch, no policy without eviction reads less from the source, and
     eviction only exchanges one miss for another.
 
-    sizes : (files,) [bytes], in the order of filling;  rooms : of the tiers, fastest first
-    preferred : (files,), the number of the tier into which a file goes first of all, if that has
-        room; negative for a file without such a tier
+    sizes : (files,) [bytes], in the order of filling;  rooms : the room of the tiers, fastest first
+    preferred : (files,), the number of the tier that each file goes into if that tier has room;
+        negative for a file without a preferred tier
     """
     tier_of = np.full(len(sizes), NOWHERE, np.int32)
     left = list(rooms)
@@ -70,11 +74,11 @@ def first_fit(
 
 
 def take(needs: Sizes, room: int, most: int | None = None) -> npt.NDArray[np.bool_]:
-    """Which files fit into a room, taken in order. A file that is too large for the rest does not
-    stop later ones.
+    """Returns (files,) bool, which files fit into a room when they are taken in order. A file that
+    is too large for the room that is left does not stop later files.
 
     needs : (files,) [bytes], in the order of filling;  room : [bytes], less than 2**53;  most : the
-    largest number of files.  Returns (files,) bool.
+    largest number of files, None for no limit
     """
     taken = np.zeros(len(needs), dtype=bool)
     waiting = np.flatnonzero(needs <= room)

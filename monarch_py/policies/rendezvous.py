@@ -13,13 +13,14 @@ from monarch_py.policies.view import PFS, STAGING, Cluster, Floats, Ints
 
 Keys = npt.NDArray[np.uint64]
 
-# Scores computed at a time, which take 32 MiB.
+# How many scores are computed at a time; they take 32 MiB.
 PORTION = 1 << 22
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mixed(values: Keys) -> Keys:
-    """SplitMix64's finalizer: every bit of the result depends on every bit of the value."""
+    """Returns SplitMix64's finalizer of each value: every bit of the result depends on every bit of
+    the value."""
     mixed = values
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
@@ -28,20 +29,21 @@ def _mixed(values: Keys) -> Keys:
 
 
 def file_keys(files: int) -> Keys:
-    """(files,) keys made from the files' numbers, for callers that have no hashes of paths."""
+    """Returns (files,) keys made from the files' numbers, for callers that have no hashes of
+    paths."""
     return _mixed(np.arange(1, files + 1, dtype=np.uint64) * _GOLDEN)
 
 
 def scores(keys: Keys, weights: Floats) -> Floats:
-    """(files, nodes): the score by which each file ranks the nodes, the least one first.
+    """Returns (files, nodes) the scores by which each file orders the nodes; the least score comes
+    first. Scores are exponential draws whose rates are the weights, so a file's first node is node
+    n with probability weights[n] / sum. A node with weight 0 has an infinite score.
 
-    keys : (files,) hashes;  weights : (nodes,) >= 0. Scores are exponential draws whose rates are
-    the weights, so a file's first node is node n with probability weights[n] / sum. A node without
-    weight has an infinite score.
+    keys : (files,) hashes;  weights : (nodes,) >= 0
     """
     nodes = _mixed(np.arange(1, len(weights) + 1, dtype=np.uint64) * _GOLDEN)
     drawn = _mixed(keys[:, None] ^ nodes[None, :])
-    # 52 random bits plus a half, so that the number is neither 0 nor 1.
+    # A half is added to 52 random bits, so that the number is neither 0 nor 1.
     uniform = ((drawn >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
     with np.errstate(divide="ignore"):
         found: Floats = -np.log(uniform) / weights[None, :]
@@ -49,43 +51,45 @@ def scores(keys: Keys, weights: Floats) -> Floats:
 
 
 def homes(files: int, cluster: Cluster) -> npt.NDArray[np.int32]:
-    """(files,) int32: the first node of each file, whether it has room or not. If no node has
-    classes for copies, all have equal weights."""
+    """Returns (files,) int32, the first node in each file's order, whether it has room or not. If
+    no node has classes for copies, all nodes have equal weights."""
     room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
     weights = room if room.any() else np.ones(cluster.nodes)
     return first_nodes(file_keys(files), weights)
 
 
 def first_nodes(keys: Keys, weights: Floats) -> npt.NDArray[np.int32]:
-    """(files,) int32: the node with the least score of each file, whether it has room or not; PFS
-    if no node has a weight.  keys : (files,);  weights : (nodes,) >= 0."""
+    """Returns (files,) int32, the node with the least score for each file, whether it has room or
+    not; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
     return _next_choice(keys, weights, np.zeros(len(keys)))[0]
 
 
 def next_nodes(keys: Keys, weights: Floats, node: int) -> npt.NDArray[np.int32]:
-    """(files,) int32: the node after `node` in the order of each file's scores; PFS if `node` is
-    the last one.  keys : (files,);  weights : (nodes,) >= 0, that of `node` > 0."""
+    """Returns (files,) int32, the node after `node` in the order of each file's scores; PFS if
+    `node` is the last one.  keys : (files,);  weights : (nodes,) >= 0, that of `node` > 0"""
     return _next_choice(keys, weights, scores(keys, weights)[:, node])[0]
 
 
 def owners(keys: Keys, sizes: Ints, quotas: Ints) -> npt.NDArray[np.int32]:
-    """The node that holds each file: the first in the order of its scores that has room.
+    """Returns (files,) int32, the owner of each file: the first node with room in the order of the
+    file's scores; PFS if no node has room. If a node has room for only a part of the files that
+    come to it, the files with the least keys get the room. The order of the files in the arrays
+    does not matter.
 
-    keys : (files,), all different;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes].
-    Returns (files,) int32; PFS if no node has room. If a node has room for only a part of the files
-    that come to it, those with the least keys get it. The order of the files does not matter.
+    keys : (files,), all different;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     """
     owner = np.full(len(keys), PFS, np.int32)
     left = np.array(quotas, np.int64)
     weights = np.asarray(quotas, np.float64)
     last = np.zeros(len(keys))
-    # The order of keys is the same on every node; the catalogs' orders may differ.
+    # Files are taken in the order of their keys, which is the same on every node; the catalogs'
+    # orders may differ.
     waiting = np.argsort(keys, kind="stable")
     if not len(waiting):
         return owner
     for _ in range(len(left)):
-        # Nodes without room for any file are dropped. That does not change the other nodes' scores,
-        # each of which depends on that node's weight only.
+        # Nodes that have room for none of these files are left out. That does not change the scores
+        # of the other nodes: each score depends on the weight of its own node only.
         weights = np.where(left >= sizes[waiting].min(), weights, 0.0)
         if not weights.any():
             break
@@ -105,10 +109,10 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> npt.NDArray[np.int32]:
 def second_copies(
     keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int
 ) -> npt.NDArray[np.bool_]:
-    """(files,) which files of other owners a node keeps as well, in the room that its own files
-    leave over: they need not be fetched in every epoch then.
+    """Returns (files,) which files of other owners a node keeps as well, in the room that its own
+    files leave. It then need not fetch these files in every epoch.
 
-    keys, sizes, owner : (files,), as of `owners`;  quota : of the node [bytes]
+    keys, sizes, owner : (files,), as in `owners`;  quota : the node's quota [bytes]
     """
     left = quota - int(sizes[owner == node].sum())
     foreign = np.flatnonzero((owner != node) & (owner != PFS))
@@ -119,7 +123,8 @@ def second_copies(
 
 
 def _next_choice(keys: Keys, weights: Floats, last: Floats) -> tuple[npt.NDArray[np.int32], Floats]:
-    """(files,) the node with the least score above `last`, or PFS; and that score."""
+    """Returns (files,) the node with the least score above `last` for each file, or PFS, and
+    (files,) that score."""
     choice = np.full(len(keys), PFS, np.int32)
     best = np.full(len(keys), np.inf)
     step = max(1, PORTION // max(1, len(weights)))

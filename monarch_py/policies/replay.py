@@ -13,17 +13,18 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import NO_FILE, Ints, Job
 
-# Epochs whose answers are kept: the running one, and those that a prefetcher looks into.
+# The answers of this many epochs are kept: the running epoch, and those that a prefetcher looks
+# into.
 KEPT_EPOCHS = 3
 
 T = TypeVar("T")
 
 
 class Replay(Generic[T]):
-    """Random access to what a generator yields epoch by epoch. For an epoch that is no longer kept,
-    the generator runs again from the first epoch on.
+    """Gives random access to what a generator yields epoch by epoch. For an epoch that is no longer
+    kept, the generator runs again from the first epoch on.
 
-    begin : starts a generator of all epochs, in the state in which the job starts
+    begin : returns a new generator of all epochs, which begins in the state in which the job starts
     """
 
     def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
@@ -32,7 +33,7 @@ class Replay(Generic[T]):
         self._running, self._next = begin(), 0
 
     def at(self, epoch: int) -> T:
-        """What the generator yields for `epoch`; IndexError past the last epoch."""
+        """Returns what the generator yields for `epoch`. Raises IndexError past the last epoch."""
         if epoch not in self._kept and epoch < self._next:
             self._running, self._next = self._begin(), 0
         while epoch not in self._kept:
@@ -46,22 +47,23 @@ class Replay(Generic[T]):
 
 
 def in_time(order: Ints) -> npt.NDArray[Any]:
-    """The accesses of all nodes in the order in which they happen; nodes take turns.
+    """Returns the accesses of all nodes in the order in which they happen, (nodes x accesses,): the
+    first access of each node, then the second access of each, and so on. Access a of node n is
+    entry a x nodes + n.
 
-    order : (nodes, ...), as in `Job.orders`.  Returns (nodes x accesses,): the first access of each
-    node, then the second, and so on. Access a of node n is entry a x nodes + n.
+    order : (nodes, ...), as in `Job.orders`
     """
     return np.asarray(order.reshape(len(order), -1).T.ravel())
 
 
 def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
-    """When the file of each access is used next, for all epochs.
+    """Returns when the file of each access is used next: for each epoch (nodes, accesses) int64,
+    the number of the next access to that file, or NEVER. Accesses are numbered over all epochs in
+    the order of `in_time`, so the accesses of a step have neighbouring numbers. The result takes 8
+    bytes for every access of the job.
 
-    together : True for the next use by any node (all share one cache), False for the next use by
-    the same node.
-    Returns for each epoch (nodes, accesses) int64: the number of the next access of that file, or
-    NEVER. Accesses are numbered over all epochs, as in `in_time`, so those of a step lie together.
-    The result takes 8 bytes for every access of the job.
+    together : True for the next use by any node (all nodes share one cache), False for the next use
+    by the same node
     """
     nodes = job.cluster.nodes
     upcoming = np.full((1 if together else nodes, job.files), NEVER, dtype=np.int64)
@@ -83,9 +85,12 @@ def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
 def _upcoming(
     files: Ints, times: npt.NDArray[np.int64], upcoming: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The next use after each of these accesses, which are in order of time; NEVER where there is
-    no file. upcoming : (files,), the first use after all of them; changed to the first use from the
-    first of them on."""
+    """Returns the next use after each of these accesses, which are in order of time; NEVER for
+    NO_FILE.
+
+    upcoming : (files,) the first use of each file after all these accesses. It is changed in place
+    to the first use from the first of these accesses on
+    """
     is_used = files != NO_FILE
     if not is_used.all():
         padded = np.full(len(files), NEVER, dtype=np.int64)
@@ -96,6 +101,7 @@ def _upcoming(
     by_file = np.argsort(files, kind="stable")
     again = files[by_file][1:] == files[by_file][:-1]
     after[by_file[:-1][again]] = times[by_file[1:][again]]
-    # Assign backwards, because the last of several values for one place remains.
+    # The assignment runs backwards: of several values for one place the last one remains, which
+    # then is the earliest use.
     upcoming[files[::-1]] = times[::-1]
     return after

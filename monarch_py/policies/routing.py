@@ -1,4 +1,4 @@
-"""Holder or source: from where a node reads a file that another node is known to have (NoPFS 4)."""
+"""Chooses between holder and source for a file that another node is known to have (NoPFS 4)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,25 +9,26 @@ import numpy.typing as npt
 
 from monarch_py.policies.view import PFS, Ints
 
-# Places have numbers: SOURCES for the sources together, n + 1 for node n.
+# Places are numbered: SOURCES stands for all sources together, n + 1 for node n.
 SOURCES = 0
-# A place that is not chosen is tried again after this long: it may have become faster [s].
+# A place that is not chosen is tried again after this time, because it may have become faster [s].
 TRY_AGAIN_S = 2.0
 # Waits shorter than NOTICED_S [s] do not matter. The source, which all nodes share, is read instead
-# of a node's copy only if that takes at most PART of the copy's time.
+# of a node's copy only if this takes at most the part PART of the time for the copy.
 NOTICED_S, PART = 0.1, 0.5
 
 
 @dataclass
 class Routing:
-    """The places that have files, as one node sees them at one moment. Each choice counts in the
-    queues that the later ones find.
+    """The places that have files, as one node sees them at one moment. Each choice adds to the
+    queue of the chosen place, which later choices take into account.
 
-    rate : of one reader at a place, by how many readers there are [bytes/s]; None for unknown
+    rate : returns the rate of one reader at a place, given the place and the number of readers
+        there [bytes/s]; None if it is unknown
     queues : (nodes,) files that wait for each node;  at_source : files that wait for the sources
     node_threads : how many threads ask a node at a time;  source_threads : how many read the
         sources
-    block_bytes : what a thread moves at a time of a file
+    block_bytes : how much of a file a thread moves at a time
     tried : when each place was last chosen [s]; choices are added;  now_s : the time
     """
 
@@ -50,8 +51,8 @@ class Routing:
         sizes: Ints,
         due_s: npt.NDArray[np.float64],
     ) -> int:
-        """Chooses between the nodes and the source for each file that a node is known to have. Of
-        two nodes it puts the faster one first. Returns for how many files the source was chosen.
+        """Chooses between nodes and source for each file that a node is known to have. Of two nodes
+        the faster one is put first. Returns for how many files the source was chosen.
 
         asked : (n, ASKED) as `NodePolicy.route` returns it. Changed in place: the faster node
             comes first, or all are PFS where the source is chosen
@@ -70,20 +71,21 @@ class Routing:
         return chosen
 
     def _is_second_faster(self, first: int, second: int, size: int) -> bool:
-        """Whether the second of two nodes is faster. A first node that was not asked for long is
-        asked again: it may be fast by now."""
+        """Whether the second of two nodes is faster. If the first node was not asked for a long
+        time, the answer is no, so that it is asked again: it may be fast by now."""
         if self._is_due(first + 1):
             return False
         one, two = self._node_seconds(first, size), self._node_seconds(second, size)
         return one is not None and two is not None and two < one
 
     def _is_source_better(self, node: int, size: int, due_s: float) -> bool:
-        """Whether to read a file from the source although a node has it: not if the node delivers
-        in time, because everybody shares the source. Counts the file in the queue where it goes."""
+        """Whether to read a file from the source although a node has it. If the node delivers in
+        time, the answer is no, because all nodes share the source. The file is added to the queue
+        of the chosen place."""
         node_s = self._node_seconds(node, size)
         source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
         if source_s is None and self._is_due(SOURCES):
-            source_s = 0.0  # nothing is known of the source: once in a while it is worth a try
+            source_s = 0.0  # an unknown source is tried once in a while
         better = (
             node_s is not None
             and source_s is not None
@@ -104,8 +106,9 @@ class Routing:
         return self._seconds(node + 1, size, int(self.queues[node]), self.node_threads)
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
-        """The time until a file arrives from a place: its own time, and once more for each file
-        that a thread must move before it. Threads move the blocks of a file in parallel."""
+        """Returns the time until a file arrives from a place: the file's own time, and the same
+        time again for each file that a thread must move before it. Threads move the blocks of a
+        file in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None

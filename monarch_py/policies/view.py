@@ -1,7 +1,7 @@
 """A policy's input, a `Job`, and its output, a `Decision`, as the simulator knows them.
 
-A policy looks at a `Job` and answers with a `Decision`; it changes nothing. All data are arrays
-over all files or all accesses of an epoch, never single files.
+A policy looks at a `Job`, changes nothing, and answers with a `Decision`. All data are arrays over
+all files, or over all accesses of an epoch, never single files.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 # The holder of a file that only the parallel file system has.
 PFS = -1
-# Fills up an order where a node takes fewer samples in a step than other nodes.
+# Stands in an order where a node takes fewer samples in a step than other nodes.
 NO_FILE = -1
 # The storage class of the staging buffer, where files lie between prefetch and use.
 STAGING = 0
@@ -33,11 +33,11 @@ class Cluster:
 
     capacity : (nodes, classes) int64 [bytes]; the first class is the staging buffer
     threads : (classes,) int, prefetching threads of each class
-    read_rate : (nodes, classes) float64 [bytes/s], of all threads of the class together
-    network : (nodes,) float64 [bytes/s], of each node's link
+    read_rate : (nodes, classes) float64 [bytes/s], of all threads of a class together
+    network : (nodes,) float64 [bytes/s], the rate of each node's link
     ranks : (nodes,) int, processes that train
     preprocess : (nodes,) float64 [bytes/s], of one staging thread
-    pfs_rate : number of clients -> rate of the file system for all of them together [bytes/s]
+    pfs_rate : number of clients -> rate of the file system for all these clients together [bytes/s]
     """
 
     capacity: npt.NDArray[np.int64]
@@ -59,15 +59,15 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Job:
-    """A training job: the files, which node uses them when, and on which machine.
+    """A training job: its files, its machine, and which node uses which file when.
 
     sizes : (files,) int64 [bytes]
     epochs : number of epochs
     batch : samples per step of the node with most ranks
     orders : epoch -> (nodes, steps, batch) int32, the files in the sampler's order. A node takes
-        the files of a step one after the other, and all nodes meet at the end of each step. A node
-        with fewer ranks has NO_FILE after its files
-    seed : for policies that draw numbers of their own
+        the files of a step one after the other, and all nodes wait for each other at the end of
+        each step. A node with fewer ranks has NO_FILE after its files
+    seed : the seed for policies that draw random numbers of their own
     """
 
     sizes: npt.NDArray[np.int64]
@@ -83,7 +83,7 @@ class Job:
 
     @cached_property
     def frequencies(self) -> npt.NDArray[np.uint32]:
-        """(nodes, files): how often each node uses each file in the whole job (NoPFS 3.1)."""
+        """(nodes, files) how often each node uses each file in the whole job (NoPFS 3.1)."""
         counts = np.full((self.cluster.nodes, self.files), 0, dtype=np.uint32)
         for epoch in range(self.epochs):
             for order, row in zip(self.orders(epoch), counts, strict=True):
@@ -92,7 +92,7 @@ class Job:
 
     @cached_property
     def first_use(self) -> npt.NDArray[np.int64]:
-        """(nodes, files): the number of a node's first access to each file, counted over all
+        """(nodes, files) the number of each node's first access to each file, counted over all
         epochs; NEVER if the node does not use the file."""
         first = np.full((self.cluster.nodes, self.files), NEVER, dtype=np.int64)
         before = 0
@@ -105,16 +105,16 @@ class Job:
 
 
 def same_shape(order: Ints, files: Ints) -> npt.NDArray[np.int32]:
-    """An order of the same shape with other files.  order : as in `Job.orders`;  files : as many
-    as `order` has, by nodes, then steps"""
+    """Returns an order of the same shape with other files.  order : as in `Job.orders`;  files : as
+    many as `order` has, by nodes, then steps"""
     dealt: npt.NDArray[np.int32] = np.array(order, np.int32)
     dealt[order != NO_FILE] = files
     return dealt
 
 
 def need_equal_ranks(job: Job, name: str) -> None:
-    """PolicyError if nodes have different numbers of ranks. For policies that deal samples anew, in
-    batches of one size."""
+    """Checks that all nodes have the same number of ranks, for policies that deal samples in
+    batches of one size. Raises PolicyError otherwise."""
     if len(set(job.cluster.ranks.tolist())) > 1:
         raise PolicyError(
             f"{name}: the policy deals batches of one size to all nodes, so all of them must have "
@@ -125,14 +125,14 @@ def need_equal_ranks(job: Job, name: str) -> None:
 class When(Enum):
     """When a policy's copies are made."""
 
-    BEFORE = "before"  # in their own phase before the first step; nobody trains meanwhile
+    BEFORE = "before"  # in a phase of their own before the first step; no node trains meanwhile
     BESIDE = "beside"  # during training, by the class's threads, in the given order
-    ON_USE = "on_use"  # only when the node first reads the file, by that very read
+    ON_USE = "on_use"  # by the very read with which the node first reads the file
 
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies to make. Each has one row; rows of one (node, class) are in the order of filling.
+    """The copies to make, one per row. Rows of one (node, class) are in the order of filling.
 
     node : (copies,) int32;  cls : (copies,) int8, never the staging buffer;  file : (copies,) int32
     """
@@ -143,7 +143,7 @@ class Copies:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int, int, Ints]] = ()) -> "Copies":
-        """parts : (node, class, files in the order of filling)"""
+        """Makes the rows from parts.  parts : (node, class, files in the order of filling)"""
         lengths = np.array([len(files) for _, _, files in parts], np.int64)
         return cls(
             np.repeat(np.array([node for node, _, _ in parts], np.int32), lengths),
@@ -160,13 +160,13 @@ class Served:
 
     holder : (nodes, accesses) int32, the node that has the file, or PFS
     cls : (nodes, accesses) int8, the storage class there; meaningless if the holder is PFS
-    into, down : (nodes, accesses) int8, the classes that are written, from `into` to `down`, each
-        with as many bytes as the file has: the file itself, and what it pushes from one class into
-        the next; STAGING if nothing is written. The classes are those of the file's owner, or of
-        the node that uses the file if it has no owner. A missed file is read through its owner if
-        it goes into a class there
-    redundant : (nodes, accesses) int64 [bytes], read from the file system in addition to the file,
-        by policies that read in larger pieces; None for nothing
+    into, down : (nodes, accesses) int8, the first and the last class that is written; STAGING if
+        none is. Each class from `into` to `down` is written with as many bytes as the file has: the
+        first with the file itself, each other one with what is pushed out of the class before it.
+        The classes are those of the file's owner, or of the node that uses the file if it has no
+        owner. A missed file is read through its owner if it goes into one of the owner's classes
+    redundant : (nodes, accesses) int64 [bytes], what a policy that reads larger pieces reads from
+        the file system in addition to the file; None for nothing
     """
 
     holder: npt.NDArray[np.int32]
@@ -180,27 +180,29 @@ class Served:
 class Decision:
     """What a policy wants done.
 
-    staging : files are prefetched into the staging buffer in the exact order of access (NoPFS 5.1,
-        Rule 1); if False, each file is fetched when it is asked for
-    copies, when : what the other classes hold, and when it gets there
-    remote : a node may read copies of other nodes
-    due : (copies,) int64, the access of its node by which each copy should be there, numbered as in
-        `Job.first_use`. A node that has not come that far itself does not ask for the copy (NoPFS
-        5.2.2). None: nodes know which copies exist
+    staging : whether files are prefetched into the staging buffer in the exact order of access
+        (NoPFS 5.1, Rule 1); if False, each file is fetched when it is asked for
+    copies, when : the copies that the other classes hold, and when these are made
+    remote : whether a node may read copies of other nodes
+    due : (copies,) int64, the access by which each copy should be there, numbered for its node as
+        in `Job.first_use`. Another node does not ask for the copy before it has itself come as far
+        (NoPFS 5.2.2). None: nodes know which copies exist
     owner : (files,) int32, the node that alone reads a file from the file system and sends it to
         the nodes that ask for it; PFS for a file that every node reads itself. None: no file has an
         owner. Requests that come while the owner reads a file share that read, so an owner that
         keeps the file reads it once
-    pfs : a file that has a copy somewhere may still be read from the file system, if the
+    pfs : whether a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
-    orders : the order of an epoch, as in Job, if the policy changes it. It may be wider than the
-        batch, with NO_FILE (nothing is read) after the samples of nodes that take fewer
-    served : for an epoch and its order, where the accesses find their files. If it is given,
-        `copies` only tells what lies there before the first step
-    threads : for an epoch and its order, (nodes, steps, ranks) int32, how many of the node's
-        staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes to the
-        rank that lacks most threads, in proportion (Lobster 4.3). None: every rank has its own
-    free : reading costs nothing (the perfect policy)
+    orders : returns the order of an epoch, as in Job, if the policy changes it. It may be wider
+        than the batch, with NO_FILE (nothing is read) after the samples of nodes that take fewer
+        samples
+    served : returns, for an epoch and its order, where the accesses find their files. If it is
+        given, `copies` only tells what the classes hold before the first step
+    threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the
+        node's staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes
+        to the rank that lacks most of its threads, in proportion (Lobster 4.3). None: every rank
+        has threads of its own
+    free : whether reading takes no time (the perfect policy)
     notes : what the reader of a report should know
     """
 
@@ -218,5 +220,6 @@ class Decision:
     notes: tuple[str, ...] = ()
 
 
-# Decides for a job. PolicyError if the policy's paper excludes jobs like this one.
+# Returns the decision for a job. Raises PolicyError if the policy's paper excludes jobs like this
+# one.
 Policy = Callable[[Job], Decision]

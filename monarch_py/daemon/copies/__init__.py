@@ -1,1 +1,1 @@
-"""Copies of files on this node: made by the copy engine, published, used and dropped."""
+"""Copies of files on this node: the copy engine, and how copies are published, used and dropped."""

@@ -1,38 +1,38 @@
-"""Sets how many fills are in flight at the sources, by what they bring and how long programs
-wait."""
+"""Sets how many fills are in flight at the sources, by their rate and by how long programs wait."""
 
 import math
 from collections import deque
 from dataclasses import dataclass
 
-# Fills in flight at first.
+# How many fills are in flight at first.
 FIRST = 8
-# A window, over which rates are taken, lasts WINDOW_S [s] at least, and until chance does not
-# decide what has come: ENOUGH files, or units of UNIT_BYTES [bytes], for each fill in flight. A
-# slow source is not waited for longer than LONGEST times WINDOW_S.
+# Rates are measured over windows. A window lasts WINDOW_S [s] at least, and until ENOUGH files, or
+# units of UNIT_BYTES [bytes], have come for each fill in flight, so that chance does not decide the
+# rate. At a slow source it ends after LONGEST times WINDOW_S.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
-# More fills in flight pay when they bring a tenth more; fewer are as good when they bring almost as
-# much.
+# A step to more fills in flight pays if it multiplies the rate by more than GAIN. A step to fewer
+# pays if more than LOSS times the rate is left.
 GAIN, LOSS = 1.10, 0.95
-# A width that was found good is kept for this many windows before another one is tried: FIRST_HOLD
-# at first and after a step up that paid, HOLD after a step down that paid, and after each step up
-# that did not pay twice as many as before, up to HOLD.
+# For how many windows a good width is kept before another one is tried: FIRST_HOLD at first and
+# after a step up that paid, HOLD after a step down that paid. Each step up that did not pay doubles
+# the number, up to HOLD.
 HOLD, FIRST_HOLD = 40, 4
-# The same after a step back: what made programs wait may be over by then.
+# For how many windows a width is kept after a step back. What made programs wait may be over by
+# then.
 BACK_HOLD = 10
-# A window tells how many files come per second when it has SOME_FILES files at least. Two windows
-# have files of the same kind when their mean sizes differ by no more than the factor ALIKE.
+# A window tells how many files come per second if at least SOME_FILES files came in it. Two windows
+# have files of the same kind if their mean sizes differ by no more than the factor ALIKE.
 SOME_FILES, ALIKE = 8, 1.5
-# Programs' opens take too long when they take LATE times their least of the last MEMORY_S [s]; then
-# only the share BACK of the fills goes on.
+# Programs' opens take too long if their mean is more than LATE times its least value of the last
+# MEMORY_S [s]. Then the number of fills in flight is multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
-# If opens still take more than the share HELPED of their earlier time after IN_VAIN steps back, it
-# is not the fills that programs wait for.
+# If opens still take more than HELPED times their earlier time after IN_VAIN steps back, fills are
+# not what makes programs wait.
 IN_VAIN, HELPED = 3, 0.95
-# The fewest opens whose mean says something, and the time over which a mean is taken that may count
-# as their least [s].
+# SOME_OPENS : the fewest opens whose mean is judged.  LEAST_S : the shortest time over which a mean
+# is taken that may count as the least one [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -40,7 +40,7 @@ SOME_OPENS, LEAST_S = 16, 1.0
 class Counted:
     """Counts since the daemon began.
 
-    n_bytes, files : what fills have read from the sources [bytes], and the files that they have
+    n_bytes, files : the bytes that fills have read from the sources, and the files that they have
     read to the end;  opens, open_s : opens that programs made at the sources themselves, and how
     long these took together [s]
     """
@@ -52,16 +52,16 @@ class Counted:
 
 
 class Delay:
-    """Whether programs wait longer for a source because of what the daemon asks of it, as LEDBAT
-    judges it (RFC 6817): by the least that they waited in the last minute. What programs make each
-    other wait is part of that least. Only opens are looked at: a read of a large file takes long
-    because of its bytes."""
+    """Judges whether programs wait longer for a source because of the daemon's reads. As in LEDBAT
+    (RFC 6817), a wait is compared with the least wait of the last minute, which includes what
+    programs make each other wait. Only opens are judged, because a read of a large file takes long
+    anyway."""
 
     def __init__(self) -> None:
         self._least: deque[tuple[float, float]] = deque()  # (until when, mean of an open) [s]
         self._spell = (-math.inf, 0, 0.0)  # the mean being taken: since when, opens, their time
         self._before = (0, 0.0)
-        # Of the opens that were judged last: their mean [s], and whether it was as usual.
+        # The mean of the opens that were judged last [s], and whether it was as usual.
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
@@ -71,10 +71,10 @@ class Delay:
         self._spell = (-math.inf, 0, 0.0)
 
     def is_late(self, now_s: float, opens: int, open_s: float) -> bool:
-        """Whether what was opened since the last judgement took too long. Too few opens are not
-        judged, and count towards the next judgement.
+        """Whether the opens since the last judgement took too long. Fewer than SOME_OPENS opens are
+        not judged, and count towards the next judgement.
 
-        opens, open_s : so far, and their time [s]
+        opens, open_s : the number of opens so far, and the time of all of them [s]
         """
         n, took_s = opens - self._before[0], open_s - self._before[1]
         if n < SOME_OPENS:
@@ -87,8 +87,8 @@ class Delay:
         return not self.was_usual
 
     def _least_s(self, now_s: float) -> float:
-        """The least mean of an open [s]. Before there is a whole mean, that of the opens so far;
-        infinite without any."""
+        """Returns the least mean time of an open [s]. Before a mean is complete, it is the mean of
+        the opens so far; without any open, it is infinite."""
         while self._least and self._least[0][0] < now_s:
             self._least.popleft()
         if self._least:
@@ -97,8 +97,8 @@ class Delay:
         return took_s / opens if opens else math.inf
 
     def _remember(self, now_s: float, opens: int, took_s: float) -> None:
-        """Adds opens to a mean over LEAST_S: chance would decide the least of many shorter
-        means."""
+        """Adds opens to the mean being taken, which is complete after LEAST_S. Of many shorter
+        means, chance would decide which is the least."""
         since_s, n, so_far_s = self._spell
         if n == 0:
             since_s = now_s
@@ -110,14 +110,15 @@ class Delay:
 
 
 class ReadsInFlight:
-    """Climbs towards the fewest fills in flight that bring nearly the most bytes, or files, per
-    second, and steps back where programs wait for the source because of them.
+    """Sets the width, which is the number of fills in flight. It seeks the least width that brings
+    nearly the most bytes, or files, per second, and reduces the width where programs wait for the
+    source because of the fills.
 
     Sources differ by orders of magnitude. A source of high latency needs many reads in flight; at
     one whose bandwidth is the limit, more of them only make readers wait for each other. So the
     width is doubled while that pays, then kept, and now and then a smaller and a larger one are
-    tried, because a shared source changes. Of small files, the number per second tells what pays,
-    because a source spends its time on each file; of large files, the bytes per second do.
+    tried, because a shared source changes. For small files the files per second tell whether a step
+    pays, because a source spends its time on each file; for large files the bytes per second do.
 
     least, most : bounds of the width, both included
     """
@@ -126,7 +127,7 @@ class ReadsInFlight:
         self.least, self.most = least, most
         self.width = min(max(least, FIRST), most)
         self._delay = Delay()
-        # The trial under way, for comparison: the width before it, and the rates at that width.
+        # The trial under way: the width before it, and the rates with which it is compared.
         self._trial: tuple[int, _Rate] | None = None
         self._down = True  # whether the last trial went down
         self._hold = FIRST_HOLD
@@ -138,9 +139,10 @@ class ReadsInFlight:
         self._was_full = True  # all the time since `_since`
 
     def step(self, now_s: float, so_far: Counted, *, is_full: bool) -> int:
-        """The width from now on.
+        """Returns the width from now on.
 
-        is_full : more fills are wanted than are in flight; else rates say nothing of the width
+        is_full : whether more fills are wanted than are in flight; otherwise rates say nothing
+        about the width
         """
         self._was_full &= is_full
         if self._since is None:
@@ -175,9 +177,9 @@ class ReadsInFlight:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width. At the least width, and where steps back have changed nothing, the
-        daemon is not the cause of what programs still wait: a busy machine or other users of the
-        source are."""
+        """Reduces the width. Where the width is the least already, or steps back have changed
+        nothing, fills are not what makes programs wait, but a busy machine or other users of the
+        source. Then the wait as it is becomes the usual one."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -198,7 +200,8 @@ class ReadsInFlight:
         if self._trial is None:
             self._kept += 1
             if self._kept >= self._hold:
-                # A first climb may fail by chance, and is tried again; nothing speaks for less yet.
+                # A first step up may fail by chance, so it is tried again; nothing speaks for a
+                # smaller width yet.
                 self._down = not self._down and self._hold == HOLD
                 self._try(rate)
             return
@@ -212,7 +215,7 @@ class ReadsInFlight:
             self._keep(self._hold if self._down else min(HOLD, 2 * self._hold))
 
     def _try(self, rate: "_Rate") -> None:
-        """Puts the next width on trial; `rate` is what it is compared with."""
+        """Puts the next width on trial. Its rate will be compared with `rate`."""
         wanted = self.width // 2 if self._down else self.width * 2
         wanted = min(max(wanted, self.least), self.most)
         if wanted == self.width:
@@ -226,9 +229,9 @@ class ReadsInFlight:
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """Bytes and files per second.
+    """The rates of a window.
 
-    files : in the whole window
+    files : how many files came in the window
     """
 
     bytes_per_s: float
@@ -241,9 +244,10 @@ class _Rate:
         return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
 
     def growth_over(self, before: "_Rate") -> float:
-        """By which factor more comes than before. Where the files are of another kind, the smaller
-        factor of the two counts is taken: larger files bring more bytes, and smaller ones more
-        files, with nothing gained."""
+        """Returns by which factor the rate has grown. The factor of the bytes and that of the files
+        differ where the files are of another kind than before: larger files bring more bytes, and
+        smaller ones more files, without any gain. Then the smaller factor counts, otherwise the
+        larger one."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -1,4 +1,4 @@
-"""What becomes of copies once they are made: they are made visible, recorded and dropped."""
+"""What becomes of copies after their fill: they are published, recorded and dropped."""
 
 import logging
 import os
@@ -17,9 +17,9 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
 
-# A file may change again within this time of a change without its timestamps showing it [s].
+# A file that changes again within this time after a change may keep its timestamps [s].
 TIME_STEP_S = 2.0
-# How many removals the engine is given at a time.
+# The engine is given at most this many removals at a time.
 DROPS = 1024
 
 
@@ -28,20 +28,23 @@ def one(entry: int) -> Ids:
 
 
 class Copies:
-    """Runs in turns of the daemon's loop and never waits."""
+    """Publishes, records and drops copies. Runs in turns of the daemon's loop and never waits."""
 
     def __init__(self, scanner: Scanner, engine: Engine) -> None:
         self.scanner, self.engine = scanner, engine
         self.shared, self.tiers, self.keepers = scanner.shared, scanner.tiers, scanner.keepers
         self.block_size_bytes = scanner.config.block_size_bytes
-        # Entries whose copies wait for a second look: (when, tier, row of the manifest).
+        # Copies that are read a second time before they are recorded, by entry: (when, tier, row of
+        # the manifest).
         self._young: dict[int, tuple[float, int, Row]] = {}
-        # Files that were seen to change under a fill: their next copy is looked at twice.
+        # Files that were seen to change during a fill. Their next copy is compared with the source
+        # again.
         self._doubted: set[int] = set()
-        # Copies to remove: (tier, entries, numbers, sizes of their files); how many are under way.
+        # Copies to remove, as (tier, entries, numbers, sizes of their files); and how many removals
+        # the engine has.
         self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
-        # By tier, the room that comes back when what is dropped is gone [bytes].
+        # For each tier, the room that comes back when all dropped copies are removed [bytes].
         self.leaving = [0] * len(self.tiers)
         self._changes_seen = 0
         self.fills = self.filled_bytes = 0
@@ -53,7 +56,8 @@ class Copies:
 
     @property
     def dropping(self) -> int:
-        """The number of copies whose files are still to be removed; then their room comes back."""
+        """The number of dropped copies whose files are still to be removed. Their room comes back
+        then."""
         return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
 
     def tier(self, number: int) -> Tier:
@@ -64,8 +68,9 @@ class Copies:
     # --- made visible -------------------------------------------------------------------------
 
     def made(self, results: Array) -> Bools:
-        """Takes in results (n,) of fills and checks that went well. The engine has published nearly
-        all of the copies; this decides on the others. Returns (n,) which of the copies serve."""
+        """Takes in the results (n,) of fills and checks that went well. The engine has published
+        nearly all of these copies; the others are decided on here. Returns (n,) whether each copy
+        serves."""
         fills = results[results["kind"] == JobKind.FILL]
         self._count(fills)
         self._decide(results[results["is_published"] == 0])
@@ -91,8 +96,8 @@ class Copies:
         self.filled_bytes += int(fills["bytes"].sum())
 
     def _decide(self, results: Array) -> None:
-        """Decides on (n,) copies that the engine has not published: their files were changed, their
-        tiers are lost, or the catalog has to grow to know them by their inodes."""
+        """Publishes or drops (n,) copies that the engine has not published, because their files
+        were changed, their tiers are lost, or the catalog's index of inodes has to grow first."""
         if not len(results):
             return
         ids = np.ascontiguousarray(results["id"])
@@ -107,8 +112,8 @@ class Copies:
             self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
     def adopt(self, ids: Ids, rows: Array, tier_number: int) -> None:
-        """Publishes copies of an earlier session that match their sources and need no check: (n,)
-        entries and their manifest rows."""
+        """Publishes copies of an earlier session that match their sources and need no check, given
+        by (n,) entries and their rows of the manifest."""
         if self.tier(tier_number).gone:
             self.forget(ids, State.ABSENT)
             return
@@ -118,7 +123,8 @@ class Copies:
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
-        """Publishes copies. Returns whether the catalog has room to know them by their inodes."""
+        """Publishes copies. Returns whether it could: the catalog may have no room for their
+        inodes."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
@@ -129,13 +135,14 @@ class Copies:
     # --- recorded -----------------------------------------------------------------------------
 
     def doubt(self, entry: int) -> None:
-        """Notes that the file has changed under its fill and may still be changing: its next copy,
-        in whatever tier, stays only if a second reading agrees."""
+        """Notes that the file has changed during its fill and may still be changing. Its next copy,
+        in whatever tier, stays only if a second reading of the source agrees with it."""
         self._doubted.add(entry)
 
     def _record(self, results: Array) -> None:
-        """Records copies in the manifests of durable tiers. The copy of a file that changed under
-        its fill, or just before, is recorded only once a second reading agrees."""
+        """Records copies in the manifests of durable tiers. The copy of a file that changed during
+        its fill, or just before it, is recorded only after a second reading of the source agrees
+        with it."""
         if not (self.keepers or self._doubted):
             return
         kept = np.isin(results["tier"], list(self.keepers))
@@ -181,7 +188,7 @@ class Copies:
             self.engine.submit(JobKind.COMPARE, one(entry), words, sums=one(row.sum))
 
     def compared(self, result: Any) -> None:
-        """Takes in the result of a second look."""
+        """Takes in the result of a second reading."""
         entry = int(result["id"])
         young = self._young.pop(entry, None)
         if young is None or result["status"] == JobStatus.ABANDONED:
@@ -199,30 +206,31 @@ class Copies:
     # --- tiers that fail --------------------------------------------------------------
 
     def lose_tier(self, number: int) -> None:
-        """Drops the copies of a lost tier: nobody is sent to them any more, and their files may be
-        filled elsewhere."""
+        """Drops the copies of a lost tier. Clients no longer open them, and the files may be filled
+        into other tiers."""
         lib.monarch_lose_tier(self.shared.catalog.writer, number)
         words = self.shared.catalog.words
         here = (word.state(words) == State.PRESENT) & (word.tier(words) == number)
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
     def _is_lost(self, tiers: Array) -> Bools:
-        """(n,) which of these tiers, given by number, are lost."""
+        """Returns (n,) whether each of these tiers, given by number, is lost."""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
 
     # --- dropped ------------------------------------------------------------------------------
 
     def forget(self, ids: Ids, state: State, reason: int = 0) -> None:
-        """Drops the copies of (n,) entries: nobody is sent to them any more, then their files
-        go."""
+        """Drops the copies of (n,) entries: clients no longer open them, and the copies' files are
+        removed afterwards."""
         if not len(ids):
             return
         catalog = self.shared.catalog
         words = catalog.words[ids]
         tiers, numbers = word.tier(words), word.copy(words)
-        # The word keeps tier and number until the copy's file is gone: they lead the file's
-        # descriptors back to the entry, and say that no new copy can be made yet.
+        # The entry's word keeps the copy's tier and number until the copy's file is removed. They
+        # lead open descriptors of the copy back to the entry, and show that no new copy can be made
+        # yet.
         catalog.set_words(ids, word.make(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)
@@ -245,8 +253,8 @@ class Copies:
         self._drop(tier, nobody, rows["copy"], rows["size"])
 
     def feed_drops(self) -> None:
-        """Hands the engine what is to be removed, a part at a time. The room is given back when the
-        files are gone, so that no quota is exceeded meanwhile."""
+        """Hands the engine copies to remove, a part at a time. Their room is given back only when
+        the files are removed, so that no quota is exceeded meanwhile."""
         for tier, rows in self.scanner.take_stale().items():
             self._drop_rows(tier, rows)
         if self._drops and self._dropping < DROPS:
@@ -255,7 +263,7 @@ class Copies:
             self.engine.drop(tier, ids, numbers, sizes)
 
     def dropped(self, result: Any) -> None:
-        """Takes in the removal of a copy. A copy that the engine could not remove keeps its
+        """Takes in the result of a removal. A copy that the engine could not remove still takes its
         room."""
         self._dropping -= 1
         number, size = int(result["tier"]), int(result["bytes"])
@@ -269,8 +277,9 @@ class Copies:
             catalog.set_state(one(entry), State(int(word.state(now))), int(word.reason(now)))
 
     def renew(self, entry: int, fresh: Array) -> bool:
-        """Gives a file without a copy its present attributes, (1,) of dtype ENTRY. Returns whether
-        it could; else the source goes on serving the file."""
+        """Gives the entry of a file without a copy the file's present attributes, `fresh`, (1,) of
+        dtype ENTRY. Returns whether it could; if not, the source serves the file for the rest of
+        the session."""
         catalog = self.shared.catalog
         try:
             catalog.update(entry, fresh)
@@ -281,8 +290,8 @@ class Copies:
         return True
 
     def drop_changed(self) -> None:
-        """Drops the copies of changed files. Clients never open them; dropping gives their room
-        back."""
+        """Drops the copies of files that a client has changed. Clients no longer open these copies
+        in any case; dropping gives back their room."""
         self.shared.take_changes()
         marks = int(self.shared.clients.changes)
         if marks == self._changes_seen:
@@ -298,7 +307,7 @@ class Copies:
         self.shared.catalog.set_state(ids[~present], State.BYPASS, Reason.CHANGED)
 
     def drop_foreign(self) -> bool:
-        """Drops copies of datasets that are not configured. Returns whether there were any."""
+        """Drops the copies of datasets that are not configured. Returns whether there were any."""
         foreign = self.scanner.take_foreign()
         for number, rows in foreign.items():
             self._drop_rows(number, rows)
@@ -312,7 +321,7 @@ class Copies:
         return len(ids)
 
     def drop_damaged(self, entries: list[int]) -> None:
-        """Drops copies that somebody else has found damaged."""
+        """Drops copies that a command has found damaged."""
         known = [entry for entry in entries if 0 <= entry < len(self.shared.catalog)]
         ids = np.array(known, dtype=np.uint64)
         present = self.shared.catalog.states(ids) == State.PRESENT

@@ -41,7 +41,8 @@ RESULTS = 1024
 
 
 def block_sums(result: Any) -> bytes:
-    """XXH3-64 of every block of the copy that a result tells of, 8 bytes each, little-endian."""
+    """Returns the XXH3-64 of every block of the copy that a result is about, 8 bytes each,
+    little-endian."""
     if not result["blocks"]:
         return b""
     sums = ffi.cast("void *", int(result["block_sums"]))
@@ -49,32 +50,34 @@ def block_sums(result: Any) -> bytes:
 
 
 def is_passing(result: Any) -> bool:
-    """Whether an order failed only because the daemon, or the node, had no descriptor left."""
+    """Whether an order has failed only because the daemon, or the node, had no descriptor left."""
     return result["status"] != JobStatus.DONE and result["error"] in NO_DESCRIPTOR
 
 
-# How many files are taken at a time that were handed over before the catalog knew them.
+# At most this many files are taken at a time that programs handed over before the catalog knew
+# them.
 UNMET = 512
-# No more than this of a tier's room is granted at a time [bytes]: each grant looks anew at what
-# memory and disk have left.
+# At most this much of a tier's room is granted at a time [bytes], because each grant looks again at
+# what memory and disk have left.
 GRANT_BYTES = 64 << 20
-# Each read in flight has a buffer, which takes memory as copies in a RAM tier do. All buffers
-# together take no more than BUFFERS_SHARE of the memory that is left, looked at every MEMORY_LOOK_S
-# [bytes, s].
+# Each read in flight has a buffer of BUFFER_BYTES [bytes], which takes memory as copies in a RAM
+# tier do. All buffers together take at most the part BUFFERS_SHARE of the memory that is left,
+# which is measured every MEMORY_LOOK_S [s].
 BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
-# At least this many fetches from peers that nobody waits for are in flight; no more than this while
-# the sources are read.
+# The least number of fetches from peers in flight that nobody waits for. While the sources are
+# read, it is also the largest number.
 LEAST_FETCHES = 2
-# Until JUDGED_FILLS fills tell how fast the sources are, SOME_OPENS opens by programs do: the
-# sources are fast if the mean is below AT_HAND_S [s], less than a source takes that asks a server.
+# Until JUDGED_FILLS fills have shown how fast the sources are, programs' opens show it, if there
+# are SOME_OPENS of them. The sources are fast if the mean open takes less than AT_HAND_S [s]; at a
+# source that asks a server it takes longer.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
-# While programs have all processors and find the source at hand, fills go on for WORKED_S of every
-# WORKED_EACH_S [s].
+# While programs use all processors and their opens show that the sources are fast, fills run for
+# WORKED_S out of every WORKED_EACH_S [s].
 WORKED_S, WORKED_EACH_S = 0.1, 1.0
 
 
 class Engine:
-    """The copy engine. MemoryError when not one thread can be started.
+    """The copy engine. The constructor raises MemoryError when not one thread can be started.
 
     c : struct monarch_engine *;  width : how many threads read from the sources what nobody waits
     for;  reads_ahead : whether PAGE_IN orders are done. Only every other thread does them, so that
@@ -84,12 +87,12 @@ class Engine:
     def __init__(self, scanner: Scanner, peer_threads: int) -> None:
         config, shared = scanner.config, scanner.shared
         self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
-        # The same for fetches that nobody waits for.
+        # Fetches from peers that nobody waits for have a width of their own.
         self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
         self._fetch_width = self._fetches.least
         self._memory_width, self._memory_until = 0, 0.0
         self.width = min(self._reads.width, self._affordable_width(time.monotonic()))
-        # Where sources are fast: how idle the processors are.
+        # Measures how idle the processors are; None where the sources are not fast.
         self._idle: IdleCores | None = None
         self._spare = 1
         self._opened = 0, 0.0  # programs' opens, and their time, at the last look
@@ -119,10 +122,10 @@ class Engine:
         self._placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
 
     def pending(self, *, in_use: bool | None = None, from_peers: bool | None = None) -> int:
-        """The number of orders that are queued or running, except PAGE_IN.
+        """Returns the number of orders that are queued or running, except PAGE_IN.
 
-        in_use : those for files in use, those for others, or both (None);  from_peers : those that
-        ask peers, those that do not, or both (None)
+        in_use : counts orders for files in use (True), for other files (False), or both (None);
+        from_peers : counts orders that ask peers (True), that do not (False), or both (None)
         """
         ways = {None: lib.MONARCH_WAYS, False: lib.MONARCH_FROM_SOURCE, True: lib.MONARCH_FROM_PEER}
         uses = (False, True) if in_use is None else (in_use,)
@@ -130,17 +133,18 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is filled; what is read ahead does not count."""
+        """Whether no order is queued or running, except PAGE_IN."""
         return not self.pending()
 
     @property
     def stands_back(self) -> bool:
-        """Whether fills stand back: programs that hardly wait for a source need the processors, and
-        none is idle."""
+        """Whether fills leave the processors to programs: the sources are fast, so that programs
+        hardly wait for them, and no processor is idle."""
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
-        """(places, 2, MONARCH_LEVELS) bytes and times [ns], as struct monarch_flow has them."""
+        """Returns (places, 2, MONARCH_LEVELS) the bytes read from each place and the times taken
+        [ns], as in struct monarch_flow."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
@@ -164,12 +168,13 @@ class Engine:
         sums: Array | None = None,
         peers: Int32s | None = None,
     ) -> None:
-        """Gives the engine orders for (n,) entries, done in this order; those for files in use come
-        before the others.
+        """Gives the engine orders for (n,) entries. They are done in this order, and orders for
+        files in use come before all others.
 
-        words : (n,) with the tiers and numbers of their copies;  sums : (n,) what a CHECK or
-        COMPARE expects;  peers : (n, MONARCH_ASKED) nodes that a FILL asks before the source, in
-        this order, -1 for nobody, + MONARCH_HAS_IT for one that has it whole
+        words : (n,) words that name the tiers and numbers of the copies;  sums : (n,) the checksums
+        that a CHECK or COMPARE expects;  peers : (n, MONARCH_ASKED) the nodes that a FILL asks
+        before the source, in this order; -1 for none. MONARCH_HAS_IT is added for a node that has
+        the file whole
         """
         whose, n = (self.c, self._shared.catalog.c), len(ids)
         places = pointer(word.tier(words), np.uint32), pointer(word.copy(words), np.uint64)
@@ -179,12 +184,12 @@ class Engine:
         lib.monarch_engine_submit(*whose, kind, in_use, n, entries, *places, expected, asked)
 
     def grant(self, rooms: list[TierRoom], first_copy: int, meets: int) -> None:
-        """Lets the engine order fills by itself, first fit into `rooms`, of files that somebody
-        waits for and of which it has no order. Until `end_grant` nobody else sets words of entries
-        that are ABSENT or WANTED, or places anything in these tiers.
+        """Lets the engine itself order fills of files that a reader waits for and that have no
+        order yet. It places them by first fit into `rooms`. Until `end_grant` nobody else may set
+        words of entries that are ABSENT or WANTED, or place anything in these tiers.
 
-        first_copy : number of the first copy; MONARCH_PLACED numbers from it on are the engine's;
-        meets : a bit for each source whose files the engine may take into the catalog
+        first_copy : the number of the first copy; the engine may use MONARCH_PLACED numbers from it
+        on;  meets : a bit for each source whose files the engine may take into the catalog
         """
         granted = np.zeros(len(rooms), dtype=ROOM)
         for given, room in zip(granted, rooms, strict=True):
@@ -196,15 +201,19 @@ class Engine:
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> Array:
-        """Ends the grant. Returns the orders that were made under it, (n,) of dtype PLACED, valid
-        until the next call."""
+        """Ends the grant. Returns the orders that the engine has made under it, (n,) of dtype
+        PLACED. The array is valid until the next call."""
         where = pointer(self._placed)
         return self._placed[: lib.monarch_engine_end_grant(self.c, where)]
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
-        """Tells the engine, for grants where nodes share, which nodes a fill of each of (n,)
-        entries asks, (n, MONARCH_ASKED) or -1, and whether this node keeps the entry. From the
-        first call on, the engine leaves files of which nothing was said to Python. MemoryError."""
+        """Tells the engine where the files of (n,) entries are kept, for the fills that it orders
+        itself where nodes share. From the first call on, it leaves to Python all files of which it
+        was told nothing. Raises MemoryError.
+
+        asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none;  keeps : (n,) whether
+        this node keeps the file
+        """
         homes = np.zeros(len(ids), dtype=HOME)
         homes["asked_first"], homes["asked_then"] = asked.T
         homes["is_kept"] = keeps
@@ -213,38 +222,43 @@ class Engine:
             raise MemoryError("no memory for the table of nodes that fills ask")
 
     def rest(self, limit_s: float) -> bool:
-        """Waits until somebody waits for a file that the grant leaves to Python, for limit_s [s] at
-        most. Returns whether somebody has since the last rest."""
+        """Sleeps for limit_s [s] at most, until a reader waits for a file that the grant leaves to
+        Python, or a fill ends whose copy the engine could not publish. Returns whether that has
+        happened since the last rest."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
-        """Takes back the fills of (n,) entries that no thread has begun and no program waits for.
-        They are among the results at once, as ABANDONED. Returns how many they are."""
+        """Cancels the fills of (n,) entries, except fills that a thread has begun and fills of
+        files in use. Cancelled fills are among the results at once, as ABANDONED. Returns how many
+        were cancelled."""
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
-        """(peers,) how many orders without a result yet ask each of the peers first."""
+        """Returns (peers,) how many unfinished orders ask each peer first."""
         lengths = np.zeros(peers, dtype=np.uint32)
         lib.monarch_engine_queues(self.c, pointer(lengths), peers)
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
-        """Sets how many turns the readers of each rank have, beside those of the others:
-        (MONARCH_RANKS,) by the rank's number in a demand, 0 for a number that is no rank's."""
+        """Sets the shares in which the ranks' readers are served.
+
+        shares : (MONARCH_RANKS,) how many turns each rank's readers get, by the rank's number in a
+        demand; 0 for a number without a rank
+        """
         lib.monarch_engine_shares(self.c, pointer(shares))
 
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
-        """Orders to remove (n,) copies of one tier, before all other orders.
+        """Orders the removal of (n,) copies in one tier, which is done before all other orders.
 
-        ids, sizes : of the copies' files
+        ids : the entries of the copies' files;  sizes : the files' sizes [bytes]
         """
         entries, *others = (pointer(a, np.uint64) for a in (ids, copies, sizes))
         places = pointer(np.full(len(ids), tier), np.uint32)
         lib.monarch_engine_drop(self.c, len(ids), entries, places, *others)
 
     def results(self) -> Iterator[Array]:
-        """Batches (n,) of dtype RESULT; each is valid until the next is asked for, and its block
-        sums until `settle`."""
+        """Yields batches of results, (n,) of dtype RESULT. A batch is valid until the next one is
+        asked for, its block sums until `settle`."""
         count = RESULTS
         while count == RESULTS:
             where = pointer(self._buffer)
@@ -253,12 +267,13 @@ class Engine:
                 yield self._buffer[:count]
 
     def adapt(self) -> None:
-        """Adapts the number of reads in flight to what the sources and the peers give."""
+        """Adapts the number of reads in flight to the rates of the sources and the peers."""
         before, opened = self.width, self._shared.source_opens()
         rested, fetched = self.stands_back, self._fetch_width
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_FILES))
         so_far = Counted(self.bytes_from_source, files, *opened)
-        # Reads by threads that wait for peers say nothing of the width.
+        # Orders that ask peers do not count: their reads say nothing about the width at the
+        # sources.
         pending = self.pending(from_peers=False)
         now_s = time.monotonic()
         wanted = self._reads.step(now_s, so_far, is_full=pending > before)
@@ -272,9 +287,9 @@ class Engine:
             lib.monarch_engine_width(self.c, self.width, self._fetch_width, self.stands_back)
 
     def _adapted_fetches(self, now_s: float) -> int:
-        """How many fetches that nobody waits for are in flight: as many as bring more than fewer
-        would. While a source is read they are few: what other nodes have is near, and what only the
-        source has comes first."""
+        """Returns how many fetches from peers that nobody waits for may be in flight: the fewest
+        that bring nearly the most. While a source is read, only the least number may be: files that
+        only the source has come first, since those of other nodes are near anyway."""
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_FILES))
         reads = bool(lib.monarch_engine_reads_sources(self.c))
         is_full = self.pending(from_peers=True) > self._fetches.width and not reads
@@ -282,8 +297,8 @@ class Engine:
         return self._fetches.least if reads else width
 
     def _affordable_width(self, now_s: float) -> int:
-        """How many reads can be in flight without their buffers taking memory for which the kernel
-        would kill the job."""
+        """Returns how many reads may be in flight before their buffers take so much memory that the
+        kernel could kill the job."""
         if now_s >= self._memory_until:
             affordable = int(available_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
             self._memory_width = max(self._reads.least, affordable)
@@ -298,10 +313,10 @@ class Engine:
         return bool(control.fast_sources == (1 << control.sources) - 1)
 
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
-        """How many threads may fill what nobody waits for. Programs that hardly wait for any source
-        need the processors: such files are filled where a processor is idle, and else by one
-        thread, which sees when a source is no longer fast. While programs' own opens show that, the
-        thread works only part of the time."""
+        """Returns how many threads may fill files that nobody waits for. Where the sources are
+        fast, programs need the processors more. Then fills run freely only while a processor is
+        idle; otherwise one thread fills, to see when a source is no longer fast. While programs'
+        own opens show that the sources are fast, that thread works only part of the time."""
         if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most
@@ -315,17 +330,17 @@ class Engine:
         return 0 if is_seen and not self._shares and now_s % WORKED_EACH_S >= WORKED_S else 1
 
     def settle(self) -> None:
-        """Tells the engine that the catalog says by now what the results so far have told."""
+        """Tells the engine that the catalog now reflects all results taken so far."""
         lib.monarch_engine_settle(self.c)
 
     def await_results(self, *, is_awaited: bool) -> None:
-        """Tells the engine whether something waits for results of fills that went well, so that it
-        rings the doorbell for fewer of them."""
+        """Tells the engine whether anything waits for the results of successful fills. If nothing
+        does, it rings the doorbell for fewer of them."""
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:
-        """From here on descriptors of files that programs have read are taken from the session's
-        sockets for handovers. False where these cannot be made, or no thread can be started."""
+        """Begins to take descriptors of files that programs have read, from the session's handover
+        sockets. Returns False where the sockets cannot be made, or no thread can be started."""
         session = self._shared.session
         try:
             for path in session.handovers:
@@ -338,17 +353,17 @@ class Engine:
         return int(lib.monarch_engine_handovers(self.c, numbers, len(numbers))) == 0
 
     def unmet(self, source: int) -> tuple[Array, Any]:
-        """Files of a source that were handed over and that the catalog does not know: (n,) entries
-        of dtype ENTRY, whose paths lie in a C array. Their descriptors wait for orders for 50
-        ms."""
+        """Returns files of a source that programs have handed over and that the catalog does not
+        know: (n,) entries of dtype ENTRY, and the C array that holds their paths. The engine keeps
+        their descriptors for 50 ms, in which their fills should be ordered."""
         entries, pool = self._unmet
         to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)
         return entries[:n].copy(), pool
 
     def stop(self, limit_s: float) -> int:
-        """Abandons what runs and ends the threads. Returns how many of them have not ended within
-        limit_s, because a file system does not answer: what they use has to stay as it is."""
+        """Abandons all orders and ends the threads. Returns how many threads have not ended within
+        limit_s, because a file system does not answer. What they use must stay as it is."""
         left = int(lib.monarch_engine_stop(self.c, max(0, int(limit_s * 1000))))
         for each in self._handovers if not left else ():
             each.close()

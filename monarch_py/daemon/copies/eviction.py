@@ -1,11 +1,11 @@
-"""Eviction from tiers by a plan (Lobster 4.4): copies used later go for files that are used sooner.
+"""Eviction from tiers by a plan (Lobster 4.4): copies used later make room for files used sooner.
 
-The first copy to go is one that is used neither in what is left of this epoch nor in the next one
-(the rules of reuse count and reuse distance: such a use is farther than every one that is known),
-then the one with the largest reuse distance. It goes for the nearest file that is fetched ahead,
-and only if that file is used again sooner (the rule of coordination with prefetching;
-`policies.eviction.exchange`). Nothing goes where nobody needs the room, where it is not known what
-comes, and without a plan.
+Copies that are used neither in the rest of this epoch nor in the next one are evicted first (the
+rules of reuse count and reuse distance: their next use is farther than every known one), then the
+copies with the largest reuse distance. A copy is evicted for the nearest file that is fetched
+ahead, and only if that file's use after the coming one is sooner than the copy's next use (the rule
+of coordination with prefetching; `policies.eviction.exchange`). Nothing is evicted where no file
+needs the room, where the coming uses are not known, or without a plan.
 """
 
 import math
@@ -23,29 +23,32 @@ from monarch_py.policies.eviction import exchange
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import NOWHERE
 
-# Two looks lie at least LOOK_S apart [s], and looks take no more than the part SHARE of the time.
+# A look for copies to evict is made every LOOK_S [s] at most, and all looks together take at most
+# the part SHARE of the time.
 LOOK_S, SHARE = 0.1, 0.05
-# Files that have got room by eviction and are not begun yet take no more than this, unless it is a
-# single file [bytes].
+# Files that were given room by eviction, and whose fill has not begun, take at most this much
+# together; a single file may take more [bytes].
 MOST_BYTES = 64 << 20
-# One look finds room for MOST_FILES files at most, and considers TIMES as many copies of a tier,
-# the ones used farthest in the future.
+# One look finds room for at most MOST_FILES files. For these it considers TIMES as many copies of a
+# tier, those whose next use is farthest in the future.
 MOST_FILES, TIMES = 2048, 4
-# Room that is missing for this long was taken by files of no plan, or by somebody else [s].
+# If files that are meant for a tier, and have no copy yet, lack room there for this long, files of
+# no plan or another user of the file system have taken the room. Files that do not fit are then no
+# longer meant for the tier [s].
 SHORT_S = 10.0
-# Uses that were asked for longer ago than this are out of date [s].
+# Uses are out of date if they were asked for longer ago than this [s].
 OLD_S = 5.0
 
 Uses = Ints
 
 
 class Evictions:
-    """Runs in turns of the daemon's loop and never waits.
+    """Evicts copies where that pays. Runs in turns of the daemon's loop and never waits.
 
-    foresee : returns (entries,) how far away the next use of each entry is, and (entries,) the use
-    after it, NOT_SOON for none that is known: as a future, because a thread works them out. None as
-    long as too little is known;  may_go : tells which copies of (n,) files this node may drop
-    evicted : for each tier with eviction, by its number, how many copies have gone
+    foresee : returns a future of (entries,) the distance of each entry's next use, and (entries,)
+    that of the use after it; NOT_SOON where no use is known. A thread works them out. Returns None
+    as long as too little is known;  may_go : tells which copies of (n,) files this node may drop;
+    evicted : for each tier with eviction, by its number, how many copies were evicted
     """
 
     def __init__(
@@ -58,18 +61,19 @@ class Evictions:
         self._copies, self._policy = copies, policy
         self._foresee, self._may_go = foresee, may_go
         self._next_look_s = 0.0
-        # Worked out by a thread: with a million files, that takes longer than the loop may.
+        # A thread works the uses out: with a million files, that takes longer than a turn of the
+        # loop may.
         self._uses: Future[Distances] | None = None
         self._asked_s = 0.0
         self._short_since_s: dict[int, float] = {}
         self.evicted = dict.fromkeys(copies.scanner.config.evicting, 0)
 
     def end(self) -> None:
-        """Evicts nothing from here on."""
+        """Ends eviction: nothing is evicted from here on."""
         self._next_look_s = math.inf
 
     def step(self) -> None:
-        """Makes room for what comes next, where that pays."""
+        """Runs one turn: evicts copies where that pays."""
         begun = time.monotonic()
         if not self.evicted or begun < self._next_look_s:
             return
@@ -105,8 +109,8 @@ class Evictions:
             placement[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
         if kept_for > there or kept_for >= MOST_BYTES:
             return
-        # A file that is used in the next epoch alone does not come: when it is used after that is
-        # not known.
+        # Only files with a known second use get room. A file that is used in the next epoch alone
+        # has none, because what comes after that epoch is not known.
         coming = np.flatnonzero(absent & (placement == NOWHERE) & (second != NOT_SOON))
         if len(coming) > MOST_FILES:
             coming = coming[np.argpartition(first[coming], MOST_FILES)[:MOST_FILES]]

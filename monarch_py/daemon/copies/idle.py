@@ -1,16 +1,16 @@
-"""How many of the processors that this process may use have nothing to do."""
+"""Measures how many of the processors that this process may use are idle."""
 
 import os
 
 import psutil
 
-# Work that nobody waits for goes on while this many processors are idle. LOOK_S : how often they
-# are looked at [s].
+# IDLE_CORES : work that nobody waits for goes on while at least this many processors are idle.
+# LOOK_S : the interval between two measurements [s].
 IDLE_CORES, LOOK_S = 0.5, 0.1
 
 
 class IdleCores:
-    """Measures how long processors are idle between two calls."""
+    """Measures how many processors were idle between two calls."""
 
     def __init__(self) -> None:
         self._before = 0.0, 0.0
@@ -19,7 +19,8 @@ class IdleCores:
         self._has_one = False
 
     def has_one(self, now_s: float) -> bool:
-        """Whether a processor was idle for half of the time since the last look; False at first."""
+        """Whether IDLE_CORES processors or more were idle in the last interval; False before the
+        first one has passed."""
         if self._looked_at_s is None:
             self._looked_at_s = now_s
         elif now_s - self._looked_at_s >= LOOK_S:
@@ -28,16 +29,18 @@ class IdleCores:
 
     @staticmethod
     def _look() -> tuple[float, float]:
-        """The idle time of all processors together, and all of their time [s]."""
+        """Returns the idle time of the processors, summed, and their whole time, summed [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
-        # The numbers differ where processors are switched off.
+        # Where processors are switched off, their numbers may not match. If none matches, all are
+        # taken.
         times = [t for number, t in enumerate(all_) if number in mine] or all_
-        # The time of guests, behind the first eight, is counted among that of programs.
+        # Only the first eight fields are summed: the time of guests, which follows, is in that of
+        # programs already.
         return sum(t.idle + t.iowait for t in times), sum(sum(t[:8]) for t in times)
 
     def take(self) -> float:
-        """How many processors were idle, on average, since the last call; 0 where that is not
-        known, as while the process has no descriptor left."""
+        """Returns how many processors were idle, on average, since the last call; 0 where that is
+        not known, for example while the process has no descriptor left."""
         try:
             (idle_s, all_s), before = self._look(), self._before
         except OSError:

@@ -1,4 +1,4 @@
-"""Finds and drops copies of files that have another version at the source, when a command asks."""
+"""Finds and drops copies of files that have changed at the source, when a command asks for it."""
 
 import logging
 from dataclasses import dataclass
@@ -14,15 +14,17 @@ from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, Reason, State, Uin
 
 log = logging.getLogger("monarch.outdated")
 
-# One request compares for no longer than this [ns]: whoever asks goes on with the next request.
+# One request compares for at most this time [ns]. The command goes on with its next request.
 LIMIT_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Entries (n,) and how they compare with the source: `words` before it was asked, `found` (enum
-    monarch_compared), and `fresh` attributes of dtype ENTRY where the source has another
-    version."""
+    """What a comparison of (n,) entries with the source has found.
+
+    words : (n,) the entries' words before the comparison;  found : (n,) enum monarch_compared;
+    fresh : (n,) of dtype ENTRY, the present attributes of files that have changed
+    """
 
     ids: Ids
     words: Uints
@@ -31,16 +33,18 @@ class Compared:
 
 
 class Outdated:
-    """`look` may be called from any thread, everything else between the turns of the loop."""
+    """`look` may be called from any thread, all other methods only between the turns of the
+    loop."""
 
     def __init__(self, scanner: Scanner, copies: Copies) -> None:
         self.scanner, self.copies, self.shared = scanner, copies, scanner.shared
-        # Attributes that entries get once their old copies, by number, are removed.
+        # By entry, the number of the old copy, and the attributes that the entry gets once that
+        # copy is removed.
         self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
-        """Compares files and directories (n,) with the source, in this order, for a second at most.
-        Returns the ones that it has come to, one at least."""
+        """Compares (n,) files and directories with the source, in this order, for LIMIT_NS at most.
+        Returns what it has found for the entries that it came to, at least one."""
         words = catalog.words[ids].copy()
         found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)
         roots = pointer(np.array([source.fd for source in self.scanner.sources]), np.int32)
@@ -51,16 +55,16 @@ class Outdated:
         return Compared(ids[:n], words[:n], found[:n], fresh[:n])
 
     def drop(self, compared: Compared) -> tuple[Ids, Ids]:
-        """Drops the copies of files that have another version now, or are gone. Returns the files
-        that can be filled anew, which are ABSENT, and the directories that list something else
-        now."""
+        """Drops the copies of files that have changed or are gone. Returns the files that can be
+        filled again, which are ABSENT now, and the directories whose listing has changed."""
         catalog = self.shared.catalog
         kinds, states = catalog.entries["kind"][compared.ids], word.state(compared.words)
         directories = compared.ids[(kinds == Kind.DIR) & (compared.found != lib.MONARCH_SAME)]
         is_left = (states == State.BYPASS) & (word.reason(compared.words) == Reason.CHANGED)
         meant = (kinds == Kind.FILE) & (is_left | (states == State.PRESENT))
         meant &= is_left | (compared.found != lib.MONARCH_SAME)
-        # Others have dealt with the entries that have changed meanwhile.
+        # Entries whose words have changed since the comparison are left out: another part of the
+        # daemon has dealt with them.
         meant &= catalog.words[compared.ids] == compared.words
         usable = meant & (compared.found != lib.MONARCH_GONE) & ~self._marked(compared)
         present = states == State.PRESENT
@@ -76,8 +80,8 @@ class Outdated:
         return compared.ids[usable], directories
 
     def _marked(self, compared: Compared) -> Bools:
-        """(n,) whether a client has changed the file that is at the source now: nobody is given a
-        copy of it in this session."""
+        """Returns (n,) whether a client has changed the file that is at the source now. Such a file
+        gets no copy in this session."""
         is_replaced = compared.found == lib.MONARCH_REPLACED
         entries = self.shared.catalog.entries[compared.ids]
         inodes = np.where(is_replaced, compared.fresh["ino"], entries["ino"])
@@ -88,8 +92,8 @@ class Outdated:
         return np.fromiter(marked, dtype=bool, count=len(inodes))
 
     def step(self) -> None:
-        """Called in each turn: gives entries whose old copies are removed their present
-        attributes."""
+        """Runs one turn: gives entries their present attributes once their old copies are
+        removed."""
         if not self._fresh:
             return
         catalog = self.shared.catalog
@@ -99,5 +103,5 @@ class Outdated:
             if copy and copy == old:
                 continue  # the old copy is being removed
             del self._fresh[entry]
-            if not copy:  # else a new fill has seen to it
+            if not copy:  # otherwise a new fill is under way, which looks at the source itself
                 self.copies.renew(entry, fresh)

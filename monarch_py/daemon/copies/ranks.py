@@ -1,10 +1,10 @@
 """The ranks of this node, and how the engine's threads are shared among them.
 
-A rank is a training process with its workers, as its launcher numbers those of a node
+A rank is a training process with its workers; the launcher numbers the ranks of a node
 (csrc/preload/session/session.c). All ranks wait for the slowest one at the end of a step. So a rank
 that is predicted to load more gets more turns among the reads that readers wait for (Lobster, 4.2
-and 4.3): the demands of each rank are its queue, and its threads, in slices of their time, are
-those of Algorithm 1.
+and 4.3). The demands of a rank are its queue in the sense of Algorithm 1, and slices of the
+engine's threads' time are its threads.
 """
 
 import math
@@ -21,31 +21,32 @@ from monarch_py.native import Floats, Ints, Uints, ffi, lib
 from monarch_py.policies.lobster.queues import queue_seconds
 from monarch_py.policies.lobster.threads import share_threads
 
-# A prediction is made every WINDOW_S [s], and takes the part MOST_OF_TIME of the daemon's time at
-# most.
+# A prediction is made every WINDOW_S [s], or less often, so that predictions take at most the part
+# MOST_OF_TIME of the daemon's time.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
-# The bytes that a rank has opened count for less with time: after this long, for 1/e [s]. A rank
-# with less than a byte left counts as none.
+# The bytes that a rank has opened count for less with time: after MEMORY_S, for 1/e of their number
+# [s]. A rank of which less than a byte is left is not active.
 MEMORY_S = 0.5
-# There are SLICES slices of the threads' time for each rank on average. The search takes time with
-# their square. With more ranks than MOST_SEARCHED, each gets slices in proportion to what it loads,
-# which is what the search comes to where the slices are thin.
+# The threads' time is cut into SLICES slices for each rank on average. The time of the search grows
+# with the square of the number of slices. With more ranks than MOST_SEARCHED, each rank gets slices
+# in proportion to its load instead, which is what the search would find with many thin slices.
 SLICES, MOST_SEARCHED = 8, 8
-# No rank is taken for loading less than this part of the mean: its readers wait for a bounded time
-# (csrc/preload/fill/demand.c), which must not pass because other ranks miss more.
+# Each rank's load counts as at least this part of the mean load. Its readers wait for a bounded
+# time (csrc/preload/fill/demand.c), which must not pass because other ranks miss more.
 LEAST_LOAD = 0.25
-# Loads are counted in this many parts of the largest one, because the policy takes whole numbers.
+# Loads are given to the policy, which takes whole numbers, in units of 1/PARTS of the largest load.
 PARTS = 1 << 30
 
-# (ranks of a node,) what each will load next, in any unit; None if that is not known.
+# Returns (ranks of a node,) how much each rank will load next, in any unit; None if that is not
+# known.
 Prediction = Callable[[], Floats | None]
 
 
 def shares_of(loads: Floats) -> Ints:
-    """How many slices of the threads' time each rank gets: (ranks,), 1 or more each.
+    """Returns (ranks,) how many slices of the threads' time each rank gets, 1 or more.
 
-    loads : (ranks,) what each is predicted to load, 0 or more, in any unit
+    loads : (ranks,) how much each rank is predicted to load, 0 or more, in any unit
     """
     ranks, most = len(loads), float(loads.max(initial=0.0))
     if not most:
@@ -61,9 +62,9 @@ def shares_of(loads: Floats) -> Ints:
 
 
 class Ranks:
-    """Runs in turns of the daemon's loop and never waits.
+    """Tells the engine the ranks' shares. Runs in turns of the daemon's loop and never waits.
 
-    is_on : readers take their turns by ranks; otherwise all ranks are alike
+    is_on : whether ranks get shares; otherwise all ranks are treated alike
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
-        # (MONARCH_RANKS, 2): bytes opened, and missed; row 0 belongs to no rank.
+        # (MONARCH_RANKS, 2) the bytes that each rank has opened, and those that it has missed; row
+        # 0 belongs to no rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
         self._recent = np.zeros_like(self._seen)
@@ -88,8 +90,8 @@ class Ranks:
     def step(self, planned: Prediction) -> None:
         """Runs one turn.
 
-        planned : what a plan predicts, by the ranks' numbers; without one, the last misses of each
-        rank predict its next
+        planned : returns what a plan predicts, by the ranks' numbers. Without a plan, the latest
+        misses of each rank predict its next ones
         """
         now = self._clock()
         if not self.is_on or now < self._next_look:
@@ -99,7 +101,7 @@ class Ranks:
         shares = np.zeros_like(self._shares)
         if len(active) > 1:
             found = shares_of(self._loads(active, planned()))
-            # A rank that turns up before the next look is taken for an average one.
+            # A rank that becomes active before the next look gets the share of an average rank.
             shares[1:] = max(1, round(float(found.mean())))
             shares[active] = found
         if (shares != self._shares).any():
@@ -109,7 +111,7 @@ class Ranks:
 
     def _look(self, now: float) -> None:
         counts = self._counts.astype(np.float64)
-        # A client may write anything, also a smaller count.
+        # Clients write the counts, and a faulty one may write a smaller count than before.
         fresh = np.maximum(0.0, counts - self._seen)
         fade = math.exp(-(now - self._looked_at) / MEMORY_S)
         self._seen, self._looked_at = counts, now
@@ -117,18 +119,20 @@ class Ranks:
         self._recent[self._recent[:, 0] < 1] = 0.0
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
-        """(active,) what these ranks load next. All ranks of a job read as much in a step, so the
-        part that each has missed tells how much it loads."""
+        """Returns (active,) how much each of these ranks loads next. Without a plan it is the part
+        of its bytes that the rank has missed: all ranks of a job read equally much in a step, so
+        these parts tell how their loads compare."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T
         return np.asarray(np.minimum(1.0, missed / opened))
 
     def told(self) -> list[dict[str, Any]]:
-        """What `status` says of each rank that has opened anything."""
+        """Returns what `status` says of each rank that has opened anything."""
         active = np.flatnonzero(self._recent[:, 0])
         together = max(1, int(self._shares[active].sum()))
-        # A copy, because clients go on counting: numpy raises where that changes what it searches.
+        # Clients go on counting, and numpy raises an error if an array changes while it is
+        # searched. So a copy is searched.
         counts = self._counts.copy()
         return [
             {

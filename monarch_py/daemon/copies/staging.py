@@ -1,7 +1,8 @@
 """The staging area: a small tier whose copies come and go.
 
-What a node reads and does not keep lies there from its fetch to its use (NoPFS, 2: the staging
-buffer). It is the last of the tiers by number, no policy chooses it, and no manifest knows it.
+Files that a node reads and does not keep lie there from their fetch to their use (the staging
+buffer of NoPFS, 2). The area has the last tier number. No policy places files in it, and it has no
+manifest.
 """
 
 import logging
@@ -23,19 +24,20 @@ from monarch_py.util.units import GIB
 
 log = logging.getLogger("monarch.staging")
 
-# An area that nobody has configured takes at most DEFAULT_BYTES [bytes], 1/SHARE_OF_DISK of what
-# the file system has free, and 1/SHARE_OF_MEMORY of the memory that is left.
+# Without a configured area, one is opened in shared memory. Its size is the least of DEFAULT_BYTES
+# [bytes], 1/SHARE_OF_DISK of what the file system has free, and 1/SHARE_OF_MEMORY of the memory
+# that is left.
 DEFAULT_BYTES = GIB
 SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
-# Room is made for 1/AT_ONCE of the quota at least: looking for what can go costs as much for one
-# file as for many.
+# At least 1/AT_ONCE of the quota is freed at a time, because looking for copies to drop costs as
+# much for one file as for many.
 AT_ONCE = 16
 
 
 def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier | None:
-    """Opens the area that the configuration describes. Where it describes none and one is `needed`,
-    opens one in shared memory. Returns None otherwise, and where the area cannot be had: the source
-    serves instead."""
+    """Opens the area that the configuration describes. If it describes none and one is `needed`,
+    opens one in shared memory. Returns the area; None if there is none or it cannot be opened, and
+    then the source serves these files."""
     found = config.staging or (_default(len(config.tiers)) if needed else None)
     if found is None:
         return None
@@ -69,16 +71,16 @@ def _default(tiers: int) -> TierConfig | None:
 
 
 class Staging:
-    """Which files are staged, in which order they came and were opened, and what goes for others.
-    Runs in turns of the daemon's loop and never waits.
+    """Keeps which files are staged, and in which order they came and were opened; drops copies for
+    others. Runs in turns of the daemon's loop and never waits.
 
-    number : of the tier;  tier : None when there is none, then nothing is staged
+    number : the area's number among the tiers;  tier : None without an area; then nothing is staged
     """
 
     def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:
         self.number, self.tier, self.copies, self._policy = number, tier, copies, policy
-        # Files in the order in which they came or were opened last. A copy that was dropped for
-        # another reason is noticed when its turn has come.
+        # The staged files, in the order in which they came or were last opened. A copy that was
+        # dropped for another reason stays here until `_drop` comes to it.
         self._entries: dict[int, None] = {}
         self.refused: list[Ids] = []  # left to the source until something changes here
         self.staged = self.dropped = 0
@@ -86,7 +88,7 @@ class Staging:
     # --- what is there --------------------------------------------------------------------------
 
     def arrived(self, ids: Ids) -> None:
-        """Notes (n,) files whose copies lie here from now on."""
+        """Notes (n,) files whose copies have arrived here."""
         for entry in ids.tolist():
             self._entries.pop(entry, None)
             self._entries[entry] = None
@@ -103,13 +105,13 @@ class Staging:
     # --- room -----------------------------------------------------------------------------------
 
     def can_hold(self, sizes: Uints) -> Bools:
-        """Which files of these sizes (n,) [bytes] fit at all, each by itself."""
+        """Returns (n,) whether a file of each of these sizes [bytes] fits into the empty area."""
         if self.tier is None or not self.tier.usable:
             return np.zeros(len(sizes), dtype=bool)
         return np.asarray(self.tier.rounded_all(sizes) <= self.capacity_bytes())
 
     def capacity_bytes(self) -> int:
-        """How much room all copies together can take here [bytes]."""
+        """Returns how much room all copies together can take here [bytes]."""
         if self.tier is None or not self.tier.usable:
             return 0
         try:
@@ -118,16 +120,17 @@ class Staging:
             return 0
 
     def admits(self, sizes: Uints) -> Bools:
-        """For which files of these sizes (n,) [bytes] there is room now, taken in order."""
+        """Returns (n,) for which files of these sizes [bytes], taken in order, there is room
+        now."""
         if self.tier is None:
             return np.zeros(len(sizes), dtype=bool)
         room = self.tier.room()
         return take(room.rounded(sizes), room.free_bytes, room.free_inodes)
 
     def make_room(self, need_bytes: int, least_use: int = -1) -> bool:
-        """Drops copies until need_bytes of room are there, or on their way. Only copies go that are
-        not used before `least_use`, a distance as in `NodePolicy.next_use`. Returns whether any
-        room is on its way."""
+        """Drops copies until need_bytes of room are free or being freed. Copies that are used
+        before `least_use`, a distance as in `NodePolicy.next_use`, stay. Returns whether any room
+        is being freed."""
         if self.tier is None:
             return False
         leaving = self.copies.leaving[self.number]
@@ -137,9 +140,9 @@ class Staging:
         return self.copies.leaving[self.number] > 0
 
     def _drop(self, bytes_: int, least_use: int) -> None:
-        """Drops copies that take so many bytes together, see `NodePolicy.victims`: of copies with
-        the same next use, or with none known, the one that came or was opened the longest ago goes
-        first."""
+        """Drops copies of so many bytes together, chosen by `NodePolicy.victims`. Of copies with
+        the same next use, or without a known one, the copy that came or was opened the longest ago
+        is dropped first."""
         assert self.tier is not None
         ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
         words = self.copies.shared.catalog.words[ids]
@@ -157,13 +160,15 @@ class Staging:
     # --- no room --------------------------------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Leaves (n,) files to the source for which nothing can go now: at once, because readers
-        wait. As soon as anything changes here, an open wants them again."""
+        """Leaves (n,) files to the source because no copy can be dropped for them now. It does so
+        at once, because readers wait. When anything changes here, they become ABSENT, so that their
+        next open wants them again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 
     def let_in(self) -> None:
-        """Lets refused files be wanted again: copies have arrived, or dropped ones are gone."""
+        """Makes refused files ABSENT, so that they can be wanted again. It is called when copies
+        have arrived, or dropped ones are removed."""
         if not self.refused:
             return
         ids, self.refused = np.concatenate(self.refused), []

@@ -1,2 +1,1 @@
-"""What is filled: files that programs wait for, files that are filled ahead, and the orders of
-both."""
+"""What is filled, and in which order: files that programs wait for, and files filled ahead."""

@@ -1,5 +1,4 @@
-"""Copies of earlier sessions: taken over, checked where they may be damaged, made anew if they
-are."""
+"""Takes over copies of earlier sessions, and has those checked that may be damaged."""
 
 import logging
 import time
@@ -16,18 +15,19 @@ from monarch_py.native import Ids, JobKind, JobStatus, State
 
 log = logging.getLogger("monarch.filler")
 
-# No check is ordered for this long after one for which the daemon had no descriptor [s].
+# After a check failed because the daemon had no descriptor left, no check is ordered for this long
+# [s].
 PASSING_S = 1.0
 
 
 class Checks:
-    """Runs in turns of the daemon's loop and never waits."""
+    """The copies that wait for their check. Runs in turns of the daemon's loop and never waits."""
 
     def __init__(self, copies: Copies, requests: FillRequests) -> None:
         self._copies, self._requests = copies, requests
         self._shared, self._keepers = copies.shared, copies.keepers
         self._waiting: deque[Ids] = deque()
-        # Checks for which the daemon had no descriptor.
+        # Copies whose check failed because the daemon had no descriptor left.
         self._failed: list[int] = []
         self._not_before_s = 0.0
 
@@ -48,7 +48,7 @@ class Checks:
                 self._copies.adopt(ids, rows, tier_number)
 
     def order(self, most: int) -> int:
-        """Orders checks, `most` of them at most; returns how many."""
+        """Orders at most `most` checks. Returns how many it has ordered."""
         ordered, catalog = 0, self._shared.catalog
         if time.monotonic() < self._not_before_s:
             return 0
@@ -66,7 +66,8 @@ class Checks:
         return ordered
 
     def failed(self, result: Any) -> None:
-        """Takes in the result of a check that did not go well."""
+        """Takes in the result of a check that was abandoned, that could not be made, or that found
+        damage."""
         entry = int(result["id"])
         if result["status"] == JobStatus.ABANDONED:
             self._keepers[int(result["tier"])].distrust()
@@ -77,7 +78,7 @@ class Checks:
             self.make_anew(entry)
 
     def make_anew(self, entry: int) -> None:
-        """Drops a damaged copy."""
+        """Drops a damaged copy, and has it made again."""
         path = self._shared.catalog.path(entry)
         log.warning("the copy of %s is damaged: it is dropped and made anew", path)
         self._copies.forget(one(entry), State.ABSENT)

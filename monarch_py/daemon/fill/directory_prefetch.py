@@ -1,8 +1,8 @@
-"""`prefetch: auto`: fills what lies beside the files that programs read, before they open it.
+"""`prefetch: auto`: fills the files beside those that programs read, before programs open them.
 
-Where nodes share, each node first fills the files whose home it is. Other nodes' files are near
-once their homes have them: they are fetched while a processor is idle, so that no program is slower
-for them.
+Where nodes share, each node first fills the files whose home it is. It fetches other nodes' files
+only while a processor is idle, so that no program is slowed down: they are near once their homes
+have them.
 """
 
 import os
@@ -19,21 +19,22 @@ from monarch_py.daemon.fill.unused import UnusedPrefetch
 from monarch_py.native import NO_IDS, Ids, State, ffi, lib, pointer
 from monarch_py.policies.placement import NOWHERE
 
-# A directory is filled once NAMES of its files were read to their end. All below it is filled once
-# files in NAMES of its subdirectories were.
+# A directory is filled once NAMES of its files were read to their end. Everything below a directory
+# is filled once files were read to their end below NAMES of its subdirectories.
 NAMES = 4
-# At most this many of the files read to their end between two turns are looked at: a few are enough
-# to know a directory by.
+# Of the files read to their end between two turns, at most this many are looked at. A few are
+# enough to recognise the directory that programs read.
 LOOKS = 64
-# Files that wait for their turn or are being filled, at most.
+# At most this many files wait for their turn or are being filled.
 QUEUE = 4096
-# Entries of the catalog that are looked at in one turn at most.
+# At most this many entries of the catalog are looked at in one turn.
 ENTRIES = 65536
-# Copies give way for at least this much at once, so that it is not done for every file [bytes].
+# At least this much room is freed at a time by dropping unused copies, so that it is not done for
+# every single file [bytes].
 GIVEN_BYTES = 16 << 20
 # When no tier has room, the tiers are asked again after this time [s].
 FULL_S = 1.0
-# For this long after an open, programs may soon use more of what was filled ahead [s].
+# For this long after an open, programs are expected to use more of what was filled ahead [s].
 AWAKE_S = 2.0
 
 # The flag of an entry whose home is another node.
@@ -43,8 +44,8 @@ Place = tuple[int, str]
 
 
 class _Home(IntEnum):
-    """Whose files: those of this node, which are all files where nodes do not share, or those of
-    others."""
+    """Where files have their home: HERE, on this node, as all files do where nodes do not share; or
+    ELSEWHERE, on another node."""
 
     HERE = 0
     ELSEWHERE = 1
@@ -54,8 +55,8 @@ class _Home(IntEnum):
 class _Filled:
     """A directory that is filled.
 
-    is_deep : with what lies below it;  at : by home, the first entry of the catalog that is still
-    to be looked at
+    is_deep : whether everything below it is filled too;  at : for each home, the first entry of the
+    catalog that is still to be looked at
     """
 
     place: Place
@@ -63,7 +64,7 @@ class _Filled:
     at: list[int] = field(default_factory=lambda: [0, 0])
 
     def covers(self, place: Place) -> bool:
-        """Whether files of this directory are filled with it."""
+        """Whether files of the directory `place` are filled as part of this one."""
         source, directory = place
         if source != self.place[0]:
             return False
@@ -74,7 +75,7 @@ class _Filled:
 
 
 class Directories:
-    """The directories that programs read through, found from the files that they read."""
+    """Finds the directories that programs read through, from the files that they read."""
 
     def __init__(self) -> None:
         self.filled: list[_Filled] = []  # the newest first
@@ -82,8 +83,8 @@ class Directories:
         self._below: defaultdict[Place, set[str]] = defaultdict(set)
 
     def note(self, source: int, path: str) -> bool:
-        """Notes a file that was read to its end. Returns whether one more directory is filled from
-        now on."""
+        """Notes a file that was read to its end. Returns whether a further directory is to be
+        filled from now on."""
         above, name = os.path.split(path)
         if any(filled.covers((source, above)) for filled in self.filled):
             return False
@@ -109,33 +110,34 @@ class Directories:
 
 
 class DirectoryPrefetch:
-    """Runs in turns of the daemon's loop; never waits, and does nothing for each single file.
+    """Orders fills in the directories that programs read through. It runs in turns of the daemon's
+    loop, never waits, and handles files by arrays, not one by one.
 
-    is_on : whether it does anything;  unused : files that it has had filled and nobody has opened
+    is_on : whether anything is filled;  unused : files that were filled ahead and that no program
+    has opened
     """
 
     def __init__(self, filler: Filler, *, is_on: bool) -> None:
         self.filler, self.shared, self.is_on = filler, filler.shared, is_on
         self.unused = UnusedPrefetch(self.shared)
         self._directories = Directories()
-        # Files of these directories whose turn has not come, by home.
+        # By home, files of these directories that are found and not ordered yet.
         self._next: list[Ids] = [NO_IDS, NO_IDS]
         self._idle = IdleCores()
         self._ids = np.empty(QUEUE, dtype=np.uint64)
         self._full_until = self._opened_at = float("-inf")
         self._is_waiting = self._has_given_way = False
-        # Files that were ordered so far; files that are being filled, or may be as soon as there is
-        # time.
+        # How many files were ordered so far, and how many are being filled or wait for their turn.
         self.ordered = self.waiting = 0
-        self._is_followed = bool(self.shared.control.follow_opens)  # others have it on
+        self._is_followed = bool(self.shared.control.follow_opens)  # others need it on
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
             filler.give_way, filler.beside = self.give_way, self.unused.ordered
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should turn often: more is filled once programs have used what is there,
-        and their opens of copies do not ring."""
+        """Whether the loop should turn often. More is filled once programs have used what is there,
+        and opens of copies do not ring the doorbell."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
 
     # --- what programs read ---------------------------------------------------------------------
@@ -143,9 +145,9 @@ class DirectoryPrefetch:
     def observe(self, opened: Ids, unmet: Ids) -> None:
         """Takes note of what programs have done since the last turn.
 
-        opened : (n,) files that they have opened;  unmet : (m,) files that they had opened before
-        the catalog knew them. Nobody has seen how these were read; small ones are taken to be read
-        to their end
+        opened : (n,) files that they have opened;  unmet : (m,) files that they opened before the
+        catalog knew them. Nobody has seen how these files were read; small ones count as read to
+        their end
         """
         if not self.is_on:
             return
@@ -158,8 +160,8 @@ class DirectoryPrefetch:
         if not len(read):
             return
         self.unused.note_read(read)
-        # Descriptors of small files may still be on their way. Such a file is wanted here as well,
-        # so that it has room before the files beside it.
+        # Descriptors of small files may still be on their way from programs. These files are wanted
+        # here already, so that they get room before the files beside them.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
         begun = False
@@ -174,8 +176,9 @@ class DirectoryPrefetch:
     # --- what is filled -------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Orders what lies beside what programs read, as much as may lie there unused. Returns
-        whether there is more to look at at once."""
+        """Runs one turn: orders files beside those that programs read, as many as may lie there
+        unused. Returns whether more of the catalog is to be looked at in the next turn, without a
+        pause."""
         self._is_waiting = False
         if not self.is_on:
             return False
@@ -203,8 +206,8 @@ class DirectoryPrefetch:
         return self._idle.has_one(time.monotonic()) and not reads
 
     def _take(self, most: int, home: _Home) -> Ids:
-        """The next (n,) of the files that were found, as far as they may lie there unused. A file
-        that is larger than all that may lie there is passed over: its own open fills it."""
+        """Returns the next (n,) of the files that were found, as many as may lie there unused. A
+        file that is larger than all that may lie unused is left out; its own open fills it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
         first = first[words[first] == State.ABSENT]
@@ -228,19 +231,19 @@ class DirectoryPrefetch:
         sizes = self.shared.catalog.entries["size"][ids]
         fits = self.filler.policy.tier_of(ids, sizes, self.filler.rooms()) != NOWHERE
         if not fits.any():
-            # All but the first go back: a large file does not keep those behind it waiting for
-            # ever.
+            # All files but the first are put back. Otherwise a large first file could keep those
+            # behind it waiting forever.
             self._next[home] = np.concatenate([ids[1:], self._next[home]])
             self._full_until = time.monotonic() + FULL_S
             return
-        # Set before a copy is there, so that its first open is heard of.
+        # Clients are to note opens before the first copy is there, so that its first open is known.
         self.shared.control.follow_opens = True
         self.unused.order(ids[fits])
         self.filler.requests.fill_ahead(ids[fits])
 
     def _find(self, most: int, home: _Home) -> bool:
-        """Goes on through the catalog until `most` files are found whose turn comes next. Returns
-        whether more of the catalog is to be looked at."""
+        """Goes on through the catalog until `most` files wait to be ordered. Returns whether it
+        stopped before that because it had looked at ENTRIES entries."""
         looks = ENTRIES
         for filled in self._directories.filled:
             while len(self._next[home]) < most and looks > 0:
@@ -252,7 +255,7 @@ class DirectoryPrefetch:
         return looks == 0
 
     def _look(self, filled: _Filled, home: _Home, most: int, looks: int) -> tuple[Ids, int]:
-        """The next (n,) files of one directory, and how many entries were looked at."""
+        """Returns the next (n,) files of one directory, and how many entries were looked at."""
         source, directory = filled.place[0], os.fsencode(filled.place[1])
         at = ffi.new("uint64_t *", filled.at[home])
         where = pointer(self._ids)
@@ -268,13 +271,13 @@ class DirectoryPrefetch:
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
-        """Drops copies that nobody has used, the last ones of the catalog first, for (n,) files
-        that programs use and that have no room. Returns the files for which it did. From then on
-        nothing more is filled ahead: the tiers have no room for it.
+        """Drops copies that no program has used, the last ones of the catalog first, for (n,) files
+        that programs use and that have no room. Returns the files for which it has done so. From
+        then on nothing more is filled ahead, because the tiers have no room for it.
 
-        A file gets this room when it is used for the second time. A program that reads all files,
-        each once an epoch, comes to those that were filled ahead too; one that reads a part comes
-        back to it.
+        A file gets this room only when it is used for the second time. A program that reads all
+        files once an epoch will come to the files that were filled ahead; a program that reads only
+        a part of the files comes back to that part.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
@@ -292,7 +295,8 @@ class DirectoryPrefetch:
     # --- once more ------------------------------------------------------------------------------
 
     def _put_back(self) -> None:
-        """Puts files back that were found: another directory has its turn first."""
+        """Forgets the files that were found and not ordered, because a new directory comes first.
+        They will be found again."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:
@@ -308,13 +312,15 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Begins anew after every copy was dropped: only what programs read from now on counts."""
+        """Begins anew after every copy was dropped. From now on only what programs read afterwards
+        counts."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False
 
     def told(self) -> dict[str, int] | None:
-        """For `status`: copies that were filled ahead and not used. None where none are."""
+        """Returns what `status` says of copies that were filled ahead and not used; None where
+        nothing is filled ahead."""
         if not self.is_on:
             return None
         ids, n_bytes = self.unused.copies()

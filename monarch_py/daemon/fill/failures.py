@@ -15,23 +15,25 @@ from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State
 
 log = logging.getLogger("monarch.filler")
 
-# A file that changes under its fill is tried again this often before it is left to the source.
+# A file that changes during its fill is tried again this many times before it is left to the
+# source.
 TRIES = 3
 # Fills that failed because the daemon had no descriptor left are tried again after this time [s].
 PASSING_S = 1.0
 
 
 class FailedFills:
-    """Runs in turns of the daemon's loop and never waits.
+    """Decides what becomes of files whose fill has failed. Runs in turns of the daemon's loop and
+    never waits.
 
-    count : fills that the source has failed
+    count : how many fills have failed because the source could not be read
     """
 
     def __init__(self, copies: Copies, staging: Staging, requests: FillRequests) -> None:
         self._copies, self._staging, self._requests = copies, staging, requests
         self._scanner, self._shared = copies.scanner, copies.shared
         self._tries: dict[int, int] = {}
-        # Files that were put off, those that programs use and those to be filled ahead.
+        # Files that were put off: those that programs use, and those to be filled ahead.
         self._in_use: list[int] = []
         self._ahead: list[int] = []
         self._try_at_s = 0.0
@@ -39,7 +41,7 @@ class FailedFills:
         self.count = 0
 
     def __len__(self) -> int:
-        """The number of files that wait until the daemon may have a descriptor for them."""
+        """The number of files that wait until the daemon may have a descriptor again."""
         return len(self._in_use) + len(self._ahead)
 
     def take(self, result: Any) -> None:
@@ -49,13 +51,13 @@ class FailedFills:
         tier = self._copies.tier(number)
         tier.give_back(int(catalog.entries["size"][entry]))
         if result["left"]:
-            tier.adopt(catalog.entries["size"][[entry]])  # what was filled of the file takes room
+            tier.adopt(catalog.entries["size"][[entry]])  # the part that was filled takes room
             tier.fail(int(result["left"]))
         if is_passing(result):
             self._put_off(entry, error, in_use=in_use)
         elif status == JobStatus.TIER_FULL and number == self._staging.number:
-            # Others have filled the file system, for a while: what is staged next would not fit
-            # either.
+            # Other users of the file system have filled it for a while, so the next staged file
+            # would not fit either.
             self._staging.refuse(one(entry))
         elif status == JobStatus.TIER_FULL:
             tier.note_full()
@@ -74,9 +76,9 @@ class FailedFills:
             self._requests.taken_back(one(entry))
 
     def _put_off(self, entry: int, error: int, *, in_use: bool) -> None:
-        """Lets a file wait until the daemon may have a descriptor for it. The source serves it
-        meanwhile to programs that use it; a file that is filled ahead stays WANTED, so that the
-        command that asked for it waits too, or takes it back."""
+        """Makes a file wait until the daemon may have a descriptor again. Meanwhile the source
+        serves a file that programs use. A file that is filled ahead stays WANTED, so that the
+        command that asked for it goes on waiting, or cancels it."""
         if not self._is_told:
             log.warning("fills have to wait: %s; raise the limit (ulimit -n)", os.strerror(error))
             self._is_told = True
@@ -91,22 +93,23 @@ class FailedFills:
             self._ahead.append(entry)
 
     def try_again(self) -> None:
-        """Wants the files again that were put off, once it is time."""
+        """Wants the files that were put off again, once PASSING_S have passed."""
         if not len(self) or time.monotonic() < self._try_at_s:
             return
         in_use, ahead = (np.array(ids, dtype=np.uint64) for ids in (self._in_use, self._ahead))
         self._in_use, self._ahead = [], []
         self._requests.try_again(in_use)
-        # Others may have been taken back, or read by programs meanwhile.
+        # Files that are no longer WANTED were cancelled, or read by programs, meanwhile.
         ahead = ahead[self._shared.catalog.states(ahead) == State.WANTED]
         self._requests.again(ahead, in_use=False)
 
     def note_filled(self) -> None:
-        """Takes note of a fill that went well: the next shortage of descriptors is told again."""
+        """Notes that a fill has gone well, so that the next lack of descriptors is logged again."""
         self._is_told = False
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
-        """Looks a few times again at a source's file that is not what the scan saw."""
+        """Tries again to fill a file that is not what the scan saw, or that has changed during its
+        fill. After TRIES tries, or if it is no file any more, it is left to the source."""
         catalog = self._shared.catalog
         self._tries[entry] = self._tries.get(entry, 0) + 1
         self._copies.doubt(entry)

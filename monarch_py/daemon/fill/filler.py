@@ -1,4 +1,4 @@
-"""Turns wanted files into orders: placement, grants, and the engine's queues and results."""
+"""Turns wanted files into orders for the engine: places them, grants it room, takes its results."""
 
 import logging
 import math
@@ -28,29 +28,31 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.filler")
 
-# Orders that the engine has at a time for each way, from sources and from peers: enough that its
-# threads never wait for Python, few enough that a million wanted files take no memory (an order is
-# some 500 bytes).
+# The engine has at most this many orders at a time from sources, and as many from peers: enough
+# that its threads never wait for Python, and few enough that a million wanted files take little
+# memory (an order takes about 500 bytes).
 ORDERS = 2048
-# The engine has at most this much of what is filled ahead [bytes], because the room for it is taken
-# already, but always AHEAD_FILES files, so that its threads have work while one of them ends.
+# Fills ahead that the engine has at a time take at most AHEAD_BYTES [bytes], because their room is
+# reserved already. AHEAD_FILES files may always be ordered, so that a thread that ends a fill finds
+# another one.
 AHEAD_BYTES = 256 << 20
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
-# A node whose tiers have had no room for this long gives its files to other nodes [s].
+# A node whose tiers have had no room for this long passes its files on to other nodes [s].
 LACKS_S = 1.0
 # The engine is granted room for this long after the last order for a fill [s].
 GRANTED_S = 2.0
 
 
 def _is_made(results: Array) -> Bools:
-    """Which of (n,) results are those of fills and checks that went well."""
+    """Returns (n,) whether each result is that of a fill or check that went well."""
     makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
     return np.asarray(makes & (results["status"] == JobStatus.DONE))
 
 
 class Filler:
-    """Runs in turns of the daemon's loop and never waits."""
+    """Orders fills, and takes in their results. Runs in turns of the daemon's loop and never
+    waits."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
         """The tiers of the scanner are those of the configuration, followed by the staging area's
@@ -61,19 +63,20 @@ class Filler:
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(scanner, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
-        # Opens must be a reason to fill a file: then programs hand over files of up to this size.
+        # Programs hand over descriptors of files up to handed_bytes. They do so only where an open
+        # is reason enough to fill a file.
         is_wanted = config.prefetch != "none" and not config.fill_after and config.handover_bytes
         takes = is_wanted and self.engine.take_handovers()
         self.shared.control.handed_bytes = config.handover_bytes if takes else 0
         self.shared.control.shares = membership is not None
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.policy = self.nodes.policy if self.nodes else NodePolicy()
-        # Tells in how many seconds files are used next, infinite where nobody knows it.
+        # Returns in how many seconds files are used next; infinite where that is not known.
         self.seconds_to_use: Callable[[Ids], Floats] = lambda ids: np.full(len(ids), np.inf)
-        # Drops copies for files that programs use and that have no room; returns the files for
-        # which it did.
+        # Drops copies for files that programs use and that have no room. Returns the files for
+        # which it has done so.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
-        # Tells which files without room are filled ahead because others beside them are read.
+        # Returns which of these files are filled ahead because programs read files beside them.
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
         self.outdated = Outdated(scanner, self.copies)
@@ -89,23 +92,24 @@ class Filler:
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
-        # When a file that is to be kept here last had no room, and since when that has gone on [s].
+        # When a file that is to be kept here last found no room, and since when files have found
+        # none [s].
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         self._next_copy = max(Tier.first_number(), *(number + 1 for number in used))
 
     @property
     def pending(self) -> int:
-        """The number of orders given, of wanted files, of files to be tried again, and of copies to
-        check or to look at again."""
+        """How much is still to be done: the number of orders, of wanted files, of files to be tried
+        again, and of copies to be checked or compared."""
         waiting = len(self.requests) + len(self.failed) + len(self.checks) + self.copies.unsettled
         return waiting + self.engine.pending()
 
     # --- grants ------------------------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Ends the engine's grant: from now on Python decides, and knows what was ordered since the
-        last turn."""
+        """Ends the engine's grant, and takes in what the engine has ordered since the last turn.
+        From now on Python decides."""
         placed = self.engine.end_grant()
         if not len(placed):
             return
@@ -117,10 +121,10 @@ class Filler:
         self.readahead.filled(np.ascontiguousarray(ids))
 
     def end_turn(self) -> None:
-        """Grants the engine room: until the next turn it orders what somebody waits for, where the
-        filler would place it too. The grant has no room where a plan says which tier is meant for a
-        file, and none before programs use files, so that a tier that hangs does not hold up a loop
-        that has nothing to place."""
+        """Grants the engine room. Until the next turn it orders files that readers wait for, and
+        places them where the filler would. The grant has no room while a plan says which tier is
+        meant for a file. It also has none while no fills are ordered: the loop then need not ask
+        the tiers for their room, so that one that hangs does not hold it up."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -130,8 +134,8 @@ class Filler:
     # --- orders ------------------------------------------------------------------------------
 
     def feed(self) -> bool:
-        """Hands the engine as much as it can take, and one portion of what is to be filled ahead.
-        Returns whether it could take more at once."""
+        """Gives the engine as many orders for files in use as it can take, and a portion of those
+        to be filled ahead. Returns whether the engine could take more at once."""
         if self.nodes is not None:
             self.nodes.step(scanned=self.scanner.scanned)
             if not self.nodes.is_ready:
@@ -148,27 +152,28 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # Some orders take the other way in the end: a peer may be lost, or the source faster.
+            # Some orders go the other way in the end, because a peer is lost or the source is
+            # faster.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         room -= self.checks.order(room)
-        # While files wait for room or descriptors, nothing is filled ahead: all of it would join
-        # them.
+        # While files wait for room or descriptors, nothing is filled ahead, because it would only
+        # wait too.
         is_short = self.requests.has_put_off or len(self.failed) > 0
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
 
     def _is_fetched(self, ids: Ids) -> Bools:
-        """(n,) whether other nodes are asked for these files, as far as is known."""
+        """Returns (n,) whether other nodes are asked for these files, as far as is known."""
         if self.nodes is None or not self.nodes.is_ready:
             return np.zeros(len(ids), dtype=bool)
         return np.asarray(self.policy.others(ids)[:, 0] != NOBODY)
 
     def _leave_to_source(self) -> None:
-        """Leaves wanted files to the source: nobody knows yet which node keeps what, and readers do
-        not wait for that."""
+        """Leaves wanted files to the source as long as it is not known which node keeps what,
+        because readers do not wait for that."""
         self.requests.part_ways(self._is_fetched)
         while (
             len(ids := self.requests.next_awaited())
@@ -180,21 +185,22 @@ class Filler:
             self._early.append(ids)
 
     def _take_from_source(self) -> None:
-        """Wants the files that were left to the source until now."""
+        """Wants the files again that `_leave_to_source` has left to the source."""
         for ids in self._early:
             self.requests.want(self.requests.let_in_again(ids, Reason.NO_ROOM))
         self._early = []
 
     def _drop_rotten(self, nodes: Nodes) -> None:
-        """Drops damaged copies that peers were refused: this node's own programs must not get them
-        either."""
+        """Drops copies that the peer server has found damaged and refused to peers. This node's own
+        programs must not get them either."""
         ids, words = nodes.replicas.rotten()
         for entry in ids[self.shared.catalog.words[ids] == words].tolist():
             self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
         """Orders a portion of what is to be filled ahead. Returns whether the engine could take
-        more because no tier had room for these files: then there may be more of that kind."""
+        more, because many of the files had no room in any tier; the next files may then be tried at
+        once."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
@@ -210,20 +216,21 @@ class Filler:
         return room > 0
 
     def _is_open(self, ids: Ids) -> Bools:
-        """(n,) whether these files will get a copy."""
+        """Returns (n,) whether each file is still WANTED or FILLING."""
         return np.isin(self.shared.catalog.states(ids), (State.WANTED, State.FILLING))
 
     def order_planned(self, ids: Ids, horizon: int) -> None:
-        """Fills what a plan needs next, in this order. What is staged for the plan may push out
-        copies whose next use is `horizon` files from now, or later. A file without room stays
-        ABSENT; if it would be staged, so do all files to be staged that are behind it."""
+        """Orders fills of files that a plan needs next, in this order. For files to be staged,
+        copies may be dropped whose next use is `horizon` files from now or later. A file without
+        room stays ABSENT, and if it was to be staged, all later files to be staged stay ABSENT
+        too."""
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
-        """Orders fills of those of (n,) files that are WANTED; returns how many. A file that is
-        named twice is filled once: of two copies only one would serve, and the other would keep its
-        room."""
+        """Orders fills of those of (n,) files that are WANTED. Returns how many it has ordered. A
+        file that is named twice is filled once, because only one of two copies would serve, and the
+        other would take up room."""
         ids = distinct(ids)
         words = self.shared.catalog.words[ids]
         wanted, leaving = word.state(words) == State.WANTED, word.copy(words) != 0
@@ -237,8 +244,8 @@ class Filler:
         return ordered + self._order_staged(ids[~kept], in_use=in_use, horizon=horizon)
 
     def _order_kept(self, ids: Ids, *, in_use: bool) -> tuple[Ids, int]:
-        """Orders files that are kept here. Returns the files that have no room and are to be
-        staged, and how many were ordered."""
+        """Orders fills of files that are kept here. Returns the files that have no room and are to
+        be staged, and how many fills were ordered."""
         if not len(ids):
             return ids, 0
         sizes = self.shared.catalog.entries["size"][ids]
@@ -248,9 +255,9 @@ class Filler:
         return self._nowhere(ids[nowhere], in_use=in_use), ordered
 
     def _order_staged(self, ids: Ids, *, in_use: bool, horizon: int | None) -> int:
-        """Orders files that have no place in the tiers into the staging area; returns how many. A
-        file that nobody reads now or soon is staged when somebody reads it: filled ahead, it would
-        be dropped again before it is used."""
+        """Orders fills into the staging area, of files that have no place in the tiers. Returns how
+        many it has ordered. A file that is neither in use nor needed by a plan is left out: it
+        would be dropped again before its use. Its own open stages it."""
         catalog = self.shared.catalog
         if not len(ids) or (not in_use and horizon is None):
             catalog.set_state(ids, State.ABSENT, Reason.NO_ROOM)
@@ -261,7 +268,8 @@ class Filler:
         ids, sizes = ids[possible], sizes[possible]
         now = self.staging.admits(sizes)
         if horizon is not None:
-            # In order: else smaller files would take the room of a large file until it is opened.
+            # Files after the first one without room wait too. Otherwise smaller files would take
+            # the room that a large file needs, until that file is opened.
             now = np.logical_and.accumulate(now)
         if not now.all():
             least_use = -1 if horizon is None else horizon
@@ -276,7 +284,7 @@ class Filler:
         return self._submit(ids[now], tiers, in_use=in_use)
 
     def _submit(self, ids: Ids, tiers: Array, *, in_use: bool) -> int:
-        """Orders fills into (n,) tiers that have room. Returns how many."""
+        """Orders fills of (n,) files into (n,) tiers, which have room for them. Returns n."""
         catalog = self.shared.catalog
         sizes = catalog.entries["size"][ids]
         if not len(ids):
@@ -298,9 +306,9 @@ class Filler:
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
-        """The room of the tiers that the policy chooses from. Until it is known how many files
-        there are, a tier on the catalog's file system leaves room for a larger catalog: a file
-        without an entry is unknown, a file without a copy is only slower."""
+        """Returns the room of the tiers that the policy chooses from. Until it is known how many
+        files there are, a tier on the catalog's file system leaves room for the catalog to grow: a
+        file without an entry gets nothing at all, while a file without a copy is only slower."""
         growing = set() if self.scanner.scanned else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
@@ -308,10 +316,11 @@ class Filler:
         ]
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
-        """Decides on files for which no tier has room now. Copies of other datasets go first.
-        Otherwise, with a staging area, the files are returned to be staged; without one, the source
-        serves them at once, because readers wait, and they are tried again when nothing runs any
-        more."""
+        """Decides on files for which no tier has room now, and returns those that are to be staged.
+        Copies are dropped for them where that is allowed, those of other datasets first; the files
+        then wait for the room. The others are staged if there is a staging area. If there is none,
+        the source serves them at once, because readers wait, and they are tried again when no fill
+        runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -328,7 +337,8 @@ class Filler:
         if self.staging.tier is not None:
             return ids
         if not in_use:
-            # Files that programs read have taken the room. An open of one of these asks again.
+            # These files were filled ahead, and files that programs read have taken their room.
+            # Their own opens want them again.
             beside = self.beside(ids)
             self.shared.catalog.set_state(beside, State.ABSENT, Reason.NO_ROOM)
             ids = ids[~np.isin(ids, beside)]
@@ -337,8 +347,9 @@ class Filler:
         return ids[:0]
 
     def _drop_spare(self, ids: Ids) -> Ids:
-        """Drops copies of other nodes' files for those of (n,) files without room that this node
-        owns, and returns these. Does nothing under a plan, which says itself what is kept where."""
+        """Drops copies of other nodes' files, for those of (n,) files without room that this node
+        owns. Returns the files for which it has done so. It does nothing under a plan, which says
+        itself what is kept where."""
         if self.nodes is None or self.policy.follows_plan:
             return ids[:0]
         sizes = self.shared.catalog.entries["size"]
@@ -352,7 +363,8 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # Other nodes' files without a copy are given up too: they would take the room again.
+        # Other nodes' files that have no copy yet are given up too, because they would take the
+        # room again.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)
@@ -363,8 +375,9 @@ class Filler:
         return own if len(spare) or is_coming.any() else own[:0]
 
     def _lacks_room(self) -> bool:
-        """Whether files have had no room for some time. A short lack means nothing: fills under way
-        hold their room twice, as a promise and on the disk, and memory is short for a moment."""
+        """Whether files have found no room for LACKS_S. A shorter lack means nothing: running fills
+        take their room twice, as reserved and as used on the disk, and memory may be short for a
+        moment."""
         now_s = time.monotonic()
         if now_s - self._refused_s > LACKS_S:
             self._lacks_since_s = now_s
@@ -374,8 +387,8 @@ class Filler:
     # --- results -----------------------------------------------------------------------------
 
     def collect(self) -> bool:
-        """Takes the engine's results, and lets files try again that had no room. Returns whether
-        there were any results."""
+        """Takes the engine's results, and tries files again that had no room. Returns whether there
+        were any results."""
         unstaged = found = False
         for results in self.engine.results():
             found = True
@@ -398,18 +411,18 @@ class Filler:
         self.failed.try_again()
         if unstaged:
             self.staging.let_in()
-        # Copies leave the staging area all the time: files that wait for room try again at each
-        # departure.
+        # Files that wait for room try again when all removals are done. Copies leave the staging
+        # area all the time, so there they try again at each removal.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # As long as scans find files, room is kept free for their entries.
+        # While a scan still finds files, room is kept free for their entries.
         if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
         return found
 
     def await_results(self, *, follows_plan: bool) -> None:
-        """Has the engine wake the loop early for results if anything waits for them: a plan, files
-        whose orders did not fit in, or files that had no room."""
+        """Makes the engine wake the loop early for results, if anything waits for them: a plan,
+        files that the engine could not take yet, or files that had no room."""
         waits = follows_plan or len(self.requests) or self._refused or self.staging.refused
         self.engine.await_results(is_awaited=bool(waits or self.checks))
 
@@ -433,15 +446,16 @@ class Filler:
             self.nodes.move(moved["id"][~here], moved["home"][~here])
 
     def _try_refused(self) -> None:
-        """Tries what was refused room while fills were running. Fills hold their room twice, as a
-        promise and on the disk, and some may have failed. Whatever fits now gets its turn again."""
+        """Tries files again that found no room while fills were running. Running fills take their
+        room twice, as reserved and as used on the disk, and some may have failed. Files that fit
+        now are wanted again."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.tier_of(ids, catalog.entries["size"][ids], self.rooms())
         self.requests.try_again(ids[tiers != NOWHERE])
 
     def answer(self) -> None:
-        """Ends the wait of readers whose files have got a copy, or will not get one."""
+        """Ends the wait of readers whose files have a copy now, or will not get one."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
         if self.nodes is not None:
             self.nodes.replicas.answer()
@@ -449,16 +463,17 @@ class Filler:
     # --- on request --------------------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
-        """Cancels what a command has asked to be filled ahead, except what the engine works on and
-        what others want too. Returns how many files that are."""
-        self.collect()  # a fill that has failed meanwhile may wait for another try
+        """Cancels what a command has asked to be filled ahead, except fills that have begun and
+        files that a program or another command wants. Returns how many files were cancelled."""
+        self.collect()  # fills that have failed meanwhile may wait for another try
         waiting, ordered = self.requests.take_back(ticket)
         withdrawn = self.engine.withdraw(ordered)
         self.collect()  # another command may ask next for what is ABSENT now
         return waiting + withdrawn
 
     def clear(self) -> int:
-        """Drops every copy; files are filled again when they are read. Returns how many went."""
+        """Drops every copy; files are filled again when they are read. Returns how many copies were
+        dropped."""
         dropped = self.copies.clear()
         words = self.shared.catalog.words
         everything = np.arange(len(words), dtype=np.uint64)
@@ -469,8 +484,9 @@ class Filler:
         return dropped
 
     def close(self, limit_s: float) -> int:
-        """Abandons what runs. Copies that still wait for their check stay untrusted. Returns how
-        many of the engine's threads have not ended within limit_s."""
+        """Abandons all orders. Tiers with copies that still wait for their check are marked, so
+        that the next daemon checks them. Returns how many of the engine's threads have not ended
+        within limit_s."""
         self.begin_turn()
         words = self.shared.catalog.words
         unchecked = word.state(words) == State.FILLING
@@ -480,7 +496,7 @@ class Filler:
                 keeper.distrust()
         if self.nodes is not None:
             self.nodes.close()
-        for results in self.engine.results():  # what serves already is recorded
+        for results in self.engine.results():  # copies that already serve are recorded
             self._made(results[_is_made(results)])
         left = self.engine.stop(limit_s)
         if self.nodes is not None and not left:

@@ -1,4 +1,4 @@
-"""The queues of files that are to be filled before anybody reads them."""
+"""The queues of files that are to be filled before programs read them."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,24 +7,25 @@ import numpy as np
 
 from monarch_py.native import NO_IDS, Bools, Ids, Uints
 
-# Entries that `prefetch: eager` looks at in one turn of the daemon's loop.
+# With `prefetch: eager`, at most this many entries are looked at in one turn of the daemon's loop.
 MEETS = 65536
 
 
 class PrefetchQueue:
-    """Files to fill ahead: first what `warm` names, in turn; then what the scan meets, if all is to
-    be filled.
+    """The files to be filled ahead: first those that `warm` names, in the order of the commands;
+    then, with `prefetch: eager`, those that the scan meets.
 
-    eager : the configuration says `prefetch: eager`;  entries_met : how many entries of the catalog
-    `meet` has returned
+    eager : whether the configuration says `prefetch: eager`;  entries_met : how many entries of the
+    catalog `meet` has returned so far
     """
 
     def __init__(self, *, eager: bool) -> None:
         self.eager = eager
-        # (ticket of the command that asked, "" for none; files)
+        # Both hold (ticket of the command that asked, "" for none; files).
         self._asked: deque[tuple[str, Ids]] = deque()
         self._met: deque[tuple[str, Ids]] = deque()
-        # Files that had their turn and are not settled yet.
+        # Files that were handed out by `next` and are not settled: they are still WANTED or
+        # FILLING.
         self._given: list[tuple[str, Ids]] = []
         self.entries_met = 0
 
@@ -32,8 +33,8 @@ class PrefetchQueue:
         return sum(map(len, self.waiting()))
 
     def meet(self, entries: int) -> tuple[Ids, bool]:
-        """With `eager`, the next entries (n,) of a catalog of `entries` entries that were not
-        returned yet, and whether there are more."""
+        """Returns, with `eager`, the next (n,) entries of the catalog that were not returned yet,
+        and whether there are more. `entries` is the length of the catalog."""
         if not self.eager:
             return NO_IDS, False
         first, last = self.entries_met, min(entries, self.entries_met + MEETS)
@@ -41,12 +42,12 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Adds files behind all others of their kind. A ticket names the command that asked for
-        them, and that can take them back."""
+        """Adds files: with a ticket behind those that commands have asked for, without one behind
+        those that the scan has met. A ticket names the command, which can cancel its files."""
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Puts files that had their turn ahead of all others of their kind."""
+        """Puts files that were handed out back, ahead of all others of their kind."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():
@@ -56,10 +57,10 @@ class PrefetchQueue:
             self._met.appendleft(("", ids))
 
     def next(self, least: int, most: int, sizes: Uints, most_bytes: float) -> Ids:
-        """The (n,) files whose turn it is: `most` files and `most_bytes` [bytes] at most, but
-        `least` files whatever their sizes. None when nothing waits.
+        """Hands out the next (n,) files: at most `most` files of `most_bytes` [bytes] together, but
+        `least` files whatever their sizes. Returns no files when none waits.
 
-        sizes : of all entries of the catalog [bytes]
+        sizes : the sizes of all entries of the catalog [bytes]
         """
         queue = self._asked or self._met
         if not queue:
@@ -73,8 +74,8 @@ class PrefetchQueue:
         return ids[:taken]
 
     def settle(self, is_open: Callable[[Ids], Bools]) -> Ids:
-        """Forgets files that had their turn, once they have a copy or will not get one. Returns the
-        (n,) others.
+        """Forgets files that were handed out and have a copy now, or will not get one. Returns the
+        (n,) others that were handed out.
 
         is_open : tells which of (m,) files are WANTED or FILLING
         """
@@ -87,11 +88,11 @@ class PrefetchQueue:
         return np.concatenate([NO_IDS, *(ids for _, ids in self._given)])
 
     def had_turn(self, ids: Ids) -> Bools:
-        """(n,) which of these files had their turn and are not settled."""
+        """Returns (n,) whether each file was handed out and is not settled."""
         return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 
     def take_back(self, ticket: str) -> Ids:
-        """The (n,) files of a ticket that are not settled; they wait no longer."""
+        """Removes the files of a ticket. Returns the (n,) of them that were not settled."""
         back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
         self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
         self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]
@@ -101,5 +102,5 @@ class PrefetchQueue:
         return [ids for _, ids in (*self._asked, *self._met)]
 
     def meant(self) -> list[Ids]:
-        """Files that wait, and files that had their turn and are not settled."""
+        """Returns the files that wait, and those that were handed out and are not settled."""
         return [*self.waiting(), *(ids for _, ids in self._given)]

@@ -1,4 +1,4 @@
-"""What is to be filled, and in which order: what programs use, then what is filled ahead."""
+"""The queues of what is to be filled: files that programs use, then files to be filled ahead."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import NO_IDS, Bools, Ids, Kind, Reason, State, Uints, ffi, lib
 
-# Plain numbers: Python makes an exception and a call of each comparison with an enumeration's
-# member.
+# Plain numbers are used, because each comparison with an enumeration's member costs Python a call
+# and an exception.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
 # The bits of a demand that name its entry: catalog.h, monarch_demand_entry.
@@ -20,20 +20,22 @@ ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 
 class FillRequests:
-    """The queues of files that are WANTED in the catalog. The filler looks at the state again when
-    a file's turn comes: the file may be in two queues, or be changed meanwhile.
+    """The queues of files that are WANTED in the catalog. When a file's turn comes, the filler
+    looks at its state again, because the file may be in two queues, or may have been changed
+    meanwhile.
 
-    eager : all files are wanted, behind those that programs use and those that `warm` names
+    eager : whether all files are wanted, behind those that programs use and those that `warm` names
     """
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
         self.ahead = PrefetchQueue(eager=eager)
-        # What programs use: first as it came, then by way, read from sources and read from peers.
+        # Files that programs use: first in one queue, then in one for each way, from the sources
+        # and from peers.
         self._in_use: deque[Ids] = deque()
         self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
         self._awaited: deque[Ids] = deque()
-        # What waits until copies are removed: (files, whether programs use them).
+        # Files that wait until copies are removed, as (files, whether programs use them).
         self._no_room_yet: list[tuple[Ids, bool]] = []
         demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
         self._demands: Uints = np.frombuffer(demands, dtype=np.uint64)
@@ -50,12 +52,13 @@ class FillRequests:
     # --- by programs -------------------------------------------------------------------------
 
     def take_wants(self) -> None:
-        """Wants what programs have opened since the last turn."""
+        """Wants the files without a copy that programs have opened since the last turn."""
         self.want(self.shared.take_wanted())
 
     def take_demands(self) -> None:
-        """Puts first what is to be filled ahead and somebody waits for now. No want tells of such a
-        file with `prefetch: none`, or after an open that came before the order."""
+        """Puts WANTED files for which readers wait now ahead of all others. A file to be filled
+        ahead may be among them: no open has told of it if `prefetch` is `none`, or if the open came
+        before the file was wanted."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -68,14 +71,14 @@ class FillRequests:
                 self._awaited.append(ids)
 
     def next_awaited(self) -> Ids:
-        """The (n,) files of which somebody waits for a part, ahead of all others; none when there
-        are none. They are few: each reader that waits holds one of a fixed number of demand
-        slots."""
+        """Returns (n,) files for which readers wait, which come before all others; no files when no
+        reader waits. They are few, because each waiting reader holds one of a fixed number of
+        demand slots."""
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
-        """Wants files that programs use, in this order. What is no file, has a copy, or has none
-        for a reason stays as it is."""
+        """Wants files that programs use, in this order. Entries that are no files, that have a copy
+        or are being filled, or that are BYPASS stay as they are."""
         if not len(ids):
             return
         states = word.state(self._words_of_files(ids))
@@ -85,8 +88,9 @@ class FillRequests:
             self._in_use.append(ids)
 
     def part_ways(self, from_peers: Callable[[Ids], Bools]) -> None:
-        """Puts what programs use into a queue for each way. In a single queue, two nodes that fill
-        from each other and have as many orders as they may would wait for each other.
+        """Sorts files that programs use into a queue for each way. With a single queue, two nodes
+        that fill from each other would wait for each other once both have as many orders as they
+        may.
 
         from_peers : tells which of (n,) files are fetched from other nodes
         """
@@ -98,7 +102,7 @@ class FillRequests:
                     queue.append(mine)
 
     def next_in_use(self, most: int, *, from_peers: bool) -> Ids:
-        """The next (n,) files of this way, `most` of them at most; none when nothing waits."""
+        """Returns the next (n,) files of this way, at most `most`; no files when none waits."""
         queue = self._by_way[from_peers]
         if not queue:
             return NO_IDS
@@ -110,16 +114,16 @@ class FillRequests:
     # --- ahead -------------------------------------------------------------------------------
 
     def fill_met(self) -> bool:
-        """With `prefetch: eager`, fills ahead what the catalog has got since the last call, but for
-        adopted copies. Returns whether there is more."""
+        """With `prefetch: eager`, wants the files that have come into the catalog since the last
+        call, except those with adopted copies. Returns whether there are more."""
         ids, more = self.ahead.meet(len(self.shared.catalog))
         self.fill_ahead(ids[word.state(self._words_of_files(ids)) == State.ABSENT])
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
-        """Wants files that a command names, in this order, behind those that programs use; also
-        files that had no room or failed before. Files ordered for another command are noted as this
-        command's too. Returns how many files have no copy yet and get one."""
+        """Wants files that a command names, in this order, behind those that programs use. Files
+        that had no room or failed before are wanted again. Files that are being filled for another
+        command are noted as this command's too. Returns how many of the files get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)
@@ -130,13 +134,13 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """Has files that have become ABSENT by themselves filled again: at once with `prefetch:
-        eager`, otherwise when they are read."""
+        """Wants files again that have become ABSENT without a command, if `prefetch` is `eager`.
+        Otherwise they are filled when they are read."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
     def fill_ahead(self, ids: Ids, ticket: str = "") -> None:
-        """Wants (n,) files that nobody has opened, behind all others of their kind."""
+        """Wants (n,) files to be filled ahead, behind all others of their kind."""
         if len(ids):
             # The engine may publish a copy at any moment, so what is being filled stays as it is.
             states = self.shared.catalog.states(ids)
@@ -144,9 +148,9 @@ class FillRequests:
             self.ahead.add(ids, ticket)
 
     def take_back(self, ticket: str) -> tuple[int, Ids]:
-        """Leaves what a command has asked for at the source, unless a program or another command
-        wants it too. Returns how many files were waiting for their turn, and the (n,) files whose
-        fill is ordered, for the engine to take back."""
+        """Cancels what a command has asked for, except files that a program or another command
+        wants too. Returns how many files were waiting for their turn, and the (n,) files whose fill
+        is ordered already: the caller has the engine cancel these."""
         catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
         kept = np.zeros(len(catalog), dtype=bool)
         for wanted in (*self._all_in_use(), *self.ahead.meant()):
@@ -160,8 +164,8 @@ class FillRequests:
         return len(waiting), ordered
 
     def taken_back(self, ids: Ids) -> None:
-        """Notes files that are ABSENT because a command has cancelled them: with `prefetch: eager`
-        those that had been met before wait for their turn again."""
+        """Takes in files that are ABSENT because a command has cancelled them. With `prefetch:
+        eager`, those that the scan has met wait for their turn again."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- once more ---------------------------------------------------------------------------
@@ -172,7 +176,7 @@ class FillRequests:
         self._queue(ids, in_use=in_use)
 
     def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
-        """Makes those of (n,) files ABSENT that have no copy for one of these reasons; returns
+        """Makes those of (n,) files ABSENT that are BYPASS for one of these reasons. Returns
         them."""
         words = self.shared.catalog.words[ids]
         still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
@@ -181,12 +185,12 @@ class FillRequests:
         return again
 
     def try_again(self, ids: Ids) -> None:
-        """Queues those of (n,) files, which programs use, that had no room."""
+        """Queues those of (n,) files in use that are BYPASS because they had no room."""
         if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
             self.again(again, in_use=True)
 
     def put_off(self, ids: Ids, *, in_use: bool) -> None:
-        """Puts files off until the copies that are being removed are gone."""
+        """Makes files wait until the copies that are being removed are gone."""
         self._no_room_yet.append((ids, in_use))
 
     @property
@@ -194,7 +198,7 @@ class FillRequests:
         return bool(self._no_room_yet)
 
     def let_in(self) -> None:
-        """Gives files that were put off their turn again."""
+        """Queues the files again that were put off."""
         for ids, in_use in self._no_room_yet:
             self._queue(ids, in_use=in_use)
         self._no_room_yet = []
@@ -206,8 +210,8 @@ class FillRequests:
             self.ahead.add_first(ids)
 
     def _words_of_files(self, ids: Ids) -> Uints:
-        """(n,) the entries' words; the word of an entry that is no file says that nothing is to be
-        done."""
+        """Returns (n,) the entries' words. An entry that is no file has the word NOTHING instead,
+        so that it is left alone."""
         catalog = self.shared.catalog
         files = catalog.entries["kind"][ids] == FILE
         words: Uints = catalog.words[ids]

@@ -1,4 +1,4 @@
-"""Files that were filled ahead and not used, weighed against what programs have read."""
+"""Files that were filled ahead and not used yet, and the limit on how many bytes they may take."""
 
 import time
 from collections import deque
@@ -10,22 +10,23 @@ import numpy.typing as npt
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import NO_IDS, Ids, State
 
-# How much may be filled ahead and lie unused [bytes]: BYTES_FOR_EACH_READ for each byte that
-# programs have read, which counts once however often it is read, and BYTES_AT_FIRST besides, so
-# that there is some before they have read anything.
+# How much may be filled ahead and lie unused: BYTES_AT_FIRST [bytes], so that something may before
+# programs have read anything, and BYTES_FOR_EACH_READ for each byte that they have read. A byte
+# counts once, however often it is read.
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
-# Marks of a file. REFUSED: it had no room when it was used before.
+# Marks of a file. ORDERED : it was ordered ahead and is unused.  READ : programs have read it.
+# REFUSED : it had no room when it was used before.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
-# Opens of a file within this time count as one use of it [s].
+# Opens of a file within this time count as one use of the file [s].
 ONE_USE_S = 1.0
 
 
 class UnusedPrefetch:
-    """Files that were ordered before anybody opened them, until somebody does.
+    """The files that were filled ahead, or are being filled, and that no program has opened yet.
 
-    files, bytes_ : how many of them have a copy or are on their way, and their sizes;  read_bytes :
-    sizes of the files that programs have read, each once
+    files, bytes_ : how many they are, and the sum of their sizes;  read_bytes : the sum of the
+    sizes of all files that programs have read, each counted once
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -36,13 +37,14 @@ class UnusedPrefetch:
         """Begins anew, as if nothing had been read or filled ahead."""
         self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._under_way: Ids = NO_IDS
-        # Files that were refused room just now, and from when on an open of them is another use.
+        # Files that were refused room just now, with the time from which on an open counts as
+        # another use.
         self._refusals: deque[tuple[float, Ids]] = deque()
         self.files = self.bytes_ = self.read_bytes = 0
 
     @property
     def room_bytes(self) -> int:
-        """How much more may be filled ahead now [bytes]; not below 0."""
+        """How much more may be filled ahead now [bytes], 0 or more."""
         return max(0, BYTES_AT_FIRST + BYTES_FOR_EACH_READ * self.read_bytes - self.bytes_)
 
     def order(self, ids: Ids) -> None:
@@ -54,7 +56,7 @@ class UnusedPrefetch:
         self._under_way = np.concatenate([self._under_way, ids])
 
     def ordered(self, ids: Ids) -> Ids:
-        """Of (n,) files, those that were ordered ahead of their use and are still unused."""
+        """Returns those of (n,) files that were ordered ahead and are still unused."""
         return np.asarray(ids[self._marked(ids) & ORDERED != 0])
 
     def note_read(self, ids: Ids) -> None:
@@ -66,14 +68,14 @@ class UnusedPrefetch:
         self.read_bytes += self._bytes_of(fresh)
 
     def note_opened(self, ids: Ids) -> None:
-        """Notes (n,) files that programs have opened. Nobody sees how much of a copy is read: a
-        program that opens a file that was filled ahead is taken to read it."""
+        """Notes (n,) files that programs have opened. Nobody sees how much of a copy is read, so an
+        opened file that was filled ahead counts as read."""
         if self.files:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Returns those of (n,) files in use that have no room for the second time, and notes that
-        the others have none."""
+        """Takes in (n,) files in use that have no room. Returns those for which it is the second
+        time, and notes that the others had none."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -81,7 +83,7 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Those of (n,) files, opened now, that had no room when they were used before."""
+        """Returns those of (n,) files opened now that had no room when they were used before."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])
 
@@ -92,7 +94,8 @@ class UnusedPrefetch:
             self._marks[ids] |= REFUSED
 
     def settle(self) -> int:
-        """Forgets files that will get no copy. Returns how many are still on their way."""
+        """Forgets files that will get no copy. Returns how many are still waiting or being
+        filled."""
         states = self.shared.catalog.states(self._under_way)
         open_ = (states == State.WANTED) | (states == State.FILLING)
         lost = self._under_way[~open_ & (states != State.PRESENT)]
@@ -101,7 +104,8 @@ class UnusedPrefetch:
         return len(self._under_way)
 
     def copies(self) -> tuple[Ids, int]:
-        """The (n,) files that have a copy nobody has used, and their bytes."""
+        """Returns the (n,) files that have a copy which no program has used, and the sum of their
+        sizes."""
         ids = np.flatnonzero(self._marks & ORDERED).astype(np.uint64)
         ids = ids[self.shared.catalog.states(ids) == State.PRESENT]
         return ids, self._bytes_of(ids)
@@ -113,11 +117,12 @@ class UnusedPrefetch:
     def _leave(self, ids: Ids) -> None:
         self._marks[ids] &= ~ORDERED
         self.files -= len(ids)
-        # A file may have got another size in the meantime.
+        # A file's size may have changed since it was added.
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:
-        """(n,) marks of these files. Grows the table of marks to the size of the catalog first."""
+        """Returns (n,) the marks of these files. It first grows the table of marks to the size of
+        the catalog."""
         entries = len(self.shared.catalog)
         if entries > len(self._marks):
             grown = np.zeros(max(entries, 2 * len(self._marks)), dtype=np.uint8)

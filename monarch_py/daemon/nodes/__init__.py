@@ -1,1 +1,2 @@
-"""The nodes of a cluster: which node keeps which file, what this one serves, whom a fill asks."""
+"""The nodes of a cluster: which node keeps each file, what this one serves, which node a fill
+asks."""

@@ -1,4 +1,4 @@
-"""The status of all nodes of a cluster, for `status --all`: each daemon is asked for its own."""
+"""Asks the daemons of all nodes of a cluster for their status, for `status --all`."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +9,10 @@ from monarch_py.peers.membership import Cluster, Member
 from monarch_py.peers.queries import ask
 from monarch_py.peers.status import PeerStatus, Unreachable
 
-# A daemon answers between two turns of its loop; `status` waits this long for all of them together
-# [s].
+# How long one node is waited for [s]. A daemon answers between two turns of its loop.
 ANSWER_LIMIT_S = 2.0
-# How many nodes are asked at the same time: enough that a thousand nodes that are off are told of
-# in time (ANSWER_LIMIT_S in ipc/connection.py).
+# How many nodes are asked at the same time: enough that even with a thousand nodes that are off the
+# answer comes in time (ANSWER_LIMIT_S in ipc/connection.py).
 MOST_AT_A_TIME = 256
 
 WHY = {
@@ -24,9 +23,9 @@ WHY = {
 
 
 def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, Any]]:
-    """One object for each node, in the order of their ranks (docs/status.md).
+    """Returns one object for each node, in the order of their ranks (docs/status.md).
 
-    own : this node's status, which is all that there is without a cluster
+    own : this node's status; without a cluster there is no other
     """
     if cluster is None:
         return [_node(0, Member("", "", 0, ()), "", own)]
@@ -42,7 +41,8 @@ def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, An
 
 
 def _ask(cluster: Cluster, rank: int) -> tuple[str, dict[str, Any] | None]:
-    """Asks a node. Returns why there is no status, "" if there is one, and the status."""
+    """Asks a node for its status. Returns the reason why there is none, or "", and the status, or
+    None."""
     try:
         return "", json.loads(ask(Party.of(cluster), rank, ANSWER_LIMIT_S, Purpose.STATUS))
     except Unreachable as error:

@@ -1,7 +1,7 @@
-"""The other nodes' daemons: which node keeps which file, and whom a fill asks for it.
+"""The other nodes' daemons: which node keeps each file, and which nodes a fill asks for it.
 
-The nodes do not negotiate this. Every node computes the same from the catalog and the nodes'
-quotas, which all of them were given alike when they started (policies/rendezvous.py).
+The nodes do not negotiate this. Every node computes the same answer from the catalog and the nodes'
+quotas, which every daemon was given at its start (policies/rendezvous.py).
 """
 
 import logging
@@ -31,26 +31,27 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# All nodes know who keeps what within this time of each other, unless one of them scans by itself
+# All nodes know which node keeps what within this time of each other, unless a node scans by itself
 # [s].
 START_LIMIT_S = 1.0
-# While one node scans by itself, other nodes read nothing from the source that nobody waits for,
-# for this long at most [s]. They do not while a plan is placed either, however long that takes.
+# While a node scans by itself, other nodes read nothing from the source ahead of its use, for this
+# long at most [s]. While a plan is placed they do not either, however long that takes.
 SCAN_LIMIT_S = 10.0
-# How every node rounds the size of a file, whatever the file systems of its own tiers make of it:
-# whole blocks of the usual size, and room for a name and a row of the manifest [bytes].
+# How every node rounds the sizes of files, whatever its own tiers' file systems do: to whole blocks
+# of the usual size, plus room for a name and a row of the manifest [bytes]. All nodes must come to
+# the same sums.
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 
 def rooms_of(cluster: Cluster) -> Ints:
-    """(nodes,) the room that each node has for files [bytes], with their sizes as `UNIT` rounds
-    them, so that an owner has room for all that is its own."""
+    """Returns (nodes,) the room that each node has for files [bytes], in sizes as `UNIT` rounds
+    them. A slack is taken off, so that an owner really has room for all files that it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
 
 
 class Nodes:
-    """Runs in turns of the daemon's loop and never waits."""
+    """Decides which node keeps which file. Runs in turns of the daemon's loop and never waits."""
 
     def __init__(
         self,
@@ -76,31 +77,31 @@ class Nodes:
                 self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
         self.policy = NodePolicy(cluster.rank, shares=True)
-        # For each entry, whether this node has passed it on for want of room; how many entries it
-        # has passed on, and how many it has taken over itself.
+        # For each entry, whether this node has passed it on because it had no room; and how many
+        # entries it has passed on, and taken over from other nodes.
         self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
-        self.is_decided = False  # by the catalog alone
-        # A plan decides on its files first, see `assign`.
+        self.is_decided = False  # from the catalog alone
+        # Whether a plan must still decide on its files, see `follow`.
         self.awaits_plan = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is known who keeps what; before that nothing can be filled."""
+        """Whether it is known which node keeps what. Nothing can be filled before."""
         return self.is_decided and not self.awaits_plan
 
     @property
     def may_wait(self) -> bool:
-        """Whether it may be known so soon who keeps what that readers, here and on other nodes,
-        wait for it."""
+        """Whether readers, here and on other nodes, wait until it is known which node keeps what,
+        because that may be soon."""
         return not self.is_ready and self._clock() - self._began < START_LIMIT_S
 
     @property
     def _patience(self) -> int:
-        """Which requests of other nodes wait until it is known what this node keeps. The node that
-        is ready first fetches ahead: without a wait it would read from the source what the others
-        are to read themselves."""
+        """Which requests of other nodes wait until it is known what this node keeps. A node that is
+        ready first fetches files ahead. If its requests did not wait, it would read from the source
+        what the other nodes are to read."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:
@@ -111,9 +112,9 @@ class Nodes:
         return int(lib.MONARCH_NOBODY_WAITS)
 
     def step(self, *, scanned: bool) -> None:
-        """Decides on the entries that are new in the catalog.
+        """Runs one turn: decides which nodes keep the entries that are new in the catalog.
 
-        scanned : the catalog has all files by now
+        scanned : whether the catalog has all files by now
         """
         self.replicas.follow_catalog()
         count = len(self.shared.catalog)
@@ -125,19 +126,19 @@ class Nodes:
         self.replicas.be_patient(self._patience)
 
     def follow(self, ids: Ids, tier: Int32s, files: int, holders: Holders) -> None:
-        """Takes over what a plan says of (n,) entries, see `NodePolicy.follow`."""
+        """Takes over where a plan places (n,) entries, see `NodePolicy.follow`."""
         self.policy.follow(ids, tier, files, holders)
         self._tell(ids)
 
     def give_up(self, ids: Ids) -> None:
-        """Notes that this node no longer keeps (n,) files of others."""
+        """Notes that this node no longer keeps (n,) files that other nodes own."""
         self.policy.give_up(ids)
         self._tell(ids)
 
     def pass_on(self, ids: Ids) -> None:
-        """Passes on (n,) files that have no room here. Those that this node owns belong to the next
-        node of their order from now on, as far as there is one. Peers that ask for them are told
-        so, and ask that node."""
+        """Passes on those of (n,) files without room here that this node owns. From now on the next
+        node in each file's order owns the file, if there is one. Peers that ask this node for it
+        are told so, and ask that node."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -156,8 +157,8 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes (n,) files that this node keeps from now on, because the nodes before it have no
-        room."""
+        """Notes (n,) files that this node owns from now on, because the nodes before it in the
+        files' orders have no room."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False
@@ -165,20 +166,21 @@ class Nodes:
         self.taken_over += len(new)
 
     def move(self, ids: Ids, nodes: Int32s) -> None:
-        """Notes the (n,) nodes that keep (n,) files by now."""
+        """Notes the (n,) nodes that own (n,) files from now on."""
         if not len(ids):
             return
         self.policy.move(ids, nodes)
         self._tell(ids)
 
     def asked(self, ids: Ids) -> Int32s:
-        """(n, MONARCH_ASKED) whom a fill asks for each file, see `NodePolicy.route`."""
+        """Returns (n, MONARCH_ASKED) the nodes that a fill asks for each file, see
+        `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
     def _decide_all(self, count: int) -> None:
-        """Decides on all files of the catalog. Every node comes to the same owners: by the files'
-        hashes, and where a node is full, the next one that has room (design: decided from the
-        catalog alone)."""
+        """Decides on all files of the catalog, from the catalog alone, so that every node comes to
+        the same owners. The files' hashes choose the owner; where that node is full, the next one
+        with room owns the file."""
         entries = self.shared.catalog.entries[:count]
         words = entries["word"]
         left_out = (word.state(words) == State.BYPASS) & np.isin(
@@ -202,8 +204,8 @@ class Nodes:
         )
 
     def _decide_late(self, count: int) -> None:
-        """Decides on files that were met later. Nodes may meet them in different orders, so the
-        decision cannot depend on what else the nodes have room for."""
+        """Decides on files that were met later, by their hashes alone. Nodes may meet them in
+        different orders, so the decision must not depend on the room that is left."""
         hashes = self.shared.catalog.entries["hash"][self.policy.shared : count]
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
         self._share(owner, owner == self.cluster.rank)
@@ -216,15 +218,15 @@ class Nodes:
         self._tell(np.arange(first, self.policy.shared, dtype=np.uint64))
 
     def _tell(self, ids: Ids) -> None:
-        """Tells who keeps (n,) entries: to the server of peers, and to the engine for its own
-        orders."""
+        """Tells the peer server, and the engine for its own orders, which nodes keep (n,)
+        entries."""
         owner = self.policy.owners(ids)
         moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)
         self._engine.set_homes(ids, self.policy.others(ids), self.policy.kept[ids])
 
     def status(self) -> dict[str, Any]:
-        """What `status` says of the nodes. The schema is in docs/status.md."""
+        """Returns what `status` says of the nodes. The schema is in docs/status.md."""
         members = []
         for rank, member in enumerate(self.cluster.members):
             said: dict[str, Any] = {"rank": rank, "name": member.name}
@@ -246,11 +248,12 @@ class Nodes:
         }
 
     def close(self) -> None:
-        """Stops serving peers. The engine still runs, and asks nobody."""
+        """Stops serving peers. The engine still runs, and its fills ask no peer any more."""
         self.replicas.close()
 
     def free(self) -> None:
-        """Frees the peers and what they were served from, once the engine has stopped."""
+        """Frees the connections to peers, and what peers were served from. Call it once the engine
+        has stopped."""
         for peer in self.peers.values():
             peer.close()
         self.replicas.free()

@@ -1,8 +1,8 @@
 """Knows which node has which file whole, and has the policy choose between node and source.
 
-A file's first copy is for its owner alone to read. So there is a choice (NoPFS 4) only where a node
-is known to have the file: it has given all of it before, or all nodes are beyond the file's first
-use in a plan.
+Only the owner of a file reads its first copy from the source. So there is a choice (NoPFS 4) only
+where a node is known to have the whole file: because it has given all of it before, or because all
+nodes are past the file's first use in a plan.
 """
 
 import time
@@ -20,8 +20,8 @@ from monarch_py.peers.status import PeerStatus
 from monarch_py.policies.node import NOBODY
 from monarch_py.policies.routing import Routing
 
-# Threads that wait for peers: enough to ask all nodes of a small job at a time. A single peer gets
-# two thirds of them; the others are left for the peer that is asked next (can_ask in
+# How many threads wait for peers: enough to ask all nodes of a small job at the same time. A single
+# peer gets two thirds of them, and the rest is left for the peer that is asked next (can_ask in
 # csrc/engine/schedule.c).
 PEER_THREADS = 24
 
@@ -29,10 +29,11 @@ Asked = Int32s
 
 
 class RouteChooser:
-    """Runs in turns of the daemon's loop and never waits.
+    """Chooses between nodes and source for each fill. Runs in turns of the daemon's loop and never
+    waits.
 
-    chooses : whether it does; else holders are asked as long as they answer
-    chosen : fills so far that were given to the source though a node has the file
+    chooses : whether it chooses; otherwise holders are asked as long as they answer;  chosen : how
+    many fills have gone to the source so far although a node has the file
     """
 
     def __init__(
@@ -47,20 +48,19 @@ class RouteChooser:
         self._engine, self._throughput, self._peers, self._clock = engine, throughput, peers, clock
         self.chooses = chooses
         self.chosen = 0
-        self._who = np.zeros(0, dtype=np.int16)  # by entry, the node that has it whole, or NOBODY
+        self._who = np.zeros(0, dtype=np.int16)  # by entry, the node with the whole file, or NOBODY
         self._tried: dict[int, float] = {}  # when each place was last asked
 
     @classmethod
     def of(cls, config: Config, engine: Engine, peers: Mapping[int, Peer]) -> "RouteChooser":
-        places = len(peers) + 2  # the sources, and each node by its number, this one too
+        places = len(peers) + 2  # the sources, and every node, this one included
         throughput = Throughput(places, lambda: engine.flows(places), config.performance)
         return cls(engine, throughput, peers, chooses=config.peers.fetch == "fastest")
 
     # --- who has what ---------------------------------------------------------------------------
 
     def know(self, ids: Ids, nodes: npt.NDArray[np.integer]) -> None:
-        """Notes the (n,) nodes that have the files of (n,) entries whole; NOBODY says nothing of a
-        file."""
+        """Notes the (n,) nodes that have (n,) files whole. NOBODY changes nothing for a file."""
         known = nodes != NOBODY
         if not known.any():
             return
@@ -76,7 +76,8 @@ class RouteChooser:
         inside = ids < len(self._who)
         who[inside] = self._who[ids[inside]]
         for node in np.unique(who[who != NOBODY]).tolist():
-            # A daemon that was restarted may have lost the file; one that is late has not.
+            # If the connection broke, the daemon may have been restarted and have lost the file. A
+            # daemon that only answers late has not.
             if self._peers[node].last_failure == PeerStatus.CUT:
                 self._who[self._who == node] = NOBODY
                 who[who == node] = NOBODY
@@ -85,11 +86,12 @@ class RouteChooser:
     # --- the choice -----------------------------------------------------------------------------
 
     def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
-        """Takes from `asked`, (n, MONARCH_ASKED) nodes, those files that are to come from the
-        source, and marks for the engine the nodes that have their files whole. Where a node is
-        known to have a file, the source is compared with the node that would be asked first.
+        """Chooses for each file between the source and a node that is known to have it. Changes
+        `asked`, (n, MONARCH_ASKED) nodes: a file that is to come from the source asks no node, and
+        nodes that have a file whole are marked for the engine. The source is compared with the node
+        that would be asked first.
 
-        sizes : (n,) [bytes];  due_s : (n,) in how long the files are needed [s]
+        sizes : (n,) [bytes];  due_s : (n,) the time until each file is needed [s]
         """
         if not self.chooses:
             return
@@ -103,7 +105,8 @@ class RouteChooser:
         throughput.look()
         queues = engine.queues(len(self._peers) + 1).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
-        # The threads of one place when so many places share them (schedule.c).
+        # How many peers share the threads, which decides how many threads each of them gets
+        # (schedule.c).
         busy = max(1, int((queues > 0).sum()))
         return Routing(
             throughput.each,

@@ -1,5 +1,4 @@
-"""Serves peers the copies of this node's catalog, whole or being filled
-(csrc/serving/holdings.c)."""
+"""Serves this node's copies, whole or being filled, to peers (csrc/serving/holdings.c)."""
 
 import socket
 from collections.abc import Callable
@@ -20,9 +19,10 @@ from monarch_py.storage.tiers import Tier
 
 @dataclass(frozen=True)
 class Membership:
-    """What a daemon was told of the other nodes.
+    """What a daemon is told of the other nodes.
 
-    listener : where they reach this daemon;  status : returns the status for those that ask for it
+    listener : the socket at which they reach this daemon;  status : returns this node's status for
+    nodes that ask for it
     """
 
     cluster: Cluster
@@ -31,10 +31,9 @@ class Membership:
 
 
 class ReplicaServer(PeerServer):
-    """Answers peers from the catalog until it is closed. `free` is called once the engine has
-    stopped.
+    """Answers peers from the catalog until it is closed. Call `free` once the engine has stopped.
 
-    MemoryError without memory or threads.
+    Raises MemoryError without memory or threads.
     """
 
     def __init__(
@@ -59,17 +58,17 @@ class ReplicaServer(PeerServer):
         super().__init__(party, membership.listener, status=membership.status)
 
     def follow_catalog(self) -> None:
-        """Answers from the catalog's newest generation."""
+        """Makes the server answer from the catalog's newest generation."""
         if self._catalog is None or self._catalog.segment is not self._shared.catalog.segment:
             new = self._shared.catalog.reader()
             lib.monarch_holdings_catalog(self._c, new.c)
             self._catalog = new
 
     def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
-        """Sets which of (n,) entries this node keeps: it fills them when a peer asks for them. Of
-        entries for which this node has no room, peers are told which node keeps them.
+        """Sets which of (n,) entries this node keeps. It fills these when a peer asks for them. For
+        entries that it has passed on, peers are told which node keeps them.
 
-        moved_to : (n,) the numbers of these nodes, NOBODY where there is none to tell of
+        moved_to : (n,) the node to which each entry was passed on, NOBODY for none
         """
         elsewhere = np.where(
             moved_to >= 0, lib.MONARCH_MOVED_TO + moved_to, lib.MONARCH_KEPT_ELSEWHERE
@@ -79,24 +78,24 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """(n,) entries that this node has come to keep since the last call: peers take it for their
-        owner."""
+        """Returns (n,) entries that this node has come to keep since the last call, because peers
+        have asked it as their owner."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]
 
     def be_patient(self, patience: int) -> None:
-        """Sets which requests of peers wait until it is known what this node keeps.
-        MONARCH_NOBODY_WAITS: it is known by now, or nobody waits for it any more."""
+        """Sets which requests of peers wait until it is known what this node keeps. With
+        MONARCH_NOBODY_WAITS none does: it is known by now, or has taken too long."""
         lib.monarch_holdings_patience(self._c, patience)
 
     def answer(self) -> None:
-        """Ends the wait of peers for files that will have no copy."""
+        """Ends the wait of peers for files that will not get a copy."""
         lib.monarch_holdings_answer(self._c)
 
     def rotten(self) -> tuple[Ids, Uints]:
-        """(n,) entries whose copies are not what their fills have written, as peers' requests have
-        shown since the last call, and (n,) the words that name these copies."""
+        """Returns (n,) entries whose copies are damaged, as requests of peers have shown since the
+        last call, and (n,) the words that name these copies."""
         ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
         count = lib.monarch_holdings_rotten(self._c, pointer(ids), pointer(words))
         return ids[:count], words[:count]
@@ -112,7 +111,7 @@ class ReplicaServer(PeerServer):
         self._catalog = None
 
     def free(self) -> None:
-        """Frees what peers were served from, when no thread of the engine can be telling of a
-        fill."""
+        """Frees what peers were served from. Call it when no thread of the engine can report a fill
+        any more."""
         lib.monarch_holdings_free(self._c)
         self._c = ffi.NULL

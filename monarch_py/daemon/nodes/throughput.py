@@ -1,6 +1,7 @@
-"""Measures what a reader gets from each place that has files, by the number of readers.
+"""Measures the rate that one reader gets from each place, by the number of readers there.
 
-The rates are measured while copies are made, for the performance model (NoPFS 4).
+A place is the sources, or a node. The rates are measured while copies are made, for the performance
+model (NoPFS 4).
 """
 
 import math
@@ -15,14 +16,13 @@ from monarch_py.policies.routing import SOURCES
 
 # Numbers of readers are grouped by powers of two.
 LEVELS: int = lib.MONARCH_LEVELS
-# Rates that were seen longer ago than MEMORY_S count for little; two looks lie at least LOOK_S
-# apart [s].
+# Rates that were measured longer ago than MEMORY_S count for little. LOOK_S : the shortest interval
+# between two measurements [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
-# A place's rate for some number of readers is out of date if it is this much older than the place's
-# latest rate [s].
+# A place's rate for one number of readers is out of date if it is this much older than the place's
+# latest rate for any number [s].
 PAST_S = 3.0
-# A place that gives nothing counts as seen after SILENT_NS [ns], with the rate SILENT_RATE
-# [bytes/s].
+# A place that has given nothing for SILENT_NS [ns] gets the rate SILENT_RATE [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3
 
 Counts = Uints
@@ -31,8 +31,8 @@ Counts = Uints
 class Throughput:
     """The rates of `places` places, numbered as in `policies.routing`.
 
-    look : returns (places, 2, LEVELS) bytes and times [ns] of all readers together since the start
-    performance : what is known before anything was measured
+    look : returns (places, 2, LEVELS) the bytes and times [ns] of all readers together since the
+    start;  performance : rates from the configuration, used until any is measured
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Throughput:
         self._looked_at = -math.inf
 
     def look(self) -> None:
-        """Takes in what was measured since the last look."""
+        """Takes in what was measured since the last call."""
         now = self._clock()
         if now - self._looked_at < LOOK_S:
             return
@@ -58,11 +58,12 @@ class Throughput:
         counts = self._ask()
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
-        # A time without bytes is that of an open, whose bytes are still to come, or of a failure.
+        # A time without bytes belongs to an open whose bytes are still to come, or to a failure.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
-        # A geometric mean: from fast to slow is as far as back.
+        # The mean is geometric, so that a change from fast to slow counts as much as one from slow
+        # to fast.
         weight = -np.expm1((self._when[fresh] - now) / MEMORY_S)
         with np.errstate(invalid="ignore"):
             mixed = old ** (1 - weight) * rate**weight
@@ -71,10 +72,12 @@ class Throughput:
         self._seen = np.where(fresh[:, None, :], counts, self._seen)
 
     def each(self, place: int, readers: int) -> float | None:
-        """What each of so many readers gets of a place [bytes/s]; None where nothing is known.
+        """Returns the rate that each of so many readers gets from a place [bytes/s]; None where
+        nothing is known.
 
-        For a number of readers that was not seen: more readers share what fewer had together, and
-        each of fewer readers gets no less than each of more.
+        If no rate was measured for this number of readers, they share what readers of the nearest
+        smaller number had together. If none was measured for a smaller number either, each gets
+        what a reader had at the nearest larger number: fewer readers get no less.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

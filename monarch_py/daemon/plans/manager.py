@@ -1,8 +1,8 @@
 """Follows access plans: compares what programs open with what the plans say.
 
-As long as a plan holds, what it places on this node is kept here (`placement.py`), and its files
-are fetched before they are needed (`prefetch.py`). A plan that does not hold is dropped; when all
-are, what was before the plans goes on.
+While a plan agrees with what programs open, this node keeps the files that the plan places on it
+(`placement.py`), and fetches files before they are needed (`prefetch.py`). A plan that disagrees is
+dropped. When all plans are dropped, files are kept as without a plan.
 """
 
 import logging
@@ -30,17 +30,18 @@ from monarch_py.policies.node import NOBODY
 
 log = logging.getLogger("monarch.planned")
 
-# Interval between checks whether a plan that was dropped may be tried again [s].
+# Interval between two checks whether a dropped plan may be tried again [s].
 RENEW_S = 1.0
-# The loop turns often for this long after a program has opened something, to see what it opens [s].
+# For this long after a program has opened a file, the loop turns often, to see what is opened next
+# [s].
 AWAKE_S = 2.0
 
 
 class PlanManager:
-    """Runs in turns of the daemon's loop.
+    """Follows all plans of this daemon. Runs in turns of the daemon's loop.
 
-    plans : as `load_plan` gives them, each with its file; several jobs that read one dataset have
-    one each, and share the tiers
+    plans : the plans that `load_plan` returned, each with its file. If several jobs read one
+    dataset, each has a plan, and they share the tiers
     """
 
     def __init__(self, plans: Sequence[tuple[Path, Loaded]], filler: Filler) -> None:
@@ -48,10 +49,10 @@ class PlanManager:
         self._executor = ThreadPoolExecutor(1, "planned")
         self.trackers = [self._tracker(file, *loaded) for file, loaded in plans]
         self._task: Future[PlacementResult] | None = None
-        self._to_place: list[PlanTracker] = []  # whose files are being placed
+        self._to_place: list[PlanTracker] = []  # the plans whose files are being placed
         self._placed = False
         self._renewing: Future[dict[PlanTracker, PlanTracker]] | None = None
-        self._jobs: dict[PlanTracker, Job] = {}  # the jobs by which dropped plans were misled
+        self._jobs: dict[PlanTracker, Job] = {}  # the jobs that did not follow the dropped plans
         self._renew_at = float("-inf")
         self._is_new_job = False
         self._prefetch = PlanPrefetch(filler, self.trackers)
@@ -63,7 +64,7 @@ class PlanManager:
 
     @property
     def is_active(self) -> bool:
-        """Whether a plan is followed, or will be."""
+        """Whether any plan is not dropped: it is followed, or will be."""
         return any(tracker.state != "dropped" for tracker in self.trackers)
 
     @property
@@ -77,9 +78,10 @@ class PlanManager:
     # --- in the loop ----------------------------------------------------------------------------
 
     def observe(self, opened: Ids) -> None:
-        """Takes note of (n,) entries that programs have opened since the last turn. Called before
-        anything is dropped in a turn: these entries are what can go now. By what was known before,
-        they would be needed next, and what comes after them would go instead."""
+        """Takes note of (n,) entries that programs have opened since the last turn. It is called
+        before a turn drops anything, because the copies of these entries are the ones to drop.
+        Without this call they would still count as needed next, and copies needed later would be
+        dropped instead."""
         if len(opened):
             self._seen_at = time.monotonic()
         if not self.is_active or not len(opened):
@@ -112,11 +114,12 @@ class PlanManager:
 
     @contextmanager
     def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
-        """Drops the plan, and says so, if anything goes wrong: no plan is worth the daemon."""
+        """Drops the plan if the body raises an error, so that a faulty plan does not end the
+        daemon. Logs it when the plan is dropped."""
         was_dropped = tracker.state == "dropped"
         try:
             yield
-        except Exception:  # also one of the thread
+        except Exception:  # also an error of the thread
             log.exception("the plan %s cannot be followed", tracker.file)
             tracker.drop("its next accesses could not be worked out")
         if tracker.state == "dropped" and not was_dropped:
@@ -125,12 +128,13 @@ class PlanManager:
     def _evict(self) -> None:
         try:
             self.evictions.step()
-        except Exception:  # of the thread: the copies stay where they are
+        except Exception:  # an error of the thread: the copies stay where they are
             log.exception("eviction from the tiers has ended")
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells the routes that the owners of files which were used have copies of them."""
+        """Tells the routes that files which all nodes are past are whole on the nodes that own
+        them."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)
@@ -143,20 +147,20 @@ class PlanManager:
         log.warning("the plan %s is no longer followed: %s", tracker.file, tracker.why)
 
     def _give_up(self) -> None:
-        """Goes back to what was before the plans, after all of them were dropped."""
+        """Goes back to keeping files as without a plan, after all plans were dropped."""
         self.filler.policy.forget_plan()
-        # Their files are not wanted while another plan is being placed.
+        # Files of the dropped plans are not to be fetched while another plan is being placed.
         self._prefetch.begin(NO_IDS)
 
     # --- another job ----------------------------------------------------------------------------
 
     def new_job(self) -> None:
-        """Notes that a job begins: plans that were dropped because of other jobs are tried again,
-        and files that hold another plan now are loaded."""
+        """Notes that a job begins. Dropped plans are then tried again, and plan files that have
+        changed are loaded again."""
         self._is_new_job = True
 
     def _renew(self) -> None:
-        """Tries plans again that were dropped, as `retry` says."""
+        """Tries dropped plans again when it is time (`retry`)."""
         now = time.monotonic()
         if self._renewing is not None:
             if self._renewing.done():
@@ -175,8 +179,8 @@ class PlanManager:
     def _find_renewed(
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
-        """Runs in the thread. Returns those of the trackers that begin anew, each with its new
-        tracker."""
+        """Returns the trackers whose plans are tried again, each with the tracker that takes its
+        place. Runs in the thread."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)
@@ -184,7 +188,7 @@ class PlanManager:
             if is_other or (
                 tracker.state == "dropped" and (is_new_job or self._has_other(tracker))
             ):
-                tracker.version = version  # what cannot be loaded is not tried twice
+                tracker.version = version  # a file that cannot be loaded is not tried twice
                 try:
                     found[tracker] = self._tracker(tracker.file, *self._load(tracker.file))
                 except MonarchError as error:
@@ -192,8 +196,8 @@ class PlanManager:
         return found
 
     def _has_other(self, tracker: PlanTracker) -> bool:
-        """Whether the job because of which a plan was dropped has ended, and programs open files
-        again."""
+        """Whether the job that did not follow a dropped plan has ended, and programs have opened
+        files since."""
         job = self._jobs.setdefault(tracker, Job(f"{self.shared.session.path}/catalog."))
         return tracker.misled and job.is_over() and self._seen_at > job.over_at
 
@@ -204,7 +208,7 @@ class PlanManager:
         self._renewing = None
         try:
             found = renewing.result()
-        except Exception:  # of the thread: they stay as they are
+        except Exception:  # an error of the thread: the trackers stay as they are
             log.exception("dropped plans cannot be tried again now")
             return
         for old, new in found.items():
@@ -215,7 +219,8 @@ class PlanManager:
     # --- where files have their place -----------------------------------------------------------
 
     def _place(self) -> None:
-        """Has the thread find the plans' files and place them, once everything is scanned."""
+        """Has the thread find the plans' files and place them, once everything is scanned. Takes
+        over the result when it is there."""
         if self._task is None:
             waits = any(tracker.state == "waiting" for tracker in self.trackers)
             is_decided = self._nodes is None or self._nodes.is_decided
@@ -271,7 +276,8 @@ class PlanManager:
     # --- what goes for others -------------------------------------------------------------------
 
     def _foresee(self) -> Future[Distances] | None:
-        """See `Evictions`. All plans are taken to go on at the same pace."""
+        """Returns the next two uses of all files as `Evictions` wants them, as if all plans went on
+        at the same pace; None as long as too little is known."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         if not active or not all(tracker.sees_far for tracker in active):
             return None
@@ -279,8 +285,8 @@ class PlanManager:
         return self._executor.submit(_nearest, followed, len(self.filler.policy.planned))
 
     def _may_go(self, ids: Ids) -> Bools:
-        """See `Evictions`. Files of a plan that is followed may go, except those that other nodes
-        get here."""
+        """Returns (n,) whether the copy of each file may be evicted. Files of a followed plan may,
+        except those that this node owns, because other nodes get them here."""
         known = np.zeros(len(self.filler.policy.planned), dtype=bool)
         for tracker in self.trackers:
             known[tracker.entries] |= tracker.is_active
@@ -292,9 +298,9 @@ class PlanManager:
     # --- the ranks ------------------------------------------------------------------------------
 
     def due_bytes(self) -> Floats | None:
-        """(ranks of this node,) how much each rank has still to get of the files that it needs next
-        [bytes]. None without a plan, and with several plans: nobody knows to which one a rank
-        belongs."""
+        """Returns (ranks of this node,) how much is not yet here of the files that each rank needs
+        next [bytes]. Returns None without a plan, and with several plans, because it is not known
+        which plan a rank follows."""
         following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:
             return None
@@ -307,12 +313,12 @@ class PlanManager:
     # --- told -----------------------------------------------------------------------------------
 
     def told(self) -> list[dict[str, Any]]:
-        """What `status` says of each plan."""
+        """Returns what `status` says of each plan."""
         return [tracker.told() for tracker in self.trackers]
 
 
 def _nearest(followed: list[tuple[Ids, Callable[[], Distances]]], entries: int) -> Distances:
-    """Runs in the thread. Returns the next two uses of each entry by any of the plans."""
+    """Returns the next two uses of each entry by any of the plans. Runs in the thread."""
     first = np.full(entries, NOT_SOON, dtype=np.int64)
     second = first.copy()
     for at, foresee in followed:

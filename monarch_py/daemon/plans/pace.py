@@ -1,4 +1,4 @@
-"""How fast programs go through their files."""
+"""Measures how fast programs go through their files."""
 
 import math
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from monarch_py.native import Floats
 
-# An open that is longer ago than this counts for little [s]. After so long without any open,
-# nothing is foreseen.
+# An open that is longer ago than this counts for little. After this time without any open, no use
+# is predicted [s].
 MEMORY_S = 2.0
 
 
 class Pace:
     def __init__(self) -> None:
-        self._files = 0.0  # opened; older opens count for less
+        self._files = 0.0  # files opened; older opens count for less
         self._began = self._last = -math.inf
 
     def note(self, files: int, now_s: float) -> None:
@@ -26,11 +26,12 @@ class Pace:
         self._last = now_s
 
     def seconds(self, files: Floats, now_s: float) -> Floats:
-        """How long programs take for so many more (n,) files, from now [s]; infinite where they
-        have just begun, or open none."""
+        """Returns (n,) how long programs will take to open so many more files [s]; infinite where
+        they have just begun, or open none."""
         since = now_s - self._began
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)
-        # The memory of a steady pace r, t after its beginning: r M (1 - exp(-t / M)).
+        # At a steady pace r, the count is r M (1 - exp(-t / M)) at the time t after the beginning,
+        # with M = MEMORY_S. So the count stands for `span` seconds.
         span = -MEMORY_S * math.expm1(-since / MEMORY_S)
         return np.asarray(files * span / self._files)

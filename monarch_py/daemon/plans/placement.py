@@ -1,7 +1,7 @@
-"""Places the files of access plans: which nodes keep each file, and in which tier this node does.
+"""Places the files of access plans: on which nodes, and in which tier of this node.
 
-Each file has one owner, other nodes hold it where room is left, and the fastest class of storage
-has what is used most (NoPFS, 5.1; `policies.nopfs`).
+Each file has one owner; other nodes hold it as well where room is left. The files that are used
+most lie in the fastest class of storage (NoPFS, 5.1; `policies.nopfs`).
 """
 
 import logging
@@ -30,11 +30,11 @@ log = logging.getLogger("monarch.planned")
 
 @dataclass(frozen=True, eq=False)
 class PlacementResult:
-    """Where the files of the plans have their place.
+    """Where the files of the plans are placed.
 
-    found : what each tracker has found;  ids : (n,) entries of all files;  holders : for each the
-    nodes that keep it, owner first;  tier : (n,) int32, where this node keeps each, or NOWHERE;
-    order : files that this node keeps and has no copy of yet, by their first use
+    found : what each tracker has found;  ids : (n,) entries of all files;  holders : for each file
+    the nodes that keep it, owner first;  tier : (n,) int32, the tier in which this node keeps each
+    file, or NOWHERE;  order : files that this node keeps and has no copy of yet, by their first use
     """
 
     found: list[Found]
@@ -46,11 +46,12 @@ class PlacementResult:
 
 @dataclass(frozen=True, eq=False)
 class PlacementTask:
-    """What a placement is made from, for the thread that makes it.
+    """What a placement is made from. The thread calls `make`.
 
-    words : (entries,) a copy of the catalog's words;  rooms : of this node's tiers, without the
-    staging area;  nodes : None for one node alone;  is_first : else files stay with the nodes that
-    keep them now, because not all nodes may place anew at the same time
+    words : (entries,) a copy of the catalog's words;  rooms : the room of this node's tiers,
+    without the staging area;  nodes : None for one node alone;  is_first : whether no placement was
+    made before. In a later one files stay with the nodes that keep them now, because not all nodes
+    may place at the same time
     """
 
     trackers: Sequence[PlanTracker]
@@ -78,12 +79,12 @@ class PlacementTask:
             np.add.at(frequency, at, used)
             np.minimum.at(first, at, first_use)
         # The order of files breaks ties. Nodes may have met the files in different orders, so all
-        # nodes take the order of their hashes.
+        # nodes use the order of the files' hashes.
         order = np.argsort(self.catalog.entries["hash"][ids], kind="stable")
         back = np.argsort(order, kind="stable")
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
         holders, mine = agreed[0][back], agreed[1][back]
-        # Copies stay in their tiers; their room is counted already.
+        # Present copies stay in their tiers, and their room is counted already.
         here = word.state(self.words[ids]) == State.PRESENT
         tier = np.where(here, word.tier(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
         todo = np.flatnonzero(mine & ~here)
@@ -96,8 +97,8 @@ class PlacementTask:
     def _share_out(
         self, good: list[int], where: list[Any], ids: Ids, sizes: Uints
     ) -> tuple[Holders, Bools]:
-        """The holders of each file, the owner first, and which files this node holds. Every node
-        computes the same, from the plans, the catalog and the nodes' quotas."""
+        """Returns the holders of each file, the owner first, and which files this node holds. Every
+        node computes the same answer, from the plans, the catalog and the nodes' quotas."""
         if self.nodes is None or len(self.nodes.cluster.members) == 1:
             nobody = np.full((len(ids), ASKED), NOBODY, dtype=np.int32)
             return nobody, np.ones(len(ids), dtype=bool)
@@ -125,8 +126,8 @@ class PlacementTask:
 
 
 def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
-    """(files,) how often this node uses each file of a plan, and (files,) the position of its first
-    use by this node, or by any node where this one never uses it."""
+    """Returns (files,) how often this node uses each file of a plan, and (files,) the position of
+    this node's first use of the file, or of any node's first use if this node never uses it."""
     access = analyse(tracker.timeline, tracker.node)
     first = access.first_use
     if tracker.timeline.nodes > 1:
@@ -135,7 +136,8 @@ def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
 
 
 def _first_by_anybody(timeline: Timeline) -> Ints:
-    """(units,) int64, the position of the first use by any node, NEVER for none."""
+    """Returns (units,) int64, the position of each unit's first use by any node; NEVER for no
+    use."""
     first = np.full(timeline.units, NEVER, dtype=np.int64)
     turns = timeline.ranks_per_node
     for section in timeline.sections():

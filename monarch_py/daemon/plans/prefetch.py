@@ -1,8 +1,9 @@
 """Fetches files ahead along the plans.
 
-Everything is fetched in the exact order of access (NoPFS 2, Rule 1), behind what readers wait for.
-Files that are kept go into the tiers, all others into the staging area, as far ahead as it can hold
-them. Behind that window come the files that are kept, in the order of their first use.
+Files are fetched in the exact order of access (NoPFS 2, Rule 1), after those that readers wait for.
+Kept files go into the tiers, and all others into the staging area, as far ahead as the area can
+hold them. After this window come the kept files that are used later, in the order of their first
+use.
 """
 
 import time
@@ -17,22 +18,22 @@ from monarch_py.daemon.plans.tracker import PlanTracker
 from monarch_py.native import NO_IDS, Bools, Floats, Ids, State
 from monarch_py.plan import NEVER
 
-# How many files of a plan are looked at ahead at most. The window ends earlier if the staging area
-# cannot hold more.
+# At most this many coming files of a plan are looked at. The window ends earlier if the staging
+# area cannot hold more.
 LOOK = 65536
-# The window takes the staging area except for one part in this many, which is left for what readers
-# demand and for what was used just now.
+# The window takes all of the staging area but 1/WINDOW_LEAVES, which is left for files that readers
+# demand and for files that were used just now.
 WINDOW_LEAVES = 8
-# How much is fetched ahead at a time, at least and at most [files, files, bytes]. It is little,
-# because what is nearer may be known a moment later.
+# How much is being fetched ahead at a time, at least and at most [files, files, bytes]. It is
+# little, because nearer files may be known a moment later.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest time between two looks at what lies ahead [s].
 LOOK_S = 0.02
 
 
 class PlanPrefetch:
-    """Runs in turns of the daemon's loop and never waits. It tells the policy which files are used
-    next."""
+    """Orders fetches ahead, and tells the policy which files are used next. Runs in turns of the
+    daemon's loop and never waits."""
 
     def __init__(self, filler: Filler, trackers: Sequence[PlanTracker]) -> None:
         self.filler, self.shared, self._trackers = filler, filler.shared, trackers
@@ -42,34 +43,34 @@ class PlanPrefetch:
         self.begin(NO_IDS)
 
     def begin(self, order: Ids) -> None:
-        """Begins with another placement.
+        """Begins with a new placement.
 
-        order : files that have their place here and no copy yet, by their first use
+        order : files that are kept here and have no copy yet, by their first use
         """
         self._policy.foresee(NO_IDS)
-        self._kept_order = order  # files that have not had their turn
+        self._kept_order = order  # kept files that are not ordered yet
         self._queue: Ids = NO_IDS
-        self._paged: Ids = NO_IDS  # files of slow tiers that are used next
-        self._horizon = 0  # how far the window goes, in files from now
+        self._paged: Ids = NO_IDS  # files with copies in slow tiers that are used next
+        self._horizon = 0  # where the window ends, in files from now
         self._begun: Ids = NO_IDS
 
     def opened(self, ids: Ids) -> None:
-        """Takes note of (n,) entries that programs have opened: nothing is brought for these uses
-        any more."""
+        """Takes note of (n,) entries that programs have opened, so that nothing is fetched for
+        these uses any more."""
         self._pace.note(len(ids), time.monotonic())
         self.filler.readahead.opened(ids)
         self._paged = self._paged[~np.isin(self._paged, ids)]
         self._policy.used(ids)
 
     def seconds_to_use(self, ids: Ids) -> Floats:
-        """In how many seconds (n,) files are used next, if programs go on as fast as they do now;
-        infinite for a file of which that is not known."""
+        """Returns (n,) in how many seconds the files are used next, if programs go on as fast as
+        now; infinite for a file whose next use is not known."""
         uses = self._policy.next_use(ids)
         files = np.where(uses == NEVER, np.inf, uses.astype(np.float64))
         return self._pace.seconds(files, time.monotonic())
 
     def _look_ahead(self) -> None:
-        """Finds what comes next in all plans, as if they went on at the same pace."""
+        """Finds the files that come next in all plans, as if all plans went on at the same pace."""
         now = time.monotonic()
         if now - self._looked_at < LOOK_S:
             return
@@ -91,19 +92,20 @@ class PlanPrefetch:
         inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
         self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
-        # Beside the staging area, the page cache may hold as much of what lies in slow tiers.
+        # Of the copies in slow tiers, those used next are brought into the page cache: `window`
+        # bytes at most, as in the staging area.
         paged = ids[self.filler.readahead.is_for(ids)]
         sizes = catalog.entries["size"][paged]
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
 
     def _is_absent(self, ids: Ids) -> Bools:
-        """For which of (n,) files a fill can be ordered."""
+        """Returns (n,) whether a fill of each file can be ordered."""
         words = self.shared.catalog.words[ids]
         return np.asarray((word.state(words) == State.ABSENT) & (word.copy(words) == 0))
 
     def step(self) -> None:
-        """Orders as much as may be under way at a time: first what is used next, then what is kept
-        and used later."""
+        """Runs one turn: orders as much as may be under way at a time, first the files that are
+        used next, then the kept files that are used later."""
         self._look_ahead()
         self.filler.readahead.order(self._paged)
         catalog = self.shared.catalog
@@ -139,8 +141,9 @@ class PlanPrefetch:
         self.filler.order_planned(ids, self._horizon)
         left = ids[self.shared.catalog.states(ids) == State.ABSENT]
         kept = self._policy.keeps(left)
-        # A tier may be fuller than was thought: such a file is staged when its time comes.
+        # A tier may be fuller than the placement assumed. The file is then staged when its use
+        # comes near.
         self._policy.lose(left[kept])
         if not kept.all():
-            # The staging area has no room yet for the others, nor for what is used later.
+            # The staging area has no room yet for these files, so it has none for files used later.
             self._queue = self._queue[self._policy.keeps(self._queue)]

@@ -1,8 +1,9 @@
-"""Tells when a plan that was dropped is tried again.
+"""Tells when a dropped plan is tried again.
 
-The plan was dropped because a job did not do what the plan says. Another job may. So the plan is
-tried again when all processes that used the session then have ended and others open files, at the
-next `monarch run`, and when its file holds another plan. These checks run in a thread.
+A plan was dropped because a job did not do what the plan says. Another job may do so. Therefore the
+plan is tried again when all processes that used the session at that time have ended and other
+processes open files, at the next `monarch run`, and when its file has changed. These checks run in
+a thread.
 """
 
 import time
@@ -11,14 +12,13 @@ from pathlib import Path
 
 from monarch_py.util.processes import began, mapping
 
-# The version of a plan's file: its inode, size and mtime. Another plan in the file changes one of
-# them.
+# The version of a plan's file: its inode, size and mtime. If another plan is written to the file,
+# one of them changes.
 Version = tuple[int, int, int] | None
 
 
 def version_of(file: Path) -> Version:
-    """The version of a plan's file; None when it cannot be looked at, and nothing is known of
-    it."""
+    """Returns the version of a plan's file; None when the file cannot be looked at."""
     try:
         found = file.stat()
     except OSError:
@@ -28,11 +28,11 @@ def version_of(file: Path) -> Version:
 
 @dataclass(eq=False)
 class Job:
-    """The processes that use a session.
+    """The processes that use a session when `is_over` is first called.
 
-    prefix : of the paths of the session's catalogs; a process that has looked for a file of its
-    sources has such a catalog mapped;  over_at : when all of them were found to have ended [s, as
-    time.monotonic]
+    prefix : the beginning of the paths of the session's catalogs. A process that has looked for a
+    file of the sources has a catalog mapped;  over_at : when all these processes were found to have
+    ended [s of time.monotonic]
     """
 
     prefix: str
@@ -40,7 +40,7 @@ class Job:
     _users: dict[Path, int | None] | None = field(default=None, init=False)
 
     def is_over(self) -> bool:
-        """Whether all processes have ended that were there when this was asked first."""
+        """Whether all processes that used the session at the first call have ended."""
         if self._users is None:
             self._users = {each: began(each) for each in mapping(self.prefix)}
         self._users = {

@@ -1,8 +1,7 @@
-"""One access plan on this node: which catalog entries its files are, and how far programs are in
-it.
+"""One access plan on this node: the catalog entries of its files, and how far programs are in it.
 
-What takes long (finding the files, drawing an epoch, looking for a place) runs in a thread. The
-loop asks the thread now and then, and never waits for it.
+Work that takes long (finding the files, drawing an epoch, searching the programs' position) runs in
+a thread. The loop asks now and then whether it is done, and never waits for it.
 """
 
 import os
@@ -30,19 +29,19 @@ from monarch_py.plan.samplers import NONE
 # The version of a plan's file, and the plan.
 Loaded = tuple[Version, Plan]
 
-# A plan is dropped once this many searches, at least, have found nothing, the last of them while
-# the plan looked wrong.
+# A plan is dropped once at least this many searches have found nothing, and the plan looked wrong
+# during the last one.
 SEARCHES = 2
 
-# Accesses that are kept at most while the files are not known yet.
+# While the plan's files are not known yet, at most this many accesses are kept.
 EARLY = 1 << 20
 
 
 def load_plan(file: Path, nodes: int) -> Loaded:
-    """Loads the plan of a training on so many nodes, in whole files: a daemon copies nothing else.
-    One node alone (1) follows node 0 of any plan.
+    """Loads the plan of a training on `nodes` nodes. Its accesses are those to whole files, because
+    a daemon copies whole files only. A single node (1) follows node 0 of any plan.
 
-    ConfigError, naming the file, if it cannot be followed.
+    Raises ConfigError, which names the file, if the plan cannot be followed.
     """
     version = version_of(file)
     plan = replace(Plan.load(file), grain="files")
@@ -64,8 +63,8 @@ def load_plan(file: Path, nodes: int) -> Loaded:
 class Found:
     """The files of a plan in the catalog.
 
-    entries : (files,) uint64, the entry of each;  used : (files,), which of them some node uses
-    problem : why the plan does not hold, "" if it does;  runs : the first two
+    entries : (files,) uint64, the entry of each file;  used : (files,) whether any node uses it;
+    problem : why the plan cannot be followed, "" if it can;  runs : the first two runs
     """
 
     entries: Ids
@@ -75,12 +74,12 @@ class Found:
 
 
 class PlanTracker:
-    """How far a node is in one plan.
+    """Follows how far a node is in one plan.
 
-    version : of the file that it was loaded from
-    state : 'waiting' until the files are known, 'following', 'searching' a place that fits, or
-    'dropped';  why : the reason why it was dropped, "" otherwise;  misled : whether it was dropped
-    because a job did not do what the plan says
+    version : the version of the file that the plan was loaded from;  state : 'waiting' until the
+    files are known, 'following', 'searching' for the programs' position, or 'dropped';  why : the
+    reason why the plan was dropped, "" otherwise;  misled : whether it was dropped because a job
+    did not do what the plan says
     """
 
     def __init__(
@@ -91,15 +90,15 @@ class PlanTracker:
         self.layout = self.timeline.layout()
         self.state, self.why, self.misled = "waiting", "", False
         self.entries: Ids = NO_IDS
-        self.number = 0  # of the run, in the layout
+        self.number = 0  # the number of the run in the layout
         self.estimator: PositionEstimator | None = None
         self._executor = executor
         self._of_entry: Int32s = np.zeros(0, dtype=np.int32)
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
-        self._in_vain = 0  # searches that have found nothing since the job was lost
-        self._search_at = 0  # the next search is made when so many accesses are judged
-        self._is_last = False  # whether this search decides: without a find the plan is wrong
+        self._in_vain = 0  # searches without a result since the position was lost
+        self._search_at = 0  # the next search is made at this number of judged accesses
+        self._is_last = False  # whether the plan is dropped if this search finds nothing
         self._early: list[Ids] = []
         self._over: list[Future[Ids]] = []
         self._is_from_its_beginning = True  # whether the run is followed from its start
@@ -113,8 +112,8 @@ class PlanTracker:
     def find(
         self, shared: Shared, catalog: CatalogReader, sources: tuple[SourceConfig, ...]
     ) -> Found:
-        """Runs in the thread. Finds which entries of `catalog` the files are, and draws the first
-        two runs."""
+        """Finds the files' entries in `catalog`, and draws the first two runs. Runs in the
+        thread."""
         entries, problem = [], ""
         for index in self.plan.datasets:
             found, why = _find_files(shared, catalog, sources, index)
@@ -124,7 +123,7 @@ class PlanTracker:
         return Found(np.concatenate(entries), self.used_ever(), problem, runs)
 
     def used_ever(self) -> Bools:
-        """(files,), which of them some node uses in some section. Runs in the thread."""
+        """Returns (files,) whether any node uses each file in any section. Runs in the thread."""
         used = np.zeros(self.timeline.units, dtype=bool)
         for section in self.timeline.sections():
             used[section.rows[section.rows != NONE]] = True
@@ -133,13 +132,13 @@ class PlanTracker:
         return used
 
     def begin(self, found: Found, catalog_entries: int) -> None:
-        """Begins to follow, with what has been seen until now."""
+        """Begins to follow the plan, with the accesses that were seen until now."""
         if self.state == "dropped":
             return
         self.entries = found.entries
         self._of_entry = np.full(catalog_entries, -1, dtype=np.int32)
-        # Reads of files that the training does not use, as for a validation, say nothing about
-        # where the training is.
+        # Only files that the training uses are followed. Reads of others, for example for a
+        # validation, say nothing about where the training is.
         used = np.flatnonzero(found.used).astype(np.int32)
         self._of_entry[found.entries[used]] = used
         self.estimator = PositionEstimator(found.runs[0], ranks=self.timeline.ranks_per_node)
@@ -162,7 +161,8 @@ class PlanTracker:
         return Run.of(self.timeline.section(epoch, part.name), self.node, self.timeline.units)
 
     def step(self) -> None:
-        """Takes in what the thread has found; asks it for what is needed next."""
+        """Runs one turn: takes in what the thread has found, and gives it the work that is needed
+        next."""
         estimator = self.estimator
         if estimator is None or self.state == "dropped":
             return
@@ -187,23 +187,23 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on with the next run. What any node has used in the last run has a copy by now at
-        the node that keeps it."""
+        """Goes on with the next run. Files that any node has used in the last run are copied by now
+        on the nodes that keep them."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1
         self._is_from_its_beginning = True
 
     def _used_in(self, number: int) -> Ids:
-        """Runs in the thread. Returns the (n,) entries that the nodes use in a run."""
+        """Returns the (n,) entries that the nodes use in a run. Runs in the thread."""
         epoch, part, _ = self.layout[number]
         units = np.unique(self.timeline.section(epoch, part.name).rows)
         return np.asarray(self.entries[units[units != NONE]])
 
     def take_used(self) -> Ids:
-        """(n,) entries that some node has used in a run that all nodes have gone through; each run
-        is returned once. When this node is far enough in the next run, no other node is in the last
-        one."""
+        """Returns (n,) entries that any node has used in a run which all nodes have finished. Each
+        run is returned once. A run counts as finished by all when this node is far enough in the
+        next one."""
         estimator = self.estimator
         if not self._over or estimator is None or estimator.front <= estimator.run.window:
             return NO_IDS
@@ -213,7 +213,7 @@ class PlanTracker:
 
     def _search_if_lost(self, estimator: PositionEstimator) -> None:
         if self.state == "following":
-            # Accesses that do not fit may be the next run's, which is still being drawn.
+            # Accesses that do not fit may belong to the next run while that is being drawn.
             if not estimator.is_lost or (estimator.is_ending and self._drawing is not None):
                 return
             self.state, self._in_vain, self._search_at = "searching", 0, estimator.judged
@@ -222,16 +222,16 @@ class PlanTracker:
             return
         self._is_last = self._in_vain + 1 >= SEARCHES and estimator.is_wrong
         if self._is_last or estimator.judged >= self._search_at:
-            # When a job has just jumped, some of its last accesses are from where it was before,
-            # though not those that do not fit. After a jump to the end of an epoch they are from
-            # two epochs. So a search that finds nothing is made again, but ever more rarely: it
-            # draws all runs of the plan.
+            # Just after a job has jumped, some of its last accesses, those that fit, are from its
+            # old position; and after a jump to the end of an epoch the accesses are from two
+            # epochs. Either may hide the new position. So a search that finds nothing is made
+            # again, but ever more rarely, because it draws all runs of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
-        """Runs in the thread. Finds the run in which the last accesses lie together best, and their
-        place."""
+        """Returns the run in which the last accesses lie together best, as (number, run, position);
+        None if there is none. Runs in the thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
@@ -251,7 +251,8 @@ class PlanTracker:
             self.number, run, place = found
             self._over, self._is_from_its_beginning = [], False
             recent = estimator.recent
-            # The job has gone on during the search.
+            # The job has gone on during the search, so the position is looked for again in this
+            # run.
             share, now = locate(run, recent)
             estimator.enter(run, now if share else place)
             estimator.observe(np.unique(recent))
@@ -268,7 +269,8 @@ class PlanTracker:
     # --- what is seen ---------------------------------------------------------------------------
 
     def observe(self, ids: Ids) -> Bools:
-        """Which of these entries (n,), opened since the last call, fit the plan."""
+        """Takes in (n,) entries that were opened since the last call. Returns (n,) whether each
+        fits the plan."""
         fits = np.zeros(len(ids), dtype=bool)
         if self.estimator is None:
             if self.state == "waiting" and sum(map(len, self._early)) < EARLY:
@@ -282,7 +284,7 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> Bools:
-        """Which of these entries (n,) the plan's job has opened a short time ago."""
+        """Returns (n,) whether the plan's job has opened each entry a short time ago."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
             known = self._is_known(ids)
@@ -290,9 +292,9 @@ class PlanTracker:
         return again
 
     def judge(self, ids: Ids, fits: Bools, *, alone: bool = True) -> None:
-        """Takes note of how well (n,) entries fit that no other plan explains.
+        """Takes note of how well (n,) entries, which no other plan explains, fit this plan.
 
-        alone : there is no other plan
+        alone : whether there is no other plan
         """
         if self.estimator is not None and len(ids):
             known = self._is_known(ids)
@@ -304,31 +306,31 @@ class PlanTracker:
         return np.asarray(known)
 
     def upcoming(self, most: int) -> Ids:
-        """(n,) entries that are needed next."""
+        """Returns the (n,) entries that are needed next, at most `most`."""
         if self.estimator is None:
             return NO_IDS
         return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, Ints]:
-        """(n,) entries that the workers of all ranks may have under way by now, and for each entry
-        the rank that needs it, from 0 on this node."""
+        """Returns (n,) entries that the workers of this node's ranks may be reading by now, and for
+        each entry the rank that needs it, numbered from 0 on this node."""
         if self.estimator is None:
             return NO_IDS, np.zeros(0, dtype=np.int64)
         run = self.estimator.run
         places = self.estimator.due(run.window)
-        # A node's ranks take turns, and so do a plan's positions.
+        # The positions of a plan go round the node's ranks in turn.
         return self.entries[run.units[places]], run.starts[places] % self.timeline.ranks_per_node
 
     @property
     def sees_far(self) -> bool:
-        """Whether it is known what comes in this run and in the next one."""
+        """Whether the accesses of this run and of the next one are known."""
         estimator = self.estimator
         is_last = self.number + 1 == len(self.layout)
         known = estimator is not None and (estimator.following is not None or is_last)
         return known and self.state == "following"
 
     def told(self) -> dict[str, Any]:
-        """What `status` says of the plan."""
+        """Returns what `status` says of the plan."""
         estimator = self.estimator
         return {
             "file": str(self.file),
@@ -346,12 +348,12 @@ def observe(
     opened: Ids,
     at_risk: Callable[[PlanTracker], AbstractContextManager[object]] = nullcontext,
 ) -> None:
-    """Tells plans which (n,) entries programs have opened since the last call. At most one plan
-    explains an access; the plan that has fitted best comes first. An explained access says nothing
-    about any other plan. A file that the job of one plan opens again says nothing about the others
-    either.
+    """Tells plans which (n,) entries programs have opened since the last call. Each access is
+    explained by at most one plan; plans that have fitted best so far are asked first. An explained
+    access is not held against the other plans, and neither is a file that the job of one plan opens
+    again.
 
-    at_risk : the context that is entered for each plan when it is told
+    at_risk : returns the context in which each plan is told
     """
     trackers = sorted(trackers, key=lambda c: -c.estimator.fits if c.estimator else 0)
     left = np.ones(len(opened), dtype=bool)
@@ -371,7 +373,7 @@ def observe(
 def _find_files(
     shared: Shared, catalog: CatalogReader, sources: tuple[SourceConfig, ...], index: Index
 ) -> tuple[Ids, str]:
-    """(files,) entries, and why the plan does not hold, "" if it does."""
+    """Returns (files,) the files' entries, and why the plan cannot be followed, "" if it can."""
     root = Path(os.path.realpath(index.root))
     entries = np.full(index.files, -1, dtype=np.int64)
     for number, source in enumerate(sources):

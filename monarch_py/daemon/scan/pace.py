@@ -1,27 +1,29 @@
-"""How far the scan goes while programs read: as far as fills ahead need, and little beyond."""
+"""Sets how far the scan goes while programs read: as far as fills ahead need, and little beyond."""
 
 from monarch_py.scan.walk import ALL_NAMES
 
-# The scan stays ahead of fills by as many names as they fill in AHEAD_S [s], and by LEAST names at
-# least. The kernel keeps what a look has brought for about a second: a fill that comes later makes
-# it ask the source again.
+# The scan stays ahead of fills by the number of files that are filled in AHEAD_S [s], but at least
+# by LEAST names. The kernel keeps a file's attributes for about a second after the scan has asked
+# for them; a fill that comes later has to ask the source again.
 AHEAD_S, LEAST = 0.4, 8
-# The scan looks at the names that it was allowed within this time, unless the source is slow [s].
+# Within this time the scan has looked at the names that it was allowed, unless the source is slow
+# [s].
 LOOK_S = 0.2
-# The scan may look at one name in other directories for this many opens of programs at the source.
+# For every OPENS_A_NAME opens of programs at the source, the scan may look at one name in
+# directories that programs do not read.
 OPENS_A_NAME = 16
-# Programs that have opened nothing at the source for this long leave it to the scan [s].
+# If programs have opened nothing at the source for this long, the scan runs without a limit [s].
 IDLE_S = 1.0
-# After this time the scan goes on beside programs, because directories are not compared with the
-# source (`revalidate`) until all is known [s].
+# After this time the scan runs without a limit even while programs read, because directories are
+# not compared with the source (`revalidate`) until everything is known [s].
 MOST_S = 120.0
 
 
 class ScanPace:
-    """Keeps the scan from running far ahead of programs: a file that it looks at long before the
-    file's reader, or fill, is asked for twice.
+    """Keeps the scan from running far ahead of programs. If it looks at a file long before the
+    file's reader, or fill, the source is asked twice.
 
-    awaits_job : a program is about to begin
+    awaits_job : whether a program is about to begin
     """
 
     def __init__(self, now_s: float, *, awaits_job: bool) -> None:
@@ -35,11 +37,12 @@ class ScanPace:
     def step(
         self, now_s: float, *, opens: int, filled: int, waiting: int, found: int
     ) -> tuple[int, int]:
-        """How many names the scan may look at until the next call, as `Scan.allow` takes it.
+        """Returns how many names the scan may look at until the next call, as `Scan.allow` takes
+        it.
 
-        opens : opens of programs at the source so far;  filled, waiting : files that were filled
-        ahead so far, and files that are still to be;  found : entries that the scan has found so
-        far
+        opens : opens of programs at the source so far;  filled, waiting : how many files were
+        filled ahead so far, and how many still wait for it;  found : entries that the scan has
+        found so far
         """
         before_s, opens_before, filled_before = self._seen
         self._seen = now_s, opens, filled

@@ -1,6 +1,6 @@
-"""Keeps the names and attributes in the catalog in agreement with the source.
+"""Compares the names and attributes in the catalog with the source, again and again.
 
-The scan leaves a listing for each directory. From then on, as long as clients ask, the directories
+The scan leaves a listing for each directory. From then on, while clients use these, the directories
 are compared with the source at least every `revalidate` seconds. A directory that has changed, and
 every file in it that is gone or replaced, is left to the source for the rest of the session.
 """
@@ -20,30 +20,32 @@ from monarch_py.native import Kind, ffi, lib
 
 log = logging.getLogger("monarch.metadata")
 
-# The times that file systems keep may be as coarse as this [s]: a directory that changed less than
-# this before it was listed may have changed again unseen.
+# The times that file systems keep may be as coarse as this [s]. A directory that changed less than
+# this before its listing may have changed again after it, with the same time.
 YOUNG_S = 2.0
-# Directories and files compared in one call. Between two calls the rate is kept and a stop is seen.
+# How many directories and files are compared in one call. Between two calls the thread keeps to the
+# configured rate, and sees whether it is to stop.
 SLICE = 256
 
 
 class Metadata:
-    """Runs in turns of the daemon's loop; asks the source in a thread of its own, which ends by
-    itself."""
+    """Compares directories with the source. It runs in turns of the daemon's loop, and asks the
+    source in a thread, which it starts for each comparison."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._is_ready = self._has_listings = False
-        self._young: list[int] = []  # directories to be looked at again
+        self._young: list[int] = []  # young directories, to be looked at again
         self._young_at = 0.0
-        self._held: deque[int] = deque()  # of those, the ones that have not changed
+        self._held: deque[int] = deque()  # those of them that have not changed
         self._hits = 0
         self._caught_up = 0.0
 
     def step(self) -> None:
-        """Runs one turn: begins what is due, takes in what the thread has found."""
+        """Runs one turn: takes in what the thread has found, and begins a comparison if one is
+        due."""
         if self.config.metadata != "cached" or not self.config.revalidate_s:
             return
         if not self._is_ready:
@@ -65,7 +67,8 @@ class Metadata:
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread; it may be in a call of a source that does not answer."""
+        """Ends the thread. It waits for a second at most, because the source may not answer the
+        thread's call."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout=1)
@@ -75,7 +78,7 @@ class Metadata:
     def _list(self) -> None:
         self._has_listings = True
         catalog = self.shared.catalog
-        # Listings are as old as the beginning of the scan.
+        # A listing may be as old as the beginning of the scan.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         lib.monarch_catalog_list(catalog.c, young_ns)
@@ -87,7 +90,8 @@ class Metadata:
             self.shared.control.source[source.number].up_ino = source.up_ino()
 
     def _begin(self) -> None:
-        """Begins to compare: all that is known was looked at since the scanner began."""
+        """Begins comparisons. All that is known was looked at after the scanner began, so it counts
+        as compared at that time."""
         self._is_ready = True
         self._read_filesystems()
         self._caught_up = self.scanner.began
@@ -110,8 +114,8 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """How many answers to clients rest on what was compared: answers about names, and opens of
-        copies. An open that finds no copy is answered by the source itself."""
+        """Returns how many answers to clients rest on comparisons: answers about names, and opens
+        of copies. An open that finds no copy is answered by the source itself."""
         totals = self.shared.totals()
         return totals["metadata_hits"] + totals["hits"]
 

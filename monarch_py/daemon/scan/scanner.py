@@ -1,5 +1,7 @@
-"""Takes into the catalog what scans find, files that clients tell of, and good copies of earlier
-sessions."""
+"""Takes files that scans find, or that clients open, into the catalog; finds their earlier copies.
+
+Earlier copies are those of earlier sessions, as the tiers' manifests name them.
+"""
 
 import logging
 import os
@@ -24,14 +26,17 @@ from monarch_py.storage.opening import OpenTiers
 
 log = logging.getLogger("monarch.scanner")
 
-# Batches taken in one turn of the daemon's loop at most, so that wants do not wait for a long scan.
+# At most this many batches are taken in one turn of the daemon's loop, so that wanted files do not
+# wait for a long scan.
 BATCHES_A_TURN = 8
-# A directory is listed before others once programs have opened this many files in it, whatever they
-# read of them. With `scan: lazy` no others are listed.
+# A directory is listed before others once programs have opened this many files in it, however much
+# they read of each. With `scan: lazy` only these directories are listed, and those that a command
+# or a plan asks for.
 NAMES = 4
-# At most this many of the files that the engine has met between two turns are looked at.
+# Of the files that the engine has taken into the catalog between two turns, at most this many are
+# looked at.
 LOOKS = 64
-# Directories for which this is counted before all counts begin anew.
+# Opens are counted for at most this many directories; then all counts begin anew.
 MOST_COUNTED = 65536
 
 
@@ -42,7 +47,7 @@ Adopted = tuple[Ids, Array, int]
 
 
 class Validator:
-    """Matches the rows of one tier's manifest with the files that the scan finds."""
+    """Matches files that the scan finds with the rows of one tier's manifest."""
 
     def __init__(self, tier_number: int, keeper: Keeper, sources: list[Source]) -> None:
         self.tier_number = tier_number
@@ -62,12 +67,13 @@ class Validator:
         self.matched = np.zeros(len(self.rows), dtype=bool)
 
     def match(self, entries: Array) -> tuple[npt.NDArray[np.intp], Array]:
-        """Which of the catalog's entries have a copy here, and the copies' rows."""
+        """Returns which of these entries have a copy in the tier, as places in `entries`, and the
+        copies' rows."""
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
             return none, self.rows[:0]
-        # Of two copies of a file, take the newer: a daemon that ended before it had removed the
-        # older one has left both.
+        # Of two copies of a file the newer one is taken. Both are there if a daemon ended before it
+        # had removed the older one.
         at = np.maximum(np.searchsorted(self.hashes, entries["hash"], side="right") - 1, 0)
         rows = self.rows[at]
         same = (self.hashes[at] == entries["hash"]) & (entries["kind"] == Kind.FILE)
@@ -79,20 +85,21 @@ class Validator:
         return found, rows[found]
 
     def rest(self) -> Array:
-        """Copies whose source file is gone or has been replaced."""
+        """Returns the rows of copies that no file has matched: the files are gone or were
+        replaced."""
         return self.rows[~self.matched]
 
 
 class Scanner:
     """Drives the scans of all sources, one after the other, in turns of the daemon's loop.
 
-    told : what one node has scanned for all; None where this daemon scans
+    told : what one node has scanned for all nodes; None where this daemon scans itself
     """
 
     def __init__(
         self, config: Config, shared: Shared, open_tiers: OpenTiers, told: Scanned | None
     ) -> None:
-        # What is listed is at least as new as `began`, on time.monotonic() [s].
+        # All listings were made after `began`, on time.monotonic() [s].
         record, self.began = told or (None, time.monotonic())
         self._began_ns = time.time_ns()
         self.config, self.shared = config, shared
@@ -104,30 +111,30 @@ class Scanner:
         ]
         self._adopted: list[Adopted] = []
         self.validators = [Validator(i, keeper, self.sources) for i, keeper in self.keepers.items()]
-        # Copies of earlier sessions, by tier. Foreign ones belong to datasets that are not
-        # configured; stale ones, known once all is scanned, to files that are gone or have been
-        # replaced.
+        # Rows of copies of earlier sessions, by tier. Foreign copies belong to datasets that are
+        # not configured. Stale copies belong to files that are gone or were replaced; they are
+        # known once everything is scanned.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, Array] = {}
-        # Whether a plan or a command waits for all that was asked for; how many names a scan may
-        # look at.
+        # Whether a plan or a command waits for all that was asked for; and how many names the scan
+        # may look at.
         self._is_in_a_hurry = False
         self._allowed = ALL_NAMES
-        self._known = 0  # entries that were looked at
-        self.has_more = False  # batches or directories are left that nobody will ring for
-        self.full = False  # shared memory has no room for more entries
+        self._known = 0  # entries that `note_met` or `_insert` has seen
+        self.has_more = False  # whether work is left for which nobody will ring
+        self.full = False  # whether shared memory has no room for more entries
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
-        # By directory: how many files in it programs have opened that were not known; and, with a
-        # lazy scan, how many directories in it were asked for.
+        # By directory, how many unknown files programs have opened in it, and in how many of its
+        # subdirectories programs have read.
         self._opened: Counter[Path] = Counter()
         self._asked: Counter[Path] = Counter()
         self._unlisted = UnlistedFiles(self.look, shared.ring)
 
     @property
     def scanned(self) -> bool:
-        """Whether all that was asked for is known: everything, unless the scan is lazy."""
+        """Whether all that was asked for is known. Unless the scan is lazy, this is everything."""
         return all(source.scanned for source in self.sources)
 
     @property
@@ -137,9 +144,9 @@ class Scanner:
 
     @property
     def met_by_engine(self) -> int:
-        """A bit for each source whose files the engine may take into the catalog by itself, as
-        programs hand them over: no file is left out, none has a copy of an earlier session, and
-        none was moved while it was listed."""
+        """A bit for each source whose files the engine may take into the catalog by itself when
+        programs hand them over. It may if the configuration leaves no file out, no copy of an
+        earlier session may belong to one, and no directory was renamed in this session."""
         has_earlier = any(len(validator.rows) for validator in self.validators)
         if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
             return 0
@@ -148,8 +155,9 @@ class Scanner:
     def ask_for(self, number: int, directory: str, *, is_deep: bool, is_read: bool = True) -> None:
         """Has a directory of a source listed, unless it was asked for before.
 
-        is_deep : with what lies below it;  is_read : programs read it, so that it comes before
-        others; a directory in which NAMES other directories are read is listed with all below it
+        is_deep : whether everything below it is listed too;  is_read : whether programs read it. It
+        is then listed before others, and once NAMES directories in one directory are read,
+        everything below that directory is listed
         """
         if number >= len(self.sources) or directory.startswith("/"):
             return
@@ -163,13 +171,13 @@ class Scanner:
                 self.ask_for(*above, is_deep=True)
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
-        """Notes that programs read through a directory; is_deep: through the directories below it.
-        A lazy scan lists only the directories that were read themselves."""
+        """Notes that programs read through a directory, and with `is_deep` through everything below
+        it. A lazy scan lists only directories in which files were read, so it ignores deep ones."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 
     def hurry(self) -> None:
-        """Notes that somebody waits for all that was asked for."""
+        """Notes that a plan or a command waits for all that was asked for."""
         self._is_in_a_hurry = True
 
     @property
@@ -183,21 +191,21 @@ class Scanner:
             self.ask_for(source.number, "", is_deep=True, is_read=False)
 
     def has_unmet(self, tier_number: int) -> bool:
-        """Whether a tier has copies of earlier sessions that nobody has looked at: copies of files
-        that no scan has come to, copies of other sources' files, or copies that wait to be
+        """Whether a tier may have copies of earlier sessions that are not dealt with: copies of
+        files that no scan has come to, foreign copies, or stale copies that are still to be
         removed."""
         left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
         return not self.is_whole or any(map(len, left))
 
     @property
     def found(self) -> int:
-        """Entries that scans have found so far."""
+        """How many entries scans have found so far."""
         return sum(source.found for source in self.sources)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Sets how far the scan may go, as `Scan.allow` does. One source is scanned at a time:
-        while another one that programs read waits for its turn, a source that nobody reads is
-        scanned without a limit."""
+        """Sets how far the scan may go, as `Scan.allow` does. One source is scanned at a time. If
+        no program reads it, and a source that programs read waits for its turn, it is scanned
+        without a limit."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -209,7 +217,7 @@ class Scanner:
             current.scan.allow(*self._allowed)
 
     def note_met(self) -> None:
-        """Notes the files that the engine has taken into the catalog since the last turn: programs
+        """Notes the files that the engine has taken into the catalog since the last turn. Programs
         have opened them."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
@@ -220,17 +228,20 @@ class Scanner:
     # --- the scan -----------------------------------------------------------------------------
 
     def take_foreign(self) -> dict[int, Array]:
-        """Rows (n,) of copies, by tier, that belong to datasets which are not configured."""
+        """Returns, by tier, the rows (n,) of copies that belong to datasets which are not
+        configured, and forgets them."""
         foreign, self.foreign = self.foreign, {}
         return foreign
 
     def take_stale(self) -> dict[int, Array]:
-        """Rows (n,) of copies, by tier, whose files are gone or were replaced."""
+        """Returns, by tier, the rows (n,) of copies whose files are gone or were replaced, and
+        forgets them."""
         stale, self.stale = self.stale, {}
         return stale
 
     def take_adopted(self) -> list[Adopted]:
-        """The copies of earlier sessions that were found good since the last call."""
+        """Returns the copies of earlier sessions that were found to match their files since the
+        last call."""
         adopted, self._adopted = self._adopted, []
         return adopted
 
@@ -280,7 +291,7 @@ class Scanner:
 
     def _insert(self, source: Source, entries: Array, pool: Any) -> None:
         """Takes files into the catalog that it does not know, and finds their copies of earlier
-        sessions."""
+        sessions. Files that the configuration leaves out become BYPASS."""
         catalog = self.shared.catalog
         if self.full:
             return
@@ -309,8 +320,8 @@ class Scanner:
         self._validate(new[catalog.states(new) == State.ABSENT])
 
     def _look_again(self, source: Source, ids: Ids) -> None:
-        """Looks at files again after a directory was renamed during the session: what was listed
-        before may lie elsewhere now."""
+        """Looks at files again after a directory was renamed during the session. A file that does
+        not lie at its path any more is left to the source."""
         catalog = self.shared.catalog
         for entry in ids:
             try:
@@ -333,8 +344,8 @@ class Scanner:
     # --- single files ------------------------------------------------------------------------
 
     def take_hints(self) -> Ids:
-        """Takes in files that clients opened before the scan met them. Returns the entries of those
-        that are known by now, which are wanted."""
+        """Takes in files that clients opened before the catalog knew them. Returns the entries of
+        those that it knows by now; they are to be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for path in told:
@@ -354,13 +365,13 @@ class Scanner:
         return self.shared.catalog.find(number, path) if number < len(self.sources) else -1
 
     def look(self, number: int, path: str) -> Seen | None:
-        """Asks the source about one file; None if it is no file. It may take long, and does not
-        touch the catalog, so that threads other than the loop's may call it."""
+        """Asks the source about one file. Returns what it says; None if the path is no file. The
+        call may take long. It does not touch the catalog, so any thread may make it."""
         if number >= len(self.sources) or not path or path.startswith("/"):
             return None
         source = self.sources[number]
         full = source.config.real_path / path
-        # Accept only the name that the scan would give the file. A file behind a link is found
+        # Only the name that the scan would give the file is accepted. A file behind a link is found
         # through the link.
         try:
             if os.path.realpath(full) != str(full):
@@ -377,15 +388,15 @@ class Scanner:
         return source, entries, pool
 
     def meet(self, seen: Seen) -> int:
-        """Takes a file into the catalog that it does not know. Returns the entry, -1 if the file
+        """Takes a file into the catalog that it does not know. Returns the file's entry; -1 if it
         was not taken."""
         known = len(self.shared.catalog)
         self._insert(*seen)
         return known if len(self.shared.catalog) > known else -1
 
     def meet_read(self, source: Source, entries: Array, pool: Any) -> Ids:
-        """Takes (n,) files that programs have read, and whose paths lie in `pool`, into the
-        catalog, as far as it does not know them. Returns their entries."""
+        """Takes in (n,) files that programs have read; their paths lie in `pool`. Those that the
+        catalog does not know are added to it. Returns the entries of the files."""
         paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
         for path in paths:
             self._note_opened(source.number, path)
@@ -394,8 +405,8 @@ class Scanner:
         return np.array([entry for entry in found if entry >= 0], dtype=np.uint64)
 
     def _note_opened(self, number: int, path: str) -> None:
-        """Counts an open of a file that was not known: NAMES of them ask for the file's
-        directory."""
+        """Counts an open of a file that was not known. After NAMES of them in one directory, that
+        directory is listed."""
         if not self.is_whole:
             place = number, os.path.dirname(path)
             if self._count(self._opened, place) == NAMES:

@@ -1,4 +1,4 @@
-"""One configured source: what of it is listed, and which of its files are left out."""
+"""One configured source: which directories are listed, and which of its files are left out."""
 
 import logging
 import os
@@ -15,24 +15,25 @@ from monarch_py.scan.walk import Batch, Walk, read_up
 
 log = logging.getLogger("monarch.scanner")
 
-# How many directories that programs read are kept, the latest ones: as many as a scan keeps
+# At most this many directories that programs read are kept, the latest ones. A scan keeps as many
 # (csrc/scan/scan.h).
 WANTS = 16
 
 
 class Parts:
-    """Directories of a source, relative to its root, that are to be listed, each once."""
+    """The directories of a source that are to be listed, each once; paths are relative to the
+    source's root."""
 
     def __init__(self) -> None:
         self._flat: set[str] = set()
-        self._deep: set[str] = set()  # with what lies below them
+        self._deep: set[str] = set()  # directories to be listed with everything below
         self._left: list[tuple[str, bool]] = []
 
     def __len__(self) -> int:
         return len(self._left)
 
     def add(self, directory: str, *, is_deep: bool) -> bool:
-        """Adds a directory. Returns whether it is new."""
+        """Adds a directory. Returns whether it was not there before."""
         if self._covers(directory) or (not is_deep and directory in self._flat):
             return False
         (self._deep if is_deep else self._flat).add(directory)
@@ -40,20 +41,20 @@ class Parts:
         return True
 
     def _covers(self, directory: str) -> bool:
-        """Whether the directory, or one above it, is listed with what lies below."""
+        """Whether the directory, or one above it, is listed with everything below."""
         while directory and directory not in self._deep:
             directory = os.path.dirname(directory)
         return directory in self._deep
 
     def take(self) -> tuple[list[str], bool]:
-        """The directories that one walk can list together, oldest first, and whether it goes below
-        them."""
+        """Takes out the directories that one walk can list together, oldest first. Returns them,
+        and whether the walk goes below them."""
         is_deep = self._left[0][1]
         taken = [directory for directory, deep in self._left if deep == is_deep]
         if is_deep:
             taken = [part for part in taken if not part or not self._covers(os.path.dirname(part))]
         rest = [part for part in self._left if part[1] != is_deep]
-        # A directory below one that is listed deeply is listed with it.
+        # Directories below one that is listed with everything below need no walk of their own.
         self._left = [part for part in rest if part[1] or not self._covers(part[0])]
         return taken, is_deep
 
@@ -61,8 +62,8 @@ class Parts:
 class Source:
     """One source: its root's descriptor, its filter, its scan.
 
-    recorded : the scan that another node has made, None where this one scans;  is_lazy : nothing is
-    listed until it is asked for
+    recorded : the scan that another node has made; None where this node scans itself;  is_lazy :
+    whether nothing is listed until it is asked for
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Source:
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
-        self.is_whole = self._becomes_whole = False  # all of it is known
+        self.is_whole = self._becomes_whole = False  # whether all of it is known
         self.errors = 0
         self.scan_seconds = 0.0
         self.found = 0  # entries
@@ -86,7 +87,7 @@ class Source:
 
     @property
     def is_asked(self) -> bool:
-        """Whether something is to be listed that no scan has begun yet."""
+        """Whether any directory is to be listed whose scan has not begun."""
         return len(self._parts) > 0
 
     @property
@@ -101,10 +102,10 @@ class Source:
 
     def ask_for(self, directory: str, *, is_deep: bool, is_read: bool = False) -> bool:
         """Has a directory, relative to the root, listed unless it was asked for before. Returns
-        whether nobody had asked for it.
+        whether it was not asked for before.
 
-        is_deep : with what lies below it;  is_read : programs read it, so that it comes before
-        others
+        is_deep : whether everything below it is listed too;  is_read : whether programs read it, so
+        that it is listed before others
         """
         if is_read:
             self._read.append((directory, is_deep))
@@ -115,8 +116,8 @@ class Source:
     def begin(
         self, config: Config, doorbell: Any, known: tuple[Any, Any, int], allowed: tuple[int, int]
     ) -> bool:
-        """Begins to list what was asked for. Returns whether it could: when the root cannot be
-        looked at, what is not known of the source stays there."""
+        """Begins to list what was asked for. Returns whether it could. If the root cannot be looked
+        at, it logs that, and unknown files of the source get no copies."""
         directories, is_deep = self._parts.take()
         self._becomes_whole = is_deep and "" in directories
         recorded, self._recorded = self._recorded, None  # it is large, and needed once
@@ -145,7 +146,7 @@ class Source:
         return True
 
     def take_batch(self) -> Batch | None:
-        """The next part of what its scan has found; None if nothing waits."""
+        """Returns the next part of what the scan has found; None if nothing waits."""
         batch = self.scan.take() if self.scan is not None else None
         if batch is not None:
             self.found += len(batch.entries)
@@ -160,23 +161,24 @@ class Source:
         self.scan_seconds += scan.seconds
         scan.close()
         self.scan = None
-        # A scan whose threads could not be started has not even found the root.
+        # A scan that has found nothing, not even the root, has failed: its threads could not be
+        # started.
         self.is_whole |= self._becomes_whole and self.found > 0
 
     def up_ino(self) -> int:
-        """The inode of the root's "..", 0 if unknown."""
+        """Returns the inode of the root's ".."; 0 if it is unknown."""
         return read_up(self.fd) if self._up_ino is None else self._up_ino
 
     @property
     def takes_all(self) -> bool:
-        """Whether the configuration leaves no file out."""
+        """Whether the configuration leaves none of the source's files out."""
         sizes_fit = self.config.min_size_bytes <= 1 and self.config.max_size_bytes is None
         return sizes_fit and self.filter.trivial
 
     def excluded(self, entries: Array, paths: Any) -> Bools:
-        """(n,) True for files that the configuration leaves out.
+        """Returns (n,) True for files that the configuration leaves out.
 
-        paths : callable, entry -> str
+        paths : returns the path of an entry
         """
         sizes, config = entries["size"], self.config
         out: Bools = sizes < config.min_size_bytes

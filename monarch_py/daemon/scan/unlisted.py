@@ -1,4 +1,4 @@
-"""Files that programs open before the scan has met them."""
+"""Asks the source for files that programs open before the scan has met them."""
 
 import logging
 import queue
@@ -13,28 +13,31 @@ Seen = TypeVar("Seen")
 # The number of a source, and a path relative to it.
 Path = tuple[int, str]
 
-# How many files the source is asked for at the same time.
+# At most this many files are asked for at the same time.
 THREADS = 4
-# How many files wait at most. Further ones are forgotten: the scan will meet them, or their next
+# At most this many files wait. Further files are forgotten; the scan will meet them, or their next
 # open tells of them again.
 WAITING = 1024
-# A scan under way gets this long to meet a file, which then costs the source nothing more [s].
+# While a scan runs, it gets this long to meet a file before the source is asked for the file by
+# itself [s].
 SCAN_S = 0.1
-# While more files than this wait, only those whose time has come are looked up in the catalog.
+# If more files than this wait, only those for which the source is to be asked now are looked up in
+# the catalog.
 FEW = 32
 
 
 class UnlistedFiles(Generic[Seen]):
-    """Asks the source for unlisted files in threads of its own: the source may take long, and the
-    loop must never wait for it.
+    """Asks the source for unlisted files in threads of its own, because the source may take long,
+    and the loop must never wait for it.
 
-    look : asks for one file; None if there is none, or none that belongs in the catalog
-    ring : called in these threads when there is something to take, not after `close`
+    look : asks the source for one file. It returns None if there is no file, or none that belongs
+    in the catalog
+    ring : called in these threads when an answer can be taken, but not after `close`
     """
 
     def __init__(self, look: Callable[[int, str], Seen | None], ring: Callable[[], None]) -> None:
         self._look, self._ring = look, ring
-        self._since: dict[Path, float] = {}  # files that wait, oldest first
+        self._since: dict[Path, float] = {}  # since when each file has waited, oldest first
         self._asked: set[Path] = set()
         self._orders: queue.SimpleQueue[Path] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Path, Seen | None]] = queue.SimpleQueue()
@@ -46,8 +49,8 @@ class UnlistedFiles(Generic[Seen]):
         return len(self._since) + len(self._asked)
 
     def add(self, paths: Iterable[Path]) -> list[Path]:
-        """Adds files that programs have opened and that have no entry. Returns those that were not
-        waiting."""
+        """Adds files that programs have opened and that have no entry. Returns those that it has
+        added."""
         now, added = time.monotonic(), []
         for path in paths:
             is_new = path not in self._since and path not in self._asked
@@ -57,7 +60,7 @@ class UnlistedFiles(Generic[Seen]):
         return added
 
     def take_met(self, find: Callable[[int, str], int], *, is_scanned: bool) -> list[int]:
-        """The entries of files that the scan has met meanwhile; these files wait no longer."""
+        """Removes the files that the scan has met meanwhile. Returns their entries."""
         looked = self._since if len(self._since) <= FEW else self._due(is_scanned=is_scanned)
         met = {path: entry for path in looked if (entry := find(*path)) >= 0}
         for path in met:
@@ -65,7 +68,7 @@ class UnlistedFiles(Generic[Seen]):
         return list(met.values())
 
     def ask(self, *, is_scanned: bool) -> None:
-        """Has the source asked for the files whose time has come."""
+        """Has the threads ask the source for files that have waited long enough."""
         for path in self._due(is_scanned=is_scanned)[: THREADS - len(self._asked)]:
             del self._since[path]
             self._asked.add(path)
@@ -78,7 +81,7 @@ class UnlistedFiles(Generic[Seen]):
         return [path for path, since in self._since.items() if since <= oldest]
 
     def take_answers(self) -> list[tuple[Path, Seen]]:
-        """The files that the source has told of since the last call."""
+        """Returns the files that the source has told of since the last call."""
         answers = []
         while not self._answers.empty():
             path, seen = self._answers.get()
@@ -111,8 +114,8 @@ class UnlistedFiles(Generic[Seen]):
                     self._ring()
 
     def close(self) -> None:
-        """Ends the threads, without waiting for those that wait for the source. Nobody rings from
-        here on."""
+        """Ends the threads, without waiting for those that wait for the source. `ring` is not
+        called any more from here on."""
         with self._lock:
             self._is_closed = True
         for _ in range(self._threads):

@@ -40,20 +40,21 @@ class Evictions:
 def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     """Nodes cache what they load, and three rules decide what is dropped (Lobster 4.4).
 
-    1. Reuse count: after its last use on the node a copy is dropped, if another node holds one.
+    1. Reuse count: after its last use on the node, a copy is dropped if another node holds one.
     2. Reuse distance: a copy used in iteration h of an epoch's I iterations is dropped if its next
        use on the node is more than 2 I - h iterations away, beyond the end of the next epoch.
     3. Coordination with prefetching: if the cache is full, the copy with the largest reuse distance
        is dropped for the nearest sample that is prefetched.
 
-    A node that does not have a sample reads it from a node that does, else from the file system,
-    and keeps it. Threads are shared among the GPUs of a node so that all have the samples of a step
-    at about the same time (4.1 to 4.3, `_threads`). With one node every sample is used in every
-    epoch, so only rule 3 can act.
+    A node that does not hold a sample reads it from a node that does, else from the file system,
+    and keeps it. Threads are shared among the GPUs of a node so that all GPUs have the samples of a
+    step at about the same time (4.1 to 4.3, `_threads`). On a single node every sample is used in
+    every epoch, so only rule 3 can act.
 
-    Assumptions: samples are loaded shortly before their use, so each is the nearest prefetch, and
-    rule 3 decides by its own next use whether it stays. Nodes see what the others held at the start
-    of the step. Rule 2 applies to samples that are used again; rule 1 handles the others.
+    Assumptions: samples are loaded shortly before their use. So each loaded sample is the nearest
+    prefetch, and rule 3 decides by the sample's own next use whether it stays. Nodes see what the
+    others held at the start of the step. Rule 2 applies to samples that are used again, rule 1 to
+    the others.
 
     evictions : counts what the rules drop, if it is given
     """
@@ -68,21 +69,23 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     )
 
 
-# Number of straight lines that model the time of preprocessing by the number of threads.
+# How many straight lines model the time of preprocessing by the number of threads.
 PIECES = 3
 
 
 def _threads(job: Job, order: Ints, served: Served) -> npt.NDArray[np.int32]:
-    """(nodes, steps, ranks) int32: Algorithm 1 for every step, as `Decision.threads`.
+    """Returns (nodes, steps, ranks) int32, the threads that Algorithm 1 gives each rank in every
+    step, as `Decision.threads`.
 
     Here a thread loads a sample and then preprocesses it. So the predicted time of a queue includes
     both, and no threads are set aside for preprocessing as in 4.1. A queue's rate at a source is
-    that of its threads while all nodes and threads are at work.
+    the rate of its threads while all nodes and threads are at work.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())
     answer = np.ones((*order.shape[:2], most), dtype=np.int32)
-    # Numbers of sources: the node's classes, then other nodes, then the file system.
+    # The sources are numbered: first the node's classes, then one number for all other nodes, then
+    # one for the file system.
     remote, pfs = cluster.classes, cluster.classes + 1
     holder, cls = (each.reshape(order.shape) for each in (served.holder, served.cls))
     for node in range(cluster.nodes):
@@ -105,7 +108,8 @@ def _threads(job: Job, order: Ints, served: Served) -> npt.NDArray[np.int32]:
 
 
 def _rates(cluster: Cluster, node: int) -> Floats:
-    """(sources,) the rate of one of a node's threads at each source [bytes/s], see `_threads`."""
+    """Returns (sources,) the rate of one thread of a node at each source [bytes/s], see
+    `_threads`."""
     total = int(cluster.threads[STAGING])
     each = cluster.read_rate / np.maximum(1, np.maximum(cluster.threads, total))
     others = np.delete(each[:, STAGING + 1 :], node, axis=0).max(initial=0.0)
@@ -114,19 +118,21 @@ def _rates(cluster: Cluster, node: int) -> Floats:
 
 
 def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
-    """The time to preprocess a byte, by the number of threads (4.1) [s]."""
+    """Returns the time to preprocess a byte [s] as a function of the number of threads (4.1)."""
     threads = np.arange(1, int(cluster.threads[STAGING]) + 1)
     return PiecewiseLinear.fit(threads, 1 / (cluster.preprocess[node] * threads), PIECES)
 
 
 def no_more_use(upcoming: Ints, copies: Ints) -> npt.NDArray[np.bool_]:
-    """Rule 1.  upcoming : next use on this node, or NEVER;  copies : number on all nodes"""
+    """Returns the samples that rule 1 drops.  upcoming : next use on this node, or NEVER;  copies :
+    number of copies on all nodes"""
     return np.asarray((upcoming == NEVER) & (copies > 1))
 
 
 def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> npt.NDArray[np.bool_]:
-    """Rule 2.  upcoming : the iteration of the next use on this node, counted over all epochs, like
-    `now`;  iteration : the number of `now` within its epoch, from 1;  iterations : I of an epoch"""
+    """Returns the samples that rule 2 drops.  upcoming : the iteration of the next use on this
+    node, counted over all epochs;  now : this iteration, counted in the same way;  iteration : the
+    number of `now` within its epoch, from 1;  iterations : I, the iterations of an epoch"""
     distance = upcoming - now
     return np.asarray((upcoming != NEVER) & (distance > 2 * iterations - iteration))
 
@@ -138,7 +144,7 @@ class _Nodes:
         self.job, self.evictions = job, evictions
         sizes = job.sizes.tolist()
         self.caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
-        # Later than every access.
+        # The number of an access later than every other.
         self.end = sum(job.orders(epoch).size for epoch in range(job.epochs))
 
     def run(self) -> Iterator[Served]:
@@ -175,27 +181,30 @@ class _Nodes:
             yield Served(holder.reshape(nodes, -1), cls, into, into)
 
     def _find(self, node: int, files: Ints, holder: Ints, cls: Ints) -> None:
-        """Finds the samples of a step; fills holder and cls."""
+        """Finds the holders of a step's samples, and their classes there; writes them into `holder`
+        and `cls`."""
         levels = self._levels(files)
         nearest = np.where(levels[node] != MISS, node, (levels != MISS).argmax(axis=0))
         cls[:] = levels[nearest, np.arange(len(files))]
         holder[:] = np.where(cls == MISS, PFS, nearest)
 
     def _levels(self, files: Ints) -> Ints:
-        """(nodes, files) the class of each node that has each file, or MISS."""
+        """Returns (nodes, files) the class in which each node holds each file, or MISS."""
         return np.stack([cache.levels()[files] for cache in self.caches])
 
     def _use(self, node: int, files: Ints, after: Ints, beyond: Flags, now: int) -> Ints:
-        """Uses the samples of a step, and keeps or drops them by the rules.
+        """Uses the samples of a step, and keeps or drops them by the rules. Returns (samples,) the
+        class that took each sample, MISS for none.
 
-        after : next uses;  beyond : whether they are too far by rule 2;  now : the last access of
-        the step.  Returns (samples,) the class that took each, MISS for none.
+        after : the samples' next uses;  beyond : whether these are too far by rule 2;  now : the
+        last access of the step
         """
         into = np.zeros(len(files), dtype=np.int8)
         cache = self.caches[node]
         others = np.delete(self._levels(files), node, axis=0) != MISS
         last = no_more_use(after, others.sum(axis=0) + 1)
-        # The last copy of all nodes, if it has no use here, is evicted first when room is needed.
+        # The only copy of a sample among all nodes is not dropped after its last use here. It gets
+        # the latest next use, so that it is evicted first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
             held = cache.level(file) != MISS

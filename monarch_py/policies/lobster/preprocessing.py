@@ -13,8 +13,8 @@ from monarch_py.policies.view import Floats
 class PiecewiseLinear:
     """Straight lines, each for a range of x.
 
-    starts : (pieces,) where each line begins, ascending. The first one also applies below, the last
-        one beyond
+    starts : (pieces,) where each line's range begins, ascending. The first line also applies below
+        its range, the last line has no end
     slope, intercept : (pieces,)
     """
 
@@ -24,12 +24,12 @@ class PiecewiseLinear:
 
     @classmethod
     def fit(cls, x: npt.ArrayLike, y: npt.ArrayLike, pieces: int) -> "PiecewiseLinear":
-        """The lines that fit the measurements best, by least squares.
+        """Returns the lines that fit the measurements best, by least squares.
 
         x : (points,), for example threads;  y : (points,), for example seconds per batch;  pieces :
-        the most lines. Each line has at least two different x, unless there is only one x in all.
-        All ways to cut the points are compared (Bellman 1961), so the sum of squares is minimal.
-        Raises PolicyError without points or with no piece.
+        the largest number of lines. Each line has at least two different x, unless all points have
+        the same x. All ways to cut the points are compared (Bellman 1961), so the sum of squares is
+        minimal. Raises PolicyError without points or with no piece.
 
         Speed rises with threads until cores or memory are used up, and falls beyond. Two or three
         lines can model that, but not one.
@@ -49,15 +49,15 @@ class PiecewiseLinear:
         )
 
     def __call__(self, x: npt.ArrayLike) -> Floats:
-        """The model's y; never below 0, since it is a time. Between the points of two pieces, the
-        line of the lower piece applies."""
+        """Returns the model's y, which is never below 0, since it is a time. Between the points of
+        two pieces, the line of the lower piece applies."""
         xs = np.asarray(x, dtype=np.float64)
         piece = np.maximum(0, np.searchsorted(self.starts, xs, side="right") - 1)
         return np.maximum(0, self.slope[piece] * xs + self.intercept[piece])
 
 
 def _line(x: Floats, y: Floats) -> tuple[float, float, float]:
-    """Slope, intercept and sum of squares of the best line."""
+    """Returns the slope, the intercept and the sum of squared deviations of the best line."""
     deviation = x - x.mean()
     spread = float(deviation @ deviation)
     slope = float(deviation @ y) / spread if spread else 0.0
@@ -67,7 +67,7 @@ def _line(x: Floats, y: Floats) -> tuple[float, float, float]:
 
 
 def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
-    """The points at which pieces begin; points with the same x stay together."""
+    """Returns the points at which pieces begin. Points with the same x stay in one piece."""
     starts = [0, *(np.flatnonzero(np.diff(x)) + 1).tolist()]
     ends = [*starts[1:], len(x)]
     cost = {
@@ -77,8 +77,8 @@ def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
     }
     if not cost:
         return [0]
-    # least[k][j] : the least cost of all points up to j with k + 1 pieces, and where the last piece
-    # begins.
+    # least[k][j] : the least cost of all points up to group j (of equal x) with k + 1 pieces, and
+    # the group at which the last piece begins.
     least = [{j: (cost[0, j], 0) for j in range(1, len(starts))}]
     for _ in range(1, pieces):
         before, now = least[-1], {}

@@ -9,10 +9,10 @@ from monarch_py.policies.view import Floats
 def queue_bytes(
     sizes: npt.NDArray[np.int64], source: npt.NDArray[np.int8], sources: int
 ) -> npt.NDArray[np.int64]:
-    """The bytes that each queue must load in a step, by source.
+    """Returns (..., sources) the bytes that each queue must load in a step, by source.
 
-    sizes, source : (..., batch), the bytes of the samples of each GPU, and the number of the source
-    that has each;  sources : number of sources.  Returns (..., sources) [bytes].
+    sizes, source : (..., batch), the bytes of each GPU's samples, and the number of the source that
+    has each sample;  sources : number of sources
     """
     *queues, batch = sizes.shape
     cell = np.arange(sizes.size // max(1, batch)).repeat(batch) * sources + source.ravel()
@@ -21,12 +21,12 @@ def queue_bytes(
 
 
 def queue_seconds(loads: npt.NDArray[np.int64], rates: Floats, most: int) -> Floats:
-    """The time in which each queue loads its samples, for every number of threads.
+    """Returns (..., most) the time in which each queue loads its samples with 1, 2, ... threads
+    [s]. It is the sum over the sources of bytes / rate, because a thread loads one sample after the
+    other.
 
-    loads : (..., sources) [bytes];  rates : (sources,) [bytes/s], of one thread of a queue at each
-    source; n threads are n times as fast;  most : the largest number of threads.
-    Returns (..., most) [s], for 1, 2, ... threads: the sum over the sources of bytes / rate,
-    because a thread loads one sample after the other.
+    loads : (..., sources) [bytes];  rates : (sources,) [bytes/s], the rate of one thread of a queue
+    at each source; n threads are n times as fast;  most : the largest number of threads
     """
     threads = np.arange(1, most + 1, dtype=np.float64)
     seconds = np.zeros((*loads.shape[:-1], most))

@@ -6,27 +6,29 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Floats
 
-# Bound on the numbers in memory at a time, which decides how many windows are tried together. (A
-# simulation asks for all steps of an epoch at once, a daemon for one step.)
+# Bound on how many numbers are in memory at a time. It decides how many windows are tried together.
+# (A simulation asks for all steps of an epoch at once, a daemon for one step.)
 TOGETHER = 1 << 18
 
 
 def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
-    """The number of threads for each queue, so that all queues end as nearly together as possible.
+    """Returns the number of threads for each queue, such that all queues end as nearly at the same
+    time as possible.
 
     seconds : (..., queues, most), the predicted time of each queue with 1, 2, ... threads
         (`queues`), for one step or for many
     total : number of loading threads, T_L
 
-    Returns (..., queues) int64, each 1 or more, in sum at most `total`. The difference between the
-    largest and the smallest predicted time is minimal; of several such shares, the one with the
-    smallest largest time is taken. Raises PolicyError if there are more queues than threads.
+    The result is (..., queues) int64, each 1 or more, in sum at most `total`. The difference
+    between the largest and the smallest predicted time is minimal; of several results with the same
+    difference, the one with the smallest largest time is taken. Raises PolicyError if there are
+    more queues than threads.
 
     This is Algorithm 1 by its intent. It deviates from the printed form:
 
     - Lines 12 to 18 move the lower bound of the search where the upper one should move, and vice
       versa, so the search runs away from the balance. Here bisection searches for the end of a
-      window of times, which can only be later if the window begins later.
+      window of times. If a window begins later, its end can only be later too.
     - The printed loop never compares the sum of the threads with T_L. Here that is a condition.
     - The printed algorithm starts from shares in proportion to the queues' loads and changes one
       queue at a time, so it may stop where no single change helps. Here all windows [least,
@@ -58,12 +60,14 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
 def _best_from(
     times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    """The best window of each step that begins at one of these levels (starts,). Returns threads
-    (steps, queues), and the gap and the last end of each step (steps,), inf if there is none."""
-    # Each row is one step and one start.
+    """Finds the best window of each step among those that begin at one of these levels (starts,).
+    Returns (steps, queues) the threads, (steps,) the difference between the largest and the
+    smallest time, and (steps,) the largest time; inf if there is no window."""
+    # Each row stands for one step and one start.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
-    # Bisection for the first end at which the window is wide enough; past the levels if none is.
+    # Bisection finds the first end at which the window is wide enough. If there is none, the end
+    # lies past the levels.
     end, beyond = start.copy(), np.full(len(start), levels.shape[1])
     while (end < beyond).any():
         middle = (end + beyond) // 2
@@ -86,8 +90,9 @@ def _best_from(
 def _fewest(
     times: Floats, low: Floats, high: Floats, total: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """(steps, queues) the fewest threads with which each queue's time lies in the step's [low,
-    high], and (steps,) whether all queues have such a number and the sum is at most `total`."""
+    """Returns (steps, queues) the fewest threads with which each queue's time lies in the step's
+    [low, high], and (steps,) whether all queues have such a number and their sum is at most
+    `total`."""
     inside = (times >= low[:, None, None]) & (times <= high[:, None, None])
     threads = inside.argmax(axis=2) + 1
     is_there = np.all(np.any(inside, axis=2), axis=1)

@@ -1,5 +1,5 @@
 """NoPFS (Dryden et al., SC'21): placement by access frequency, fetch choice by a performance model.
 
-`policy` has NoPFS as a policy, and our variant for several nodes; `placement` decides which node
-holds what (5.1), and `prices` is the dual of that problem.
+`policy` has NoPFS as a policy, and our variant for several nodes. `placement` decides which node
+holds which files (5.1). `prices` solves the dual of that problem.
 """

@@ -1,9 +1,9 @@
-"""Placement: which node holds what; NoPFS 5.1 made complete.
+"""Placement: decides which node holds which files; NoPFS 5.1 made complete.
 
 In the paper every node fills its classes with the files that it uses most often, and nothing makes
 sure that each file has a holder. If the tiers together just fit the dataset, a sixth of the files
-has none and is read from the file system in every epoch (`literal`). Here the sum of frequency x
-size over all copies is maximised, subject to the quotas and to one holder for every file; further
+has no holder and is read from the file system in every epoch (`literal`). Here the sum of frequency
+x size over all copies is maximised, subject to the quotas and to one holder for every file. Further
 holders only get room that is left (`place`).
 """
 
@@ -18,9 +18,10 @@ from monarch_py.policies.nopfs.prices import Prices, Program, Rows, find_prices
 from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, Floats, Ints
 
-# The placement holds how often each node uses each file, twice over: BYTES_OF_USES for each node
-# and file [bytes]. It is not made where that is more than MOST_OF_USES [bytes]. Every node must
-# come to the same answer, so the limit does not depend on the memory that a node has left.
+# A placement needs memory for two tables of how often each node uses each file: BYTES_OF_USES for
+# each node and file [bytes]. No placement is made where that would be more than MOST_OF_USES
+# [bytes]. Every node must come to the same answer, so the limit does not depend on the memory that
+# a node has left.
 BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
@@ -36,8 +37,8 @@ class Placement:
     extra: tuple[npt.NDArray[np.int64], ...]
 
     def holders(self) -> Holders:
-        """(files, ASKED) the nodes that hold each file, the owner first. A file with several
-        further holders names one of them; different files name different ones, so that all of them
+        """Returns (files, ASKED) the nodes that hold each file, the owner first. Of several further
+        holders of a file one is named. Different files name different holders, so that all holders
         are asked."""
         holders = np.full((len(self.owner), ASKED), NOBODY, dtype=np.int32)
         holders[:, 0] = self.owner
@@ -47,7 +48,7 @@ class Placement:
         return holders
 
     def held(self, node: int) -> npt.NDArray[np.int64]:
-        """All files that a node holds."""
+        """Returns all files that a node holds."""
         return np.concatenate([np.flatnonzero(self.owner == node), self.extra[node]])
 
 
@@ -64,12 +65,14 @@ def place(
     weights: Floats | None = None,
     seed: int = 0,
 ) -> Placement:
-    """Gives an owner to every file that fits anywhere, and further holders in the room left over.
+    """Gives an owner to every file that fits anywhere, and further holders in the room that is
+    left.
 
     frequencies : for each node (files,), how often it uses each file: an array (nodes, files), or
         rows made one at a time
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
-    weights : (nodes,), what a local read saves there, if links or classes differ; None = 1 for all
+    weights : (nodes,), what a local read saves on each node, if links or classes differ; None = 1
+    for all
 
     Returns a Placement whose sum of value x size over all copies is within 1 % of the most that is
     possible, if files are small beside quotas (benchmarks/policies/bound.py).
@@ -84,7 +87,8 @@ def place(
     program = Program(frequencies, weights, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
     owner, left = _own(program, prices)
-    # If a file has no owner, it does not fit into the room that is left.
+    # A file without an owner does not fit into the room that is left, so it gets no further holder
+    # either.
     extra = [
         _most_used(frequencies[node], sizes, owner == node, int(left[node]))
         for node in range(len(quotas))
@@ -93,11 +97,11 @@ def place(
 
 
 def _own(program: Program, prices: Prices) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """(files,) the owner of each file, and (nodes,) [bytes] the room that is left.
+    """Returns (files,) the owner of each file, and (nodes,) the room that is left [bytes].
 
-    If there will be further holders, owners are settled first in the room that each node does not
-    want for copies of others' files, so that the spare room does not all lie on the nodes filled
-    last. Then the other files are settled in all room.
+    If there is room for further holders, files first get owners only in the room that each node
+    does not want for copies of other nodes' files. Otherwise all spare room would be on the nodes
+    that are filled last. The files that are left then get owners in all room.
     """
     owner = np.full(len(program.sizes), PFS, dtype=np.int32)
     left = np.array(program.quotas, dtype=np.int64)
@@ -112,7 +116,8 @@ def _own(program: Program, prices: Prices) -> tuple[npt.NDArray[np.int32], npt.N
 
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
-    """(nodes,) bytes of files worth more than the price at a node that is not their best one."""
+    """Returns (nodes,) the bytes that each node wants besides its own files: of files whose value
+    there is above the price, and whose best node is another one."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)
@@ -125,7 +130,8 @@ def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
 def _settle(
     program: Program, prices: Prices, owner: npt.NDArray[np.int32], left: npt.NDArray[np.int64]
 ) -> None:
-    """Gives owners to files that have none, within the room that is left; changes owner and left.
+    """Gives owners to files that have none, within the room that is left. Changes `owner` and
+    `left`.
 
     In each round every file goes to the node where value - price is largest. A full node keeps the
     files that would lose most elsewhere, and passes the others on.
@@ -135,7 +141,8 @@ def _settle(
     while len(waiting) and open_nodes.any():
         nodes = np.flatnonzero(open_nodes)
         best, gain, second = _two_best(program, prices, nodes, waiting)
-        # "Elsewhere" is the second-best node or, if room is short, nowhere, which is worth 0.
+        # Elsewhere means the second-best node. If room is short, it may also mean no node, which is
+        # worth 0.
         loss = gain - (second if program.everything else np.maximum(second, 0))
         for node in np.unique(best):
             mine = np.flatnonzero(best == node)
@@ -150,12 +157,14 @@ def _settle(
 def _two_best(
     program: Program, prices: Prices, nodes: Ints, files: Ints
 ) -> tuple[npt.NDArray[np.int32], Floats, Floats]:
-    """For each file the node with the largest gain, that gain, and the second largest gain."""
+    """Returns for each file the node with the largest gain, that gain, and the second largest
+    gain."""
     best = np.zeros(len(files), dtype=np.int32)
     first = np.full(len(files), -np.inf)
     second = first.copy()
     for node in nodes.tolist():
-        # All nodes must compute the same, but NumPy 1 would subtract in float32 and NumPy 2 not.
+        # All nodes must compute the same numbers. Without the conversion NumPy 1 would subtract in
+        # float32, and NumPy 2 would not.
         value = program.values(node)[files].astype(np.float64)
         gain = value - prices.room[node] + prices.noise(node, files)
         better = gain > first
@@ -166,8 +175,8 @@ def _two_best(
 
 
 def _squeeze(owner: npt.NDArray[np.int32], sizes: Ints, left: npt.NDArray[np.int64]) -> None:
-    """Puts files without an owner, the largest first, into the node with most room; changes owner
-    and left."""
+    """Gives each file without an owner, the largest first, to the node with the most room. Changes
+    `owner` and `left`."""
     waiting = np.flatnonzero(owner == PFS)
     waiting = waiting[sizes[waiting] <= left.max(initial=0)]
     for file in waiting[np.argsort(-sizes[waiting], kind="stable")]:
@@ -180,7 +189,8 @@ def _squeeze(owner: npt.NDArray[np.int32], sizes: Ints, left: npt.NDArray[np.int
 def _most_used(
     frequency: npt.NDArray[Any], sizes: Ints, own: npt.NDArray[np.bool_], room: int
 ) -> npt.NDArray[np.int64]:
-    """Files that the node uses but does not own, the most used first, that fit into the room."""
+    """Returns the files that the node uses but does not own and that fit into the room, the most
+    used first."""
     others = np.flatnonzero((np.asarray(frequency) > 0) & ~own)
     if not len(others) or room < int(sizes[others].min()):
         return np.zeros(0, dtype=np.int64)
@@ -195,8 +205,8 @@ def _most_used(
 def literal(frequencies: Rows, sizes: Ints, quotas: Ints) -> tuple[npt.NDArray[np.int64], ...]:
     """NoPFS 5.1 to the letter: every node by itself takes the files that it uses most often.
 
-    Arguments as of `place`.  Returns for each node its files, the most used first; files used
-    equally often are in the order of their numbers (as the published simulator sorts them).
+    The arguments are as in `place`. Returns for each node its files, the most used first. Files
+    used equally often are in the order of their numbers, as in the published simulator.
     """
     nobody = np.zeros(len(sizes), dtype=bool)
     return tuple(

@@ -1,6 +1,6 @@
-"""NoPFS as a policy: frequency decides which node holds what, the order of use when it is fetched.
+"""NoPFS as a policy: frequency decides which node holds a file, and the order of use when it comes.
 
-`Planned` is our variant, in which a file's owner alone reads it from the source.
+`planned` is our variant, in which only a file's owner reads the file from the source.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
 # If the standard deviation of the frequencies divided by their mean is below this, the best
-# placement saves so little that any other one does as well.
+# placement is hardly better than any other one.
 LEAST_SPREAD = 0.1
 
 
@@ -25,26 +25,28 @@ def nopfs(job: Job) -> Decision:
     """Clairvoyant placement (NoPFS 5.1), made complete: every file that fits anywhere has an owner.
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
-    nobody holds (the paper's scenario 4). Each fetch takes the fastest of local, remote and file
-    system (4). A node does not ask whether another node has a file by now; it assumes so once it
-    has itself come as far as the access by which the other node needs the file (5.2.2). Classes
-    fill during training, in order of first use, so that what is late comes first. A read that finds
-    a file missing fills it.
+    no node holds (the paper's scenario 4). Each fetch takes the fastest of the local copy, a remote
+    copy and the file system (4). A node does not ask whether another node has a file by now. It
+    assumes so once it has itself come as far as the access by which the other node needs the file
+    (5.2.2). Classes fill during training, in order of first use, so that files that are late come
+    first. A read that finds its file missing in the node's class fills it.
+
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
     return _placed(job, "nopfs")[0]
 
 
 def planned(job: Job) -> Decision:
-    """What several nodes do with a plan: NoPFS's placement, but each file is read once for all.
+    """NoPFS's placement, but each file is read from the source once for all nodes. This is the
+    policy of several nodes with a plan.
 
-    A file's owner alone reads the file from the source, when its turn comes in order of first use
-    or when a node asks for it, and sends it on. (In NoPFS each node reads the source until a copy
-    exists.) The source is not read a second time, even if it is idle, because others use it too.
-    The rest, including errors, is as in `NoPFS`.
+    Only a file's owner reads the file from the source, when the file's turn comes in order of first
+    use or when a node asks for it, and sends it on. (In NoPFS each node reads the source until a
+    copy exists.) The source is not read a second time, even if it is idle, because others use it
+    too. The rest, including errors, is as in `nopfs`.
     """
     decision, wanted = _placed(job, "planned")
-    # Nodes ask the owner even if it does not have the file yet.
+    # Without `due`, nodes ask the owner even if it does not have the file yet.
     owner = owners_of(decision.copies, wanted)
     return replace(decision, owner=owner, pfs=False, due=None)
 
@@ -62,7 +64,7 @@ def nopfs_literal(job: Job) -> Decision:
 
 
 def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
-    """NoPFS's decision, and (files,) the owner that each file should have."""
+    """Returns NoPFS's decision, and (files,) the owner that each file should have."""
     need_differences(job, name)
     placed = place(
         list(job.frequencies),
@@ -77,23 +79,25 @@ def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
 
 
 def _decision(job: Job, copies: Copies) -> Decision:
-    """The decision for a placement, which is the same for both placements of NoPFS."""
+    """Returns the decision that belongs to a placement. It is made in the same way for both
+    placements of NoPFS."""
     due = _needed(job, job.first_use[copies.node, copies.file], copies.file)
     return Decision(copies=copies, when=When.BESIDE, remote=True, due=due)
 
 
 def _needed(job: Job, first: npt.NDArray[np.int64], files: Ints) -> npt.NDArray[np.int64]:
-    """When copies are needed.  first : when their node first uses these files
+    """Returns when copies are needed.  first : when each copy's node first uses the file
 
-    A file that its node never uses is needed when any node first uses it.
+    A file that the copy's node never uses is needed when any node first uses it.
     """
     return np.where(first == NEVER, job.first_use.min(axis=0)[files], first)
 
 
 def need_differences(job: Job, name: str) -> None:
-    """PolicyError if several nodes use every file about equally often, epoch after epoch.
+    """Checks that the nodes do not all use every file about equally often, epoch after epoch.
+    Raises PolicyError if they do.
 
-    That is so for whole files of many samples. Their frequencies have a relative spread of
+    They do so with whole files of many samples. The frequencies of these have a relative spread of
     sqrt(1 - 1 / nodes) divided by the root of the number of samples that a node reads of a file
     (binomial, NoPFS 3.1). A node uses a file of one sample less than once an epoch, so such files
     are never refused.
@@ -108,32 +112,33 @@ def need_differences(job: Job, name: str) -> None:
 
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
-    """(nodes,) what a node saves by having a file itself instead of reading it from another node,
-    relative to the mean of the nodes (NoPFS 4: the remote case less the local one); 1 for all if
-    there is nothing to weigh.
+    """Returns (nodes,) what each node saves by having a file itself instead of reading it from
+    another node, relative to the mean over the nodes (NoPFS 4: the remote case less the local one);
+    1 for all nodes if there is nothing to weigh.
 
-    size : of a mean file [bytes]
+    size : the mean size of the files [bytes]
     """
     rates = cluster.read_rate / np.maximum(1, cluster.threads)
     own, link = rates[:, STAGING + 1 :].max(axis=1, initial=0), cluster.network
     if cluster.nodes == 1 or not own.all():
         return np.ones(cluster.nodes)
-    # Fetch from the fastest class of each other node, over the slower link, and from that of the
-    # node itself.
+    # A remote read is from the fastest class of the best other node, over the slower of the two
+    # links. A local read is from the fastest class of the node itself.
     reach = np.minimum(own, link)
     second, first = np.sort(reach)[-2:]
     best_other = np.where(np.arange(cluster.nodes) == reach.argmax(), second, first)
     with np.errstate(divide="ignore"):
         saved = size / np.minimum(link, best_other) - size / own
-    # A link is at least as fast as the class, so there is nothing to weigh.
+    # If a node would save nothing, its link is at least as fast as its class, and there is nothing
+    # to weigh.
     if not np.isfinite(saved).all() or saved.min() <= 0:
         return np.ones(cluster.nodes)
     return np.asarray(saved / saved.mean(), dtype=np.float64)
 
 
 def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
-    """Every node's files in its classes. A file that fits into no class of its node, because the
-    room is in pieces, goes to another node that has room."""
+    """Returns the copies: every node's files, put into its classes. A file that fits into no class
+    of its node, because the room is in pieces, goes to another node that has room."""
     parts, lost = [], []
     for node, files in enumerate(held):
         parts.append(classes_of(policy_of(job, node, files), job.cluster, job.sizes))
@@ -145,8 +150,8 @@ def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
 
 
 def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
-    """The policy of a node that holds these files: the most used files in the fastest class, and
-    each class in the order of filling, that of first use (Rule 1 of NoPFS 2)."""
+    """Returns the policy of a node that holds these files. The most used files are in the fastest
+    class, and each class is filled in the order of first use (Rule 1 of NoPFS 2)."""
     first = _needed(job, job.first_use[node], np.arange(job.files))[held]
     used, rooms = job.frequencies[node, held], rooms_of(job.cluster.capacity[node], len(held))
     policy = NodePolicy(node, shares=True)
@@ -156,8 +161,8 @@ def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
 
 
 def _rehouse(job: Job, parts: list[list[Ints]], lost: Ints, first: Ints) -> None:
-    """Puts files without a copy into any class that has room, or in which dropping a file that
-    others hold too makes enough room; changes parts.  first : (files,), first use by any node"""
+    """Puts files without a copy into any class that has room, or that gets enough room if a file is
+    dropped that other nodes hold too. Changes `parts`.  first : (files,), first use by any node"""
     count = np.zeros(job.files, dtype=np.int64)
     for files in (each for classes in parts for each in classes):
         count[files] += 1

@@ -1,9 +1,10 @@
 """Prices of a byte of each node's room: the dual of the placement problem (see `placement`).
 
 The placement is a linear program with two kinds of constraints: quotas of nodes, and one holder for
-every file. Lagrangian prices of room, one per node, move the quotas into the objective. The rest
-separates into one problem per file, solved by comparing numbers. For any prices, its value bounds
-what any placement can reach (weak duality); at the best prices it is the linear program's optimum.
+every file. Lagrangian prices of room, one per node, move the quotas into the objective. The problem
+then separates into one problem per file, which is solved by comparing numbers. For any prices, the
+value of the solution bounds what any placement can reach (weak duality). At the best prices it is
+the linear program's optimum.
 """
 
 from collections.abc import Sequence
@@ -15,15 +16,16 @@ import numpy.typing as npt
 
 from monarch_py.policies.view import Floats, Ints
 
-# For each node an array (files,): a table, or rows that are made one at a time.
+# For each node an array (files,): a table, or a sequence that makes each row when it is asked for.
 Rows = Sequence[npt.NDArray[Any]]
 
 # Prices are sought on samples of the files, in two stages: first roughly, then on enough files to
-# meet the quotas of single nodes closely. (Table entries, files x nodes; steps.)
+# meet the quotas of single nodes closely. Each stage is (table entries, that is files x nodes;
+# steps).
 STAGES = ((320_000, 150), (2_000_000, 60))
-# Width of the noise that breaks ties, as a part of the mean of the files' largest values; the noise
-# costs at most that part. Values are small whole numbers, so without noise thousands of files would
-# tie, and a price would move them all at once.
+# The width of the noise that breaks ties, as a part of the mean of the files' largest values. The
+# noise makes the result worse by at most this part. Values are small whole numbers, so without
+# noise thousands of files would tie, and a change of a price would move them all at once.
 NOISE = 0.01
 
 
@@ -32,10 +34,10 @@ class Program:
     """The placement as a linear program.
 
     uses : for each node (files,), how often it uses each file
-    weights : (nodes,), what a local read saves there; None = 1 for all
+    weights : (nodes,), what a local read saves on each node; None = 1 for all
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
-    everything : True if every file must be held, by one node or several; False if each is held by
-        at most one
+    everything : True if every file must be held, by one node or several; False if each file is held
+        by at most one node
     """
 
     uses: Rows
@@ -45,7 +47,7 @@ class Program:
     everything: bool
 
     def values(self, node: int) -> npt.NDArray[np.float32]:
-        """(files,) what a byte of each file is worth at a node."""
+        """Returns (files,) what a byte of each file is worth at a node."""
         row = np.asarray(self.uses[node], dtype=np.float32)
         return row if self.weights is None else row * np.float32(self.weights[node])
 
@@ -54,8 +56,8 @@ class Program:
 class Prices:
     """Prices of room, and the noise that goes with them.
 
-    room : (nodes,), what a byte of room is worth;  width : of the noise that breaks ties;  draws :
-    (files,) uniform in [0, 1), from which the noise is made
+    room : (nodes,), what a byte of room is worth;  width : the width of the noise that breaks ties;
+    draws : (files,) uniform in [0, 1), from which the noise is made
     """
 
     room: Floats
@@ -63,15 +65,15 @@ class Prices:
     draws: Floats
 
     def noise(self, node: int, files: Ints | slice = slice(None)) -> Floats:
-        """The noise added to the values of these files at the node: uniform in [0, width), and
-        practically independent from node to node."""
+        """Returns the noise that is added to the values of these files at the node: uniform in [0,
+        width), and practically independent from node to node."""
         turned = self.draws[files] * (1009.0 + 613.0 * node)
         turned -= np.floor(turned)
         return np.asarray(turned * self.width)
 
 
 def find_prices(program: Program, rng: np.random.Generator) -> Prices:
-    """Prices at which each node wants about as much as it has room for.
+    """Returns prices at which each node wants about as much as it has room for.
 
     They are found by subgradient steps on samples of the files: the price of a node rises while the
     node wants more than its quota. Steps shrink, and the prices with the least bound are kept.
@@ -87,7 +89,8 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
         rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
-        # In the second stage prices are right except for ties, which lie within the noise.
+        # In the second stage prices are already right except for ties, which lie within the noise,
+        # so steps are small.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)
@@ -103,7 +106,7 @@ class _Sample:
     """A sample of the files.
 
     table : (nodes, files), values;  weights : (files,), sizes scaled to a sum of 1;  share :
-    (nodes,), quotas in the same unit;  everything : as in `Program`
+    (nodes,), quotas as parts of all files' sizes;  everything : as in `Program`
     """
 
     table: npt.NDArray[np.float32]
@@ -112,15 +115,16 @@ class _Sample:
     everything: bool
 
     def at(self, prices: Floats) -> tuple[float, Floats]:
-        """The bound, and (nodes,) what each node wants at these prices."""
+        """Returns the bound, and (nodes,) how much each node wants at these prices."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
-        # If files must be held, a file is wanted by its best node even at a loss, and by all nodes
-        # that gain. If files are held at most once, it is wanted by its best node if that gains.
+        # If every file must be held, a file is wanted by its best node even at a loss, and by all
+        # nodes that gain by it. If files are held at most once, a file is wanted by its best node
+        # alone, and only if that node gains.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
-        # NumPy adds in a fixed order. Every node must compute the same prices, and a BLAS would add
-        # in an order that depends on the processor.
+        # Every node must compute the same prices. NumPy's sum adds in a fixed order, while a BLAS
+        # would add in an order that depends on the processor.
         used = np.where(wanted, self.weights, np.float32(0)).sum(axis=1, dtype=np.float64)
         gain *= wanted
         gain *= self.weights
@@ -129,15 +133,15 @@ class _Sample:
 
 
 def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats:
-    """The prices with the least bound among all steps. pace : size of the first step"""
+    """Returns the prices with the least bound among all steps.  pace : size of the first step"""
     best, best_value = prices, np.inf
     for step in range(steps):
         value, used = sample.at(prices)
         if value < best_value:
             best, best_value = prices, value
         excess = (used - sample.share) / np.maximum(sample.share, 1e-12)
-        # The excess is clipped, because a tiny quota makes any excess huge. It is scaled up if all
-        # are small, because prices would not move far otherwise.
+        # The excess is clipped, because a tiny quota makes any excess huge. If the excess is small
+        # for all nodes, it is scaled up, because prices would hardly move otherwise.
         most = min(1.0, 4 * float(np.abs(excess).max()) + 1e-12)
         direction = np.clip(excess / most, -1, 1)
         prices = np.maximum(0, prices + pace / (1 + step / 3) * direction)

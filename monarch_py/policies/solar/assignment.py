@@ -7,9 +7,11 @@ from monarch_py.policies.view import Floats
 
 
 def assign(costs: Floats) -> npt.NDArray[np.int64]:
-    """Gives each row its own column so that the sum of the costs is least.
+    """Returns (n,) int64, a column for each row: all columns differ, and the sum of the costs is
+    least.
 
-    costs : (n, n).  Returns (n,) int64, the column of each row.
+    costs : (n, n)
+
     It uses the Hungarian method by shortest augmenting paths with potentials (Jonker and Volgenant
     1987): n paths of at most n steps, each of which handles all columns at once.
     """

@@ -1,8 +1,8 @@
 """Joins the reads of neighbouring samples (SOLAR 4.4).
 
-Samples of an HDF5 dataset lie beside each other. If several wanted samples lie close together, one
-read of the whole range, including the unwanted samples in between, is faster than one read each.
-The unwanted samples are counted.
+The samples of an HDF5 dataset lie one after the other in the file. If several wanted samples lie
+close together, one read of the whole range, including the unwanted samples in between, is faster
+than one read for each wanted sample. The unwanted samples are counted.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ class Reads:
 
 
 def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:
-    """The reads that bring these samples.
+    """Returns the reads that bring these samples.
 
-    samples : (samples,), numbers within the dataset, in any order, each once
+    samples : (samples,), numbers of samples within the dataset, in any order, each once
     gap : a read goes on over at most this many unwanted samples between two wanted ones
-    chunk : samples in a chunk of the file. A read ends with its chunk, since chunks need not lie
-        beside each other
+    chunk : how many samples a chunk of the file has. A read ends with its chunk, since chunks need
+        not lie one after the other
     vain : the most unwanted samples that are read in all; the narrowest gaps are crossed first
 
     Raises PolicyError for a negative gap or a chunk without samples.

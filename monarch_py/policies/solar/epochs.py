@@ -1,16 +1,17 @@
 """Chooses the order in which whole epochs run (SOLAR 4.2).
 
-The order of samples within an epoch follows from its seed, but the order of epochs is free. SOLAR
-puts epochs beside each other if one begins with the samples with which the other has ended.
+The order of samples within an epoch follows from the epoch's seed, but the order of epochs is free.
+SOLAR lets an epoch follow another one if it begins with samples with which the other one has ended.
 
-With independent shuffles that gains little. First_C and Last_C are random subsets of c of the n
+With independent shuffles this gains little. First_C and Last_C are random subsets of c of the n
 samples, so an edge costs c (1 - c / n) with a standard deviation of c (1 - c / n) / sqrt(n)
 (hypergeometric): 0.34 % of the mean for 88,064 samples. The best of 100 edges lies 2.5 deviations
 below the mean, and the whole path is 0.7 to 0.8 % cheaper than the given order. LRU then loads 0.1
-to 0.3 % less (benchmarks/policies). A buffer that drops what is used last saves nothing, since it
-loads D - C whatever came before. SOLAR reports savings of 25.6 and 59.4 %. With independent
-shuffles they cannot come from the order alone; but SOLAR also replaces the buffer by one that knows
-the future, which takes loads from 1.3 to 2.6 (D - C) down to D - C in the same benchmark.
+to 0.3 % less (benchmarks/policies). A buffer that drops the samples used last saves nothing, since
+it loads D - C whatever epoch came before. SOLAR reports savings of 25.6 and 59.4 %. With
+independent shuffles these cannot come from the order alone. But SOLAR also replaces the buffer by
+one that knows the future, which reduces loads from 1.3 to 2.6 (D - C) to D - C in the same
+benchmark.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from monarch_py.policies.replay import in_time
 from monarch_py.policies.solar.assignment import assign
 from monarch_py.policies.view import Floats, Ints
 
-# Files in one block when all epochs are compared with all; for 100 epochs a block takes 50 MB.
+# How many files are in one block when every epoch is compared with every other. For 100 epochs a
+# block takes 50 MB.
 BLOCK_FILES = 1 << 16
 # The longest segment of epochs that is moved elsewhere in the path.
 LONGEST_SEGMENT = 3
@@ -32,13 +34,14 @@ ROUNDING = 1e-9
 def edge_costs(
     orders: Callable[[int], Ints], epochs: int, capacity: int, files: int
 ) -> npt.NDArray[np.int64]:
-    """N(u, v) = |First_C(v) without Last_C(u)|: the number of samples that are loaded at the start
-    of epoch v if epoch u ran before it (SOLAR 4.2).
+    """Returns (epochs, epochs) int64, u by v, the costs N(u, v) = |First_C(v) without Last_C(u)|:
+    the number of samples that are loaded at the start of epoch v if epoch u ran before it (SOLAR
+    4.2). The diagonal is 0 and has no meaning.
 
-    orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time;
-    capacity : C, the samples that the buffers of all nodes hold;  files : their number.
-    It takes 2 bytes for each epoch and file.
-    Returns (epochs, epochs) int64, u by v; the diagonal is 0 and has no meaning.
+    orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time;  capacity :
+    C, how many samples the buffers of all nodes hold together;  files : the number of files
+
+    It takes 2 bytes of memory for each epoch and file.
     """
     first = np.zeros((epochs, files), dtype=bool)
     last = np.zeros((epochs, files), dtype=bool)
@@ -57,24 +60,27 @@ def edge_costs(
 
 
 def path_cost(costs: npt.NDArray[np.integer], path: Ints) -> int:
-    """The cost of a path: the sum over its edges [samples]."""
+    """Returns the cost of a path, which is the sum over its edges [samples]."""
     return int(costs[path[:-1], path[1:]].sum())
 
 
 def lower_bound(costs: npt.NDArray[np.integer]) -> float:
-    """A lower bound on the cost of a path through all epochs: the cheapest way to give every epoch
-    but one its own successor, which need not form a path (assignment bound)."""
+    """Returns a lower bound on the cost of a path through all epochs: the cost of the cheapest way
+    to give every epoch but one a successor of its own. The successors need not form a path
+    (assignment bound)."""
     successor, table = _successors(costs)
     return float(table[np.arange(len(table)), successor].sum())
 
 
 def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """A cheap path through all epochs.
+    """Returns a cheap path through all epochs, (epochs,) int64.
 
-    costs : (epochs, epochs), u by v, as of `edge_costs`.  Returns (epochs,) int64.
-    Two paths, by nearest neighbours and by joining the cycles of the cheapest assignment (Karp
-    1979), are improved by moving segments while that helps (Or 1976); the better one is returned.
-    The paper uses a particle swarm instead; gaps to `lower_bound` are in benchmarks/policies.
+    costs : (epochs, epochs), u by v, as in `edge_costs`
+
+    Two paths are made, by nearest neighbours and by joining the cycles of the cheapest assignment
+    (Karp 1979). Both are improved by moving segments while that helps (Or 1976), and the better one
+    is returned. The paper uses a particle swarm instead. How far the results are above
+    `lower_bound` is in benchmarks/policies.
     """
     epochs = len(costs)
     if epochs < 3:
@@ -87,7 +93,8 @@ def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _successors(costs: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], Floats]:
-    """The cheapest successors. An added epoch without costs marks the end of the path."""
+    """Returns the cheapest successors, and the table of costs. The table has one more epoch,
+    without costs, which marks the end of the path."""
     n = len(costs)
     table = np.zeros((n + 1, n + 1))
     table[:n, :n] = costs
@@ -97,7 +104,8 @@ def _successors(costs: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], 
 
 
 def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
-    """The path from the cheapest edge on, always to the cheapest next epoch."""
+    """Returns the path that begins with the cheapest edge and always goes on to the cheapest next
+    epoch."""
     open_costs = costs.copy()
     np.fill_diagonal(open_costs, np.inf)
     current = int(open_costs.min(axis=1).argmin())
@@ -110,8 +118,8 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """The path from joining the cycles of the cheapest assignment, two at a time, where that costs
-    least."""
+    """Returns the path that results from joining the cycles of the cheapest assignment, always the
+    two whose joining costs least."""
     successor, table = _successors(costs)
     n = len(table)
     while True:
@@ -132,7 +140,7 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _cycles(successor: Ints) -> npt.NDArray[np.int64]:
-    """The number of the cycle in which each epoch lies."""
+    """Returns the number of the cycle in which each epoch lies."""
     cycle = np.full(len(successor), -1)
     for start in range(len(successor)):
         at, number = start, int(cycle.max()) + 1
@@ -143,7 +151,8 @@ def _cycles(successor: Ints) -> npt.NDArray[np.int64]:
 
 
 def _move_segments(costs: Floats, path: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Moves short segments, unchanged, to where the path becomes cheapest, while that helps."""
+    """Moves short segments of the path to the places where the path becomes cheapest, while that
+    helps. Returns the improved path."""
     improved = True
     while improved:
         improved = False
@@ -158,7 +167,8 @@ def _move_segments(costs: Floats, path: npt.NDArray[np.int64]) -> npt.NDArray[np
 def _moved(
     costs: Floats, path: npt.NDArray[np.int64], begin: int, length: int
 ) -> npt.NDArray[np.int64] | None:
-    """The path with this segment at its best place; None if it is there already."""
+    """Returns the path with this segment at its best place; None if the segment is there
+    already."""
     segment = path[begin : begin + length]
     rest = np.concatenate([path[:begin], path[begin + length :]])
     into = np.concatenate([[0.0], costs[rest, segment[0]]])

@@ -1,8 +1,9 @@
 """Deals the samples of a step to nodes (SOLAR 4.3).
 
-Gradients of a step are summed over all nodes, so only the set of the step's samples matters. Each
-sample goes to the node that holds it. Samples that must be loaded are dealt so that all nodes load
-about as many. Nodes' batches then differ in size, up to a cap.
+The gradients of a step are summed over all nodes, so it does not matter which node takes which of
+the step's samples. Each sample goes to the node that holds it. Samples that must be loaded are
+dealt so that all nodes load about equally many. The nodes' batches then differ in size, up to a
+cap.
 """
 
 import numpy as np
@@ -12,19 +13,22 @@ from monarch_py.policies.view import PFS, Ints
 
 
 def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
-    """How many samples each node loads, so that the largest number is as small as possible.
+    """Returns how many samples each node loads, such that the largest number is as small as
+    possible.
 
-    held : (nodes,), samples that each node takes from its buffer, at most `cap`
+    held : (nodes,), how many samples each node takes from its buffer, at most `cap`
     loads : number of samples to load on all nodes
-    cap : the most samples that a node takes in a step; nodes x cap must be enough for all
+    cap : the largest number of samples that a node takes in a step; nodes x cap must be enough for
+        all samples of the step
 
-    Returns (nodes,) int64 with sum `loads`: the same number for every node that has not reached the
-    cap. If the loads do not divide evenly, the nodes that hold least take one more.
+    The result is (nodes,) int64 with sum `loads`: the same number for every node that has not
+    reached the cap. If the loads do not divide evenly, the nodes that hold the fewest samples load
+    one more.
     """
     room = cap - np.asarray(held, dtype=np.int64)
     share = np.zeros(len(room), dtype=np.int64)
-    # Water-filling: each round adds the same to all nodes with room, until one is full or all loads
-    # are dealt.
+    # Water-filling: each round adds the same number to all nodes with room, up to the cap, until
+    # all loads are dealt.
     while loads > 0:
         open_ = np.flatnonzero(share < room)
         level = loads // len(open_)
@@ -39,13 +43,13 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
 
 
 def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Deals the samples of one step.
+    """Deals the samples of one step. Returns (samples,) the node of each sample, and (samples,)
+    bool, whether it must be loaded: because no node holds it, or because its holder takes `cap`
+    other samples already. Loads are dealt in runs of neighbouring numbers, which lie beside each
+    other in their file (see `chunks`).
 
-    files : (samples,);  holder : (samples,), the node that holds each, or PFS;  cap : as of
-    `balanced`.
-    Returns (samples,) the node of each, and (samples,) bool, whether it must be loaded: samples
-    that no node holds, or that a node holds beyond the cap. Loads are dealt in runs of neighbouring
-    numbers, which lie beside each other in their file (see `chunks`).
+    files : (samples,);  holder : (samples,), the node that holds each sample, or PFS;  cap : as in
+    `balanced`
     """
     # The rank of each sample among those of its holder.
     by_holder = np.argsort(holder, kind="stable")

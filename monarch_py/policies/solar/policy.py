@@ -1,4 +1,4 @@
-"""SOLAR as a policy: buffers that know the future, and batches that follow their content."""
+"""SOLAR as a policy: buffers know the future, and batches follow what the buffers hold."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,18 +27,19 @@ from monarch_py.policies.view import (
 
 @dataclass(frozen=True)
 class Solar:
-    """Deals samples to the nodes that hold them, balances loads, and drops what is used last.
+    """Deals samples to the nodes that hold them, balances loads, and drops the samples used last.
 
-    cap : the most samples that a node takes in a step, as a multiple of its batch. (SOLAR lets
-        batches differ between ranks, bounded by the memory of a GPU.)
-    chunk, gap : as of `chunks.join`, for reads that go over unwanted samples; gap 0 for none
-    vain : how many unwanted samples, as a part of the samples that a node loads. A larger part
-        saves more reads, but loads more bytes than D - C
-    reorder : also orders the epochs. It is off by default: with independent shuffles all edges cost
-        nearly the same, and buffers that drop what is used last load D - C in an epoch whatever
-        came before it
+    cap : the largest number of samples that a node takes in a step, as a multiple of its batch.
+        (SOLAR lets batches differ between ranks, bounded by the memory of a GPU.)
+    chunk, gap : as in `chunks.join`, for reads that go over unwanted samples; with gap 0 no read
+        does
+    vain : how many unwanted samples a node may read, as a part of the samples that it loads. A
+        larger part saves more reads, but loads more bytes than D - C
+    reorder : whether the epochs are reordered too. It is off by default: with independent shuffles
+        all edges cost nearly the same, and buffers that drop the samples used last load D - C in an
+        epoch whatever epoch came before it
 
-    A sample is held by one node, the one that loaded it; by the mapping, that node uses it again.
+    A sample is held by one node, which has loaded it; the mapping lets that node use it again.
     A sample that a node holds beyond the cap is loaded by another node, and stays where it is.
     Assumptions: all classes of a node together are its buffer; every node has the same cap.
     Raises PolicyError for a cap below 1, for what `chunks.join` refuses, and if nodes have
@@ -83,7 +84,7 @@ class Solar:
         buffers = _Buffers(job)
         # The offset of each sample in the file [bytes].
         offset = np.concatenate([[0], np.cumsum(job.sizes)])
-        # Unwanted samples that each node may still read.
+        # How many unwanted samples each node may still read.
         spare = np.zeros(nodes)
         start = 0
         for epoch in range(job.epochs):
@@ -117,8 +118,8 @@ class Solar:
         offset: Ints,
         spare: npt.NDArray[np.float64],
     ) -> npt.NDArray[np.int64]:
-        """(samples,) redundant bytes of each read, stored at the read's first sample; changes
-        spare."""
+        """Returns (samples,) the redundant bytes of each read, at the place of the read's first
+        sample. Changes `spare`."""
         answer = np.zeros(len(files), dtype=np.int64)
         if self.gap == 0:
             return answer
@@ -136,7 +137,7 @@ class Solar:
 
 
 def _places(node: Ints) -> npt.NDArray[np.int64]:
-    """The place of each sample in its node's batch; samples keep their order."""
+    """Returns the place of each sample in its node's batch. Samples keep their order."""
     by_node = np.argsort(node, kind="stable")
     rank = np.empty(len(node), dtype=np.int64)
     rank[by_node] = np.arange(len(node)) - np.searchsorted(node[by_node], node[by_node])
@@ -154,19 +155,21 @@ class _Buffers:
     def use(
         self, files: Ints, after: Ints, node: Ints, loaded: npt.NDArray[np.bool_], now: int
     ) -> npt.NDArray[np.int8]:
-        """Uses the samples of a step, and keeps loaded samples if that pays.
+        """Uses the samples of a step, and keeps loaded samples if that pays. Returns (2, samples):
+        the class that had each sample (MISS for a load), and the class that took it (MISS for
+        none).
 
-        after, node, loaded : (samples,), the next use of each, the node that uses it, and whether
-        it is loaded;  now : the last access of the step.  Returns (2, samples): the class that had
-        each sample (MISS for a load), and the class that took it (MISS for none).
+        after, node, loaded : (samples,), the next use of each sample, the node that uses it, and
+        whether it is loaded;  now : the last access of the step
         """
         cls, into = answer = np.zeros((2, len(files)), dtype=np.int8)
         owner = self.holder[files].tolist()
-        # Lists, because access to single elements of arrays is slow.
+        # Lists are used, because access to single elements of arrays is slow.
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
         for at, (file, upcoming, who, had) in enumerate(rows):
             if had == PFS:
-                # A sample that comes twice in a step (sampling with replacement) is held by now.
+                # A sample that comes twice in a step (sampling with replacement) may be held by
+                # now.
                 if self.holder[file] != PFS:
                     self._caches[self.holder[file]].used(file, upcoming)
                     continue
@@ -176,7 +179,7 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # A load of this step has evicted the sample, which was read before that.
+            # If a load of this step has evicted the sample, it counts as read before that.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = STAGING + 1
