@@ -1,7 +1,7 @@
 """The distribution of how often a node accesses a sample, without drawing orders (NoPFS, 3.1).
 
-In each epoch every sample goes to one of N nodes at random. So over E epochs a node accesses it X
-times, where X is binomial with E trials of probability 1 / N.
+In each epoch every sample goes to one of N nodes at random. So over E epochs a node accesses a
+given sample X times, where X is binomial with E trials of probability 1 / N.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from monarch_py.errors import ConfigError
 
 
 def distribution(epochs: int, nodes: int) -> npt.NDArray[np.float64]:
-    """P(X = k) for k = 0 ... epochs, (epochs + 1,) (NoPFS, 3.1).
-
-    ConfigError for a number below 1.
-    """
+    """The probabilities P(X = k) for k = 0 ... epochs, (epochs + 1,) (NoPFS, 3.1). Raises
+    ConfigError for a number below 1."""
     _check(epochs, nodes)
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])
     k = np.arange(epochs)
-    # P(k + 1) / P(k). The products are sums of logarithms, since P(0) may be tiny.
+    # Logarithms of P(k + 1) / P(k). They are added up, because P(0) may be too small to multiply.
     ratios = np.log((epochs - k) / ((k + 1) * (nodes - 1)))
     found = np.exp(epochs * log1p(-1 / nodes) + np.concatenate([[0.0], ratios.cumsum()]))
     return np.asarray(found)
@@ -35,8 +33,8 @@ def lemma_1(epochs: int, nodes: int, delta: float | Fraction) -> int:
     times, the node that accesses it least does so at most ceil((N - 1 - delta) / (N - 1) E / N)
     times.
 
-    It holds for every order in which each sample is accessed once an epoch, because the other N - 1
-    nodes share the remaining accesses. ConfigError for fewer than two nodes.
+    The bound holds for every order in which each sample is accessed once an epoch, because the
+    other N - 1 nodes share the remaining accesses. Raises ConfigError for fewer than two nodes.
     """
     _check(epochs, nodes)
     if nodes < 2:
