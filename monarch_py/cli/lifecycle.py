@@ -94,7 +94,7 @@ def _tell_summary(outcome: Outcome) -> None:
     if is_disabled():
         return  # the user was told before the command ran
     lines = summary(outcome.report, since(outcome.before, outcome.report))
-    # `tell` puts our name before the first line, which has it already.
+    # Remove our name from the first line, because `tell` puts it before the text.
     tell("\n".join(lines).removeprefix("monarch: "))
 
 

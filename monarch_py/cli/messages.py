@@ -23,8 +23,8 @@ def prepare() -> None:
 
 
 def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
-    """The encoding of characters that cannot be encoded: bytes of a name that are not valid text
-    (PEP 383) stay unchanged, and characters that the encoding lacks become escapes."""
+    """The error handler for characters that cannot be encoded. It writes bytes of a name that are
+    not valid text (PEP 383) unchanged, and characters that the encoding lacks as escapes."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     try:

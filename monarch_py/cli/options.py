@@ -25,9 +25,9 @@ def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
     if value is None:
         raise ConfigError("no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG")
     file = with_rank(value)
-    # Report a missing file now, except under a launcher, where every rank would report it and
-    # `bring_up` does so once for all; and except if the session still exists: its daemon can be
-    # stopped, and its log read, without the file.
+    # Report a missing file now, with two exceptions. Under a launcher every rank would report it,
+    # so `bring_up` reports it once for all. If the session still exists, its daemon can be stopped
+    # and its log read without the file.
     if launched() is None and not file.exists() and not SessionDir.of(file).path.exists():
         load_config(file)  # raises ConfigError, which says why it cannot be read
     return file

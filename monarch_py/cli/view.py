@@ -108,7 +108,7 @@ def _print_all(nodes: list[dict[str, Any]]) -> None:
     rows = []
     for node in nodes:
         report = node["status"]
-        # The report of a daemon that runs alone has no name.
+        # The name of a daemon that runs alone is empty.
         row: list[Any] = [node["rank"], node["name"] or socket.gethostname()]
         if report is None:
             rows.append([*row, node["why"], "", "", "", "", ""])

@@ -102,7 +102,7 @@ class LocalNode:
     # --- rejoining a cluster that runs ------------------------------------------------------------
 
     def cluster(self) -> Cluster:
-        """The cluster as the daemon knows it that runs on this node."""
+        """The cluster, as this node's running daemon knows it."""
         return msgspec.convert(self._daemon.ask("cluster"), Cluster)
 
     @property

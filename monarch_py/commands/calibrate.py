@@ -114,8 +114,8 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
 def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
     """The source's rates by number of threads, and the bytes that were read for the last rate.
 
-    Each number of threads reads different files, because a file that was read once may be in a
-    cache. A number of threads larger than the number of files is not measured.
+    Each number of threads reads different files, if there are enough, because a file that was read
+    once may be in a cache. A number of threads larger than the number of files is not measured.
     """
     order = np.random.default_rng(0).permutation(len(files))
     numbers = [threads for threads in THREADS if threads <= len(files)]

@@ -39,7 +39,7 @@ KILL_LIMIT_S = 10.0
 class Outcome:
     """How a run ended.
 
-    exit_status : the command's; 128 + n if signal n ended it
+    exit_status : exit status of the command; 128 + n if signal n ended the command
     report : the daemon's status after the command; None if the daemon did not give it
     problem : why the command ran without a daemon, or could not run; "" otherwise
     before : the daemon's status before the command; None if the daemon did not give it

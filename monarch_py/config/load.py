@@ -275,8 +275,8 @@ def _kind(tier: TierConfig, level: Spot) -> str:
         level.of("type").warn(
             "is 'ssd', but the mount point is in memory, whose limit is not watched for this tier"
         )
-    # Only a warning, because copies in memory outlive the daemon too, which serves several jobs in
-    # a row.
+    # Only a warning, because persistent copies in memory outlive the daemon, which helps if several
+    # jobs run one after the other.
     if tier.persistent and in_ram:
         level.of("persistent").warn(
             "copies in memory outlive the daemon, but not a restart of the node"

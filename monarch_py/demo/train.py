@@ -3,8 +3,8 @@
     python train.py DATASET --json FILE [--epochs 3] [--seed 0] [--lockstep]
 
 In each epoch the script reads every image of every layout. The seed and the epoch determine the
-order of the files; each file is read from front to back. The script's numbers depend only on the
-dataset and the seed, not on how the bytes arrive.
+order of the files; each file is read from front to back. The results of the training depend only on
+the dataset and the seed, not on how the bytes arrive.
 
 FILE gets ``{"epochs": [...]}``. Each epoch has its number, `seconds`, the mean `loss` [nat], the
 `accuracy` (before each step, so on images not seen in this epoch), `samples`, and `crc32` of all

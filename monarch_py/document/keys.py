@@ -61,9 +61,9 @@ _MEANING = re.compile(r"^(\w+) : (.+(?:\n .+)*)", re.MULTILINE)
 class Keys:
     """The base of dataclasses that declare keys.
 
-    GROUPS : mapping -> the base class whose keys stand in it, and not beside it
+    GROUPS : name of a mapping -> the base class whose keys stand in that mapping, not beside it
     WRAPPERS : mappings that may hold any of the keys, as if the keys stood beside them
-    IGNORED : key without effect -> what to tell its user
+    IGNORED : key without effect -> what to tell the user who writes it
     SCALAR : the key that a scalar in place of the mapping sets, if not ''
     OPEN : whether unknown keys are ignored instead of refused
     """
@@ -245,7 +245,7 @@ def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
     parts = [part for part in get_args(plain) if part is not ...]
     if given is not None:
         kind = given
-    elif origin in (Union, UnionType):  # with None
+    elif origin in (Union, UnionType):  # a type or None
         kind = kind_of(parts[0], key)
     elif origin is tuple:
         kind = _list_of(parts[0], is_alone=key.alone)

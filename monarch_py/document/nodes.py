@@ -62,8 +62,8 @@ class Spot:
         return (*self.way, name) in self.document.spots
 
     def of(self, step: str | int) -> Spot:
-        """The spot of a key or an item of the value at this spot. For a missing key, a spot with
-        the line of this spot."""
+        """The spot of a key or an item of the value at this spot. For a missing key, the spot has
+        the key's name, and the line of this spot."""
         way = (*self.way, step)
         return self.document.spots.get(way) or replace(self, key=self._joined(str(step)), way=way)
 

@@ -48,7 +48,7 @@ def id_of(path: Path | int) -> FileId | None:
 def shm_root() -> Path:
     """The directory for shared memory; $MONARCH_SHM replaces /dev/shm (containers, tests).
 
-    SessionError if its path is longer than the preload library accepts.
+    Raises SessionError if its path is longer than the preload library accepts.
     """
     path = Path(os.environ.get("MONARCH_SHM") or "/dev/shm")  # noqa: S108
     n_bytes = len(os.fsencode(path))
@@ -249,7 +249,7 @@ class SessionDir:
         self.control = path / "control"
         self.clients = path / "clients"
         self.fills = path / "fills"
-        # Changes that processes report which cannot map the segments: records of struct
+        # Reports of changes by processes that cannot map the segments: records of struct
         # monarch_change, of which the first is empty.
         self.changes = path / "changes"
         self.lock = path / "lock"

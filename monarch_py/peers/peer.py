@@ -24,7 +24,7 @@ LONGEST_PAUSE_S = 30.0
 # result [s]. It is many times what a live peer takes for the handshake, and a small part of the
 # time that the first thread loses to a peer that hangs.
 HEARSAY_S = 0.1
-# Failures whose cause is usually not the peer, but a third party or a wrong address.
+# Failures that are usually caused by somebody other than the peer; they are logged as warnings.
 SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
 
 

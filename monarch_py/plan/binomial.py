@@ -22,7 +22,8 @@ def distribution(epochs: int, nodes: int) -> npt.NDArray[np.float64]:
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])
     k = np.arange(epochs)
-    # Logarithms of P(k + 1) / P(k). They are added up, because P(0) may be too small to multiply.
+    # Logarithms of P(k + 1) / P(k). Adding them up, rather than multiplying the ratios, works even
+    # if P(0) is too small for a float.
     ratios = np.log((epochs - k) / ((k + 1) * (nodes - 1)))
     found = np.exp(epochs * log1p(-1 / nodes) + np.concatenate([[0.0], ratios.cumsum()]))
     return np.asarray(found)

@@ -1,8 +1,8 @@
 """The holder of each unit: the node that uses the unit most.
 
-The accesses of all nodes together do not fit into memory. So the units are handled in passes. Each
-pass handles as many units as memory can hold the accesses of, and draws all epochs again. The
-result is exact.
+The accesses of all nodes together do not fit into memory. So the units are handled in passes, each
+of as many units as have room for their accesses, and every pass draws all epochs again. The result
+is exact.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from monarch_py.native import lib, pointer
 from monarch_py.plan.access import add_uses, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 
-# Stands for a node where a unit has no further node that accesses it.
+# Fills the elements of Holders.nodes for which no further node accesses the unit.
 NOBODY = -1
 
 # Memory for the accesses of one pass, per unit of the dataset [bytes]. With two orders of an epoch

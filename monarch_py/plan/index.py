@@ -181,7 +181,7 @@ class Index:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Index:
-        """The index with these fields, as `arrays` returned them. Raises ValueError if the arrays
+        """The index whose fields `arrays` returned as these arrays. Raises ValueError if the arrays
         do not fit together."""
         if "plan" in arrays:
             raise ValueError("it is a plan")

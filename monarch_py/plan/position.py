@@ -139,7 +139,7 @@ class _Verdict:
     units : (n,);  misfits : (m,), the units that do not fit; `PositionEstimator.expect` shortens it
     chance : the share that would fit if the units were arbitrary ones
     own : how many of the units are in a run of the node
-    own_chance : the share that would fit of arbitrary units in a run of the node
+    own_chance : the share that would fit if the units were arbitrary ones in a run of the node
     """
 
     units: Units
@@ -293,8 +293,8 @@ class PositionEstimator:
         return fits
 
     def _has_begun(self, following: _Progress) -> bool:
-        """Whether most of the last accesses belong to the next run. Few of them prove nothing,
-        because they may be accesses of another program."""
+        """Whether most of the last accesses belong to the next run. A few such accesses prove
+        nothing, because another program may have made them."""
         enough = min(RECENT, max(1, len(following.run) // 2))
         return following.count >= enough and sum(self._last) >= 0.75 * enough
 
@@ -383,9 +383,9 @@ class PositionEstimator:
         return any(last.is_chance for last in self._evidence(self._least))
 
     def _evidence(self, accesses: int) -> list[_Evidence]:
-        """How well the last accesses fit, at least `accesses` of them, in whole looks. Returns one
-        item for all units and one for the units in runs of the node, without an item that proves
-        nothing; an empty list if fewer accesses are known."""
+        """How well the last accesses fit: those of as many looks as are needed for `accesses`
+        accesses. Returns one item for all units and one for the units in runs of the node, without
+        an item that proves nothing; an empty list if fewer accesses are known."""
         if self.weighed < accesses:
             return []
         last, known = [], 0
@@ -419,9 +419,9 @@ class PositionEstimator:
         return ahead
 
     def foresee(self) -> Callable[[], Distances]:
-        """Returns a function that another thread may call. As of this moment, it returns two arrays
-        (units,): the number of accesses until the next use of each unit, and until the use after
-        that; NOT_SOON for a use neither in the rest of this run nor in the next run."""
+        """Returns a function for another thread to call. Its result describes the present state, as
+        two arrays (units,): the number of accesses until the next use of each unit, and until the
+        use after that; NOT_SOON for a use neither in the rest of this run nor in the next run."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         following = self._next.seen.copy() if self._next is not None else None

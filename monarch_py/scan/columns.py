@@ -11,7 +11,7 @@ import numpy as np
 
 from monarch_py.native import ENTRY, Array, Kind, Uints
 
-HEAD = struct.Struct("<II")  # entries, bytes of text
+HEAD = struct.Struct("<II")  # number of entries, and bytes of text
 # Compression level. Higher levels take twice as long and save only a thirtieth.
 LEVEL = 3
 BLOCK = np.uint64(512)
@@ -20,8 +20,8 @@ BLOCK = np.uint64(512)
 # `source` is the same for the whole batch, and `version` counts changes that are made later.
 LEFT_OUT = ("hash", "source", "version")
 COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
-# Columns that are stored as the difference to another column of the same entry. In the order of
-# COLUMNS, the other column is decoded first.
+# Columns that are stored as the difference to another column of the same entry: column -> other
+# column. `unpack` decodes them in this order, so the other column is decoded before.
 FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime_ns"}
 FROM_BEFORE = ("ino", "mtime_ns", "place")
 

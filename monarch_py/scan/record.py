@@ -80,7 +80,8 @@ def _listed(fd: int, number: int, config: Config) -> Listed:
 
 
 def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
-    """All batches of the scan, packed, and (path, inode) of the first file of each batch."""
+    """All batches of the scan, packed, and (path, inode) of the first file of each batch that has
+    files."""
     batches, samples = [], []
     while not walk.is_finished:
         batch = walk.take()

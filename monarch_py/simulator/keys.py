@@ -26,8 +26,8 @@ from monarch_py.util.spelling import hint
 # Least share of a size law's draws that must lie between min and max. With a smaller share, drawing
 # again would take too long.
 LEAST_SHARE = 1e-3
-# Keys that the daemon's configuration has and a scenario has not, so that the user has mixed them
-# up.
+# Keys of the daemon's configuration that no scenario has. A file with one of them is a
+# configuration that the user gave by mistake.
 CONFIGURATION_KEYS = {"hierarchy", "sources", "data_plane"}
 
 

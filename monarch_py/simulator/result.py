@@ -7,10 +7,10 @@ The JSON (``--json``) is an object::
 For each policy it gives seconds [s], bytes, and shares of all samples' bytes from 0 to 1:
 
 ====================== =================================================================
-``total_seconds``       from the start to the end of the last batch, including the wait for the
-                        first fill
-``epoch_seconds``       of each epoch; their sum is the total (the time before the first batch
-                        belongs to the first epoch)
+``total_seconds``       the time from the start to the end of the last batch, including the wait for
+                        the first fill
+``epoch_seconds``       the time of each epoch; the sum is the total (the time before the first
+                        batch belongs to the first epoch)
 ``stall_seconds``       how long a rank waited for samples, mean over the ranks; without the wait
                         for other ranks at a barrier, and without a fill before the first batch
 ``initial_seconds``     the part of the total before the first batch

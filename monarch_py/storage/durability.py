@@ -19,7 +19,7 @@ from monarch_py.util.units import counted
 
 log = logging.getLogger("monarch.keeper")
 
-# Time for which rows are collected before their commit, so that one sync serves many copies [s].
+# How long a row waits at most for its commit, so that one sync serves many copies [s].
 BATCH_S = 1.0
 # Suffix of a damaged manifest that was set aside.
 SET_ASIDE = ".damaged"

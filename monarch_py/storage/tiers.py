@@ -367,7 +367,8 @@ class Tier:
         return TierRoom(0, 0, self.block_bytes).rounded(sizes)
 
     def release(self, number: int, size: int) -> None:
-        """Returns the room of a copy that was removed. number, size : of the copy [bytes]"""
+        """Returns the room of a copy that was removed. number : the copy's number;  size : the
+        copy's size [bytes]"""
         took = self.rounded(size) + self._excess.pop(number, 0)
         self.used_bytes = max(0, self.used_bytes - took)
         self.used_inodes -= 1

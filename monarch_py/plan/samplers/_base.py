@@ -54,7 +54,8 @@ class Buffers:
     def take(self, n: int) -> Order:
         """Returns an array (n,) with arbitrary content, to which no other reference exists."""
         for i in range(len(self._kept)):
-            # One reference is the list's, one is the argument's. A caller or a view would add one.
+            # One reference is the list's, and one is the argument of getrefcount. A caller that
+            # still uses the array, or a view of it, would add another reference.
             if len(self._kept[i]) == n and sys.getrefcount(self._kept[i]) == 2:
                 return self._kept[i]
         fresh = np.empty(n, dtype=np.int32)
