@@ -65,7 +65,7 @@ SOURCES = [
     "simulator/staging.c",
     "simulator/ways.c",
 ]
-# What each room shows to Python.
+# The headers whose declarations Python gets.
 HEADERS = [
     "native.h",
     "peers/peers.h",

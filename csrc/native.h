@@ -12,12 +12,14 @@ uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes);
 void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes);
 
 /* The writer through which all threads of the daemon write a session's catalog, one at a time;
- * readers take no lock. NULL without memory. Free it when no thread writes any more. */
+ * readers take no lock. Returns NULL without memory. Free the writer when no thread writes any
+ * more. */
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
 /* Copies the current catalog to `to`, which must be empty and no smaller. `to` is the catalog from
- * then on, and *generation, which clients look at, gets its number. Nothing is written in between.
- * The first call has nothing to copy. 0, or -1 if it does not fit. */
+ * then on, and *generation, which clients look at, gets its number. Nothing is written to either
+ * catalog in between. The first call has nothing to copy. Returns 0, or -1 if the entries do not
+ * fit. */
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
 /* Adds entries whose `path` (and a link's `copy_ino`) are offsets in `pool`. ids[i] gets the
@@ -25,9 +27,9 @@ int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
  * taken: fewer than n when the segment is full and must grow. *added counts the new ones. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
-/* Replaces the attributes of a file that has no copy. A reader of the old ones sees by their
- * version that they changed, and asks the source. Returns -1, and changes nothing, when the index
- * of inodes must be rebuilt (move the catalog) first. */
+/* Replaces the attributes of a file that has no copy. A client that is reading the old attributes
+ * sees by the entry's version that they changed, and asks the source. Returns -1, and changes
+ * nothing, when the index of inodes must be rebuilt (move the catalog) first. */
 int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
 
@@ -38,7 +40,7 @@ void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids
                        const uint64_t *words);
 /* Makes copies known by their inode, then visible. Returns -1, and publishes nothing, when the
  * index of copies must be rebuilt (move the catalog) first. made[i]: this daemon has made copy i,
- * so that the copy is stamped if those of its tier are. NULL: it has made none. */
+ * so the copy has a stamp if the copies of its tier are stamped. NULL: it has made none of them. */
 int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
                     const uint8_t *made);
@@ -54,11 +56,11 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
                       uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
                       int64_t *ids);
 
-/* Takes the numbers of entries whose bits clients have set since the last call, in no order; at
- * most `max`, of the first `count` entries. */
+/* Takes bits that clients have set: clears them, and puts the numbers of their entries into `ids`,
+ * in no order. Takes at most `max`, of the first `count` entries. Returns how many. */
 uint64_t monarch_take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max);
-/* Marks the changes that processes without room for the segments have told of, in the session's
- * file of changes (`fd`) from *at on. */
+/* Marks in the changed filter what processes without address space for the segments have written to
+ * the session's file of changes (`fd`), from *at on; moves *at behind it. */
 void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, int fd, uint64_t *at);
 /* Sets flags[i] to whether the filter of changes names entry i, for `n` entries. */
@@ -73,12 +75,13 @@ void monarch_ring_doorbell(struct monarch_clients *m);
 
 /* Call once everything is scanned. Gives each directory its listing (`sum`) if all its names are
  * known. Readers may use the listing (`copy_ino`) if the directory has not changed since
- * `young_ns`: a younger one could change again without its times showing it. Returns how many
- * listings readers may use; -1 without memory. */
+ * `young_ns`: a directory with younger times could change again without its times showing it.
+ * Returns how many listings readers may use; -1 without memory. */
 int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns);
 /* Whether a directory that has a listing still has just these names at the source. */
 int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t directory);
-/* Takes the directory's listing back from readers; -1: no directory. */
+/* Takes the directory's listing back from readers. directory: -1 for none, and then nothing
+ * happens. */
 void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
 /* The directory that a file lies in; -1 for the root itself, or if the directory is not known. */
 int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct monarch_entry *e);
@@ -89,8 +92,8 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f);
 /* Compares directories of a source, from entry *at on, with what they are at the source now (`root`
  * its descriptor), until about `max` entries were looked at. A directory that differs, and what has
  * changed in it, is marked in `m`. is_listed: monarch_catalog_list has been called; before that
- * `sum` is no listing. *at is where to go on; returns how many directories differed and were not
- * marked before. */
+ * `sum` is no listing. *at becomes the entry with which the next call goes on. Returns how many
+ * directories differed and were not marked before. */
 uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
                                      const struct monarch_source *source, unsigned number, int root,
                                      int is_listed, uint64_t *at, uint64_t max);
@@ -125,26 +128,28 @@ struct monarch_scan;
  * threads and at most `ops_per_s` operations a second (0: no limit); stays on its file system. */
 struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
-/* Scans `n` directories alone, relative to the root; is_deep: with what lies below them. Such a
- * scan does not say how many names they hold. */
+/* Scans only these `n` directories, named relative to the root; is_deep: with all that lies below
+ * them. Such a scan does not say how many names the directories hold. */
 struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *const *directories,
                                         uint64_t n, int is_deep, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
-/* Puts a directory, and those above it, before all others that are still to be listed; is_deep:
- * also those below it. */
+/* Puts a directory, and the directories above it, before all others that are still to be listed;
+ * is_deep: also the directories below it. */
 void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep);
 /* As monarch_stat_entry, with flags of statx. */
 int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
                         struct monarch_entry *e, char *target, uint64_t target_bytes);
 /* Lets the scan skip files that the catalog has already under the same name and inode number. It
- * does so in directories that have not changed since `since_ns` [CLOCK_REALTIME], when the catalog
- * had no files. For a file that a client reads just now, the attributes that its open has brought
- * are enough: the server is not asked. Call before the first monarch_scan_allow. */
+ * does so only in directories that have not changed since `since_ns` [CLOCK_REALTIME], a time when
+ * the catalog still had no files. For a file that a client is reading now, the scan takes the
+ * attributes that the client's open has brought, and does not ask the server. Call before the first
+ * monarch_scan_allow. */
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
-/* Sets how many names may be looked at until the next call: `wanted` in wanted directories (0: what
- * is left of the last allowance), and in others `more_others` more than now; below 0: all. Wanted
- * directories are listed in any case; before the first call nothing else is. */
+/* Sets how many names may be looked at until the next call; below 0: all. wanted: in wanted
+ * directories, where 0 keeps what is left of the last allowance. more_others: in other directories,
+ * besides what is left of the last allowance. Wanted directories are listed in any case; before the
+ * first call no others are. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* The next batch, or NULL; then *finished says whether the scan has ended. */
 struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished);
@@ -155,8 +160,8 @@ uint64_t monarch_scan_errors(struct monarch_scan *s, int *error);
  * because the source does not answer, returns how many, and frees nothing. */
 int monarch_scan_stop(struct monarch_scan *s, int limit_ms);
 
-/* Reads the attributes of one file, by its path relative to `root`: 0 and the entry, or -errno.
- * `target` gets a link's target. */
+/* Reads the attributes of one file, by its path relative to `root`, into *e. `target` gets a link's
+ * target. Returns 0, or -errno. */
 int monarch_stat_entry(int root, unsigned source, const char *path, struct monarch_entry *e,
                        char *target, uint64_t target_bytes);
 
@@ -223,9 +228,9 @@ struct monarch_flow {
 struct monarch_engine;
 
 /* Starts an engine. At most `threads` threads, which are started as they are needed, do what
- * readers wait for; at first up to `width` of them do everything else. `peer_threads` others do
- * what comes from peers. block_bytes: size of the blocks that have checksums. The segments are
- * those of the session. */
+ * readers wait for; up to `width` of them at a time, at first, do all other work. `peer_threads`
+ * further threads do the fills from peers. block_bytes: size of the blocks that have checksums. The
+ * segments are those of the session. */
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
@@ -234,7 +239,8 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
 void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
                             struct monarch_control *control);
 /* Takes readers' descriptors from these datagram sockets (n,), which the caller closes once the
- * engine has stopped. -1: no thread could be started. Call after monarch_engine_publish. */
+ * engine has stopped. Returns 0, or -1 if no thread could be started. Call after
+ * monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
 /* Lists files of a source that were handed over and that the catalog does not know. Their entries
  * go to (max,) `entries`, their paths, of at most MONARCH_SCAN_HINT_PATH bytes each, to `pool`.
@@ -256,17 +262,17 @@ void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, i
  * ranks whose readers wait, each is served as often as its share says. 0, as all are at first: the
  * rank's readers are served like those that belong to no rank. */
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
-/* Submits orders in bulk, which are done in this order; those for files in use come before all
- * others. The catalog is read only during the call. sums: what a CHECK or COMPARE expects. peers:
- * MONARCH_ASKED for each order, the peers that a FILL asks before the source; -1 for none, number +
- * MONARCH_HAS_IT for a peer that has the file whole. Both may be NULL. Returns how many orders were
- * taken. */
+/* Submits orders, which are done in this sequence, but orders for files in use come before all
+ * others. The catalog is read only during the call. sums: the sum that a CHECK or COMPARE expects.
+ * peers: MONARCH_ASKED for each order, the peers that a FILL asks before the source; -1 for none,
+ * number + MONARCH_HAS_IT for a peer that has the file whole. sums and peers may be NULL. Returns
+ * how many orders were taken. */
 enum monarch_asked { MONARCH_HAS_IT = 65536 };
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers);
-/* Orders the removal of copies, before all other orders. ids and sizes, of their files, come back
- * as `id` and `bytes`. */
+/* Orders the removal of copies, before all other orders. The ids and sizes, which are those of the
+ * files, come back as `id` and `bytes` of the results. Returns how many orders were taken. */
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                         const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
 /* monarch_engine_grant gives the engine room for orders of its own, for readers and peers that wait
@@ -288,11 +294,12 @@ struct monarch_placed {
  * over. */
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
                           uint64_t first_copy, uint32_t meets);
-/* Ends the grant; what was ordered under it goes to (MONARCH_PLACED,) out. Returns how many. */
+/* Ends the grant. The fills that were ordered under it go to (MONARCH_PLACED,) out. Returns how
+ * many they are. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
 /* Tells the engine, where nodes share, whether this node keeps each file and which peers its fill
  * asks; -1 for none. From the first call on, files of which nothing was said are left to Python.
- * Returns -1 without memory. */
+ * Returns 0, or -1 without memory. */
 struct monarch_home {
     int16_t asked_first, asked_then;
     uint16_t is_kept;
@@ -307,17 +314,16 @@ int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
  * Each has the result ABANDONED at once. Returns how many. */
 uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
-/* Call once the catalog says what the results so far have told. From then on readers do not need
- * the maps of fills that the engine did not publish, and nobody needs the block sums: both are
- * freed. */
+/* Call once the catalog has what the results so far have told. Readers then no longer need the maps
+ * of fills that the engine did not publish, and nobody needs the block sums: both are freed. */
 void monarch_engine_settle(struct monarch_engine *e);
 /* Says whether the caller waits for results, because it has more to order or waits for room. The
- * doorbell is rung at once for a result that was not published. For published ones it is rung when
- * many have come together, and earlier if the caller waits: before there is nothing left to do.
- * Results can be taken without a ring. */
+ * doorbell is rung at once for a result that was not published. For published results it is rung
+ * when many have come together, and earlier if the caller waits, so that the threads do not run out
+ * of orders. Results can be taken without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
-/* Counts orders without a result yet, without PAGE_INs: those for files in use, or all others; of
- * one way, or of both (MONARCH_WAYS). */
+/* Counts orders, except PAGE_INs, whose results were not taken yet. in_use: counts orders for files
+ * in use, or else all others. way: counts one way, or both (MONARCH_WAYS). */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int way);
 /* Whether any order without a result is a FILL from a source. */
 int monarch_engine_reads_sources(struct monarch_engine *e);
@@ -334,12 +340,12 @@ enum monarch_count {
     MONARCH_PEER_FILES,
     MONARCH_COUNTS /* how many there are */
 };
-/* The count so far. */
+/* Returns the count so far. */
 uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what);
 /* Abandons running orders; otherwise as monarch_scan_stop. */
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms);
 /* Tells readers whose file is complete, or will not be filled any more, to look again. Returns how
- * many other readers wait. */
+ * many readers still have to wait. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);
 /* XXH3-64 of the block sums of one file, for callers that have only its path; 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);

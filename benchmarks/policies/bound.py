@@ -29,7 +29,7 @@ def bound_of(frequencies: Rows, sizes: Ints, quotas: Ints, seed: int = 0) -> flo
     prices = find_prices(program, np.random.default_rng(seed))
     # Any prices give a bound. Noise raises them by at most its width, so also try lower ones.
     lower = np.maximum(0, prices.room - prices.width)
-    tried = (prices.room, lower, _at_values(program, prices.room))
+    tried = (prices.room, lower, *_at_values(program, prices.room))
     return min(bound(program, each) for each in tried)
 
 
@@ -51,14 +51,16 @@ def bound(program: Program, prices: Floats) -> float:
     return float(prices @ program.quotas + np.dot(program.sizes, files))
 
 
-def _at_values(program: Program, room: Floats) -> Floats:
-    """(nodes,) each price, rounded to the nearest value of a file at that node.
+def _at_values(program: Program, room: Floats) -> tuple[Floats, Floats]:
+    """(nodes,) twice: each price, rounded to the nearest value of a file at that node, and to the
+    least value that is not below the price.
 
     If thousands of files have one value, the best price is that value, and a slightly different
     price makes the bound too large by the difference for each of these files.
     """
-    rows = (np.asarray(program.values(node)) for node in range(len(room)))
-    return np.array(
-        [row[np.abs(row - price).argmin()] for row, price in zip(rows, room, strict=True)],
-        dtype=np.float64,
-    )
+    nearest, above = room.copy(), room.copy()
+    for node, price in enumerate(room):
+        row = np.asarray(program.values(node))
+        nearest[node] = row[np.abs(row - price).argmin()]
+        above[node] = row[row >= price].min(initial=max(price, float(row.max())))
+    return nearest, above

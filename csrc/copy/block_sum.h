@@ -1,5 +1,5 @@
-/* The checksums of a block, made while it is copied. They are its XXH3-64 and the digest
- * (peers/mac.h) that vouches for it when it is sent to peers. */
+/* The checksums of a block, computed while it is copied. They are the block's XXH3-64 and the
+ * digest (peers/mac.h) that vouches for the block when it is sent to peers. */
 #pragma once
 
 #include <stddef.h>
@@ -18,8 +18,8 @@ struct block_sum_stream {
     struct monarch_mac *content; /* NULL: without a digest */
 };
 
-/* content_key: NULL for no digest. Without memory for a digest there is none either. */
+/* content_key: NULL for no digest. If there is no memory for a digest, none is made. */
 void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
 void monarch_block_sum_add(struct block_sum_stream *s, const void *bytes, size_t n);
-/* Call after each `begin`. out: NULL if the sum is not needed. */
+/* Ends the stream. Call after each `begin`. out: NULL if the sum is not needed. */
 void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);

@@ -50,8 +50,8 @@ static int is_settled(const struct monarch_clients *m, const struct monarch_cata
            !(state == MONARCH_ABSENT && monarch_is_requested(m, id));
 }
 
-/* Answers the demands that stood when it began: a reader that asks again at once, elsewhere in the
- * table, is not met a second time. */
+/* Looks only at the demands that stood when it began: a reader that is answered and asks again at
+ * once, in another slot, is not answered a second time. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
     uint64_t standing[MONARCH_DEMANDS], waiting = 0;
     for (int i = 0; i < MONARCH_DEMANDS; i++)
@@ -103,9 +103,10 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     return f;
 }
 
-/* Reserves blocks before the first is written: a full tier is seen here, not half way. A copy that
- * is written in one go needs no reservation, which would cost more than the write. tmpfs gets none:
- * it would clear all the pages first, while readers wait. */
+/* Reserves the copy's blocks before the first is written, so that a full tier is noticed here and
+ * not half way. A copy that is written in one go needs no reservation, which would cost more than
+ * the write. On tmpfs nothing is reserved: it would clear all the pages first, while readers
+ * wait. */
 static int reserve(int fd, uint64_t size) {
     struct statfs fs;
     if (size <= MONARCH_CHUNK)
@@ -180,7 +181,8 @@ void monarch_close_handed(struct monarch_engine *e, struct job *job) {
         close_source(e, job, job->handed);
 }
 
-/* The reader's descriptor, or one of our own. */
+/* Returns the reader's descriptor if it can be used, else one that is opened here. A failure is
+ * told as by monarch_open_source. */
 static int open_source(struct monarch_engine *e, struct job *job, int *status) {
     if (job->handed >= 0 && monarch_is_usable(e, job, job->handed))
         return job->handed;
@@ -275,9 +277,10 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
                         SYNC_FILE_RANGE_WAIT_AFTER);
 }
 
-/* Write-back of a block starts when it is complete and is awaited two blocks later: dirty pages
- * never pile up. We do not read the source's pages again, so they are dropped; those that a program
- * maps or reads through at this moment stay. */
+/* Records a complete block. sum: NULL if it must be computed from the copy. The write-back of a
+ * block starts here and is awaited two blocks later, so that dirty pages never pile up. The
+ * source's pages, which we do not read again, are dropped; pages that a program maps or reads at
+ * this moment stay. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
     struct block_sum own;
@@ -313,7 +316,7 @@ static void note_read(struct monarch_engine *e, uint64_t n) {
 
 /* Reads from a program's descriptor. If the program has just read the bytes, they come from the
  * page cache, and the source has no load. A thread that slept during the read has waited for the
- * source. */
+ * source, so the bytes count as read from it. */
 static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                            uint64_t n, uint64_t at) {
     struct rusage before, after;
@@ -328,8 +331,8 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
 }
 
 /* Gives up the program's descriptor, because the program has asked for it or must not be held up
- * any longer. The descriptor's number becomes that of a file that we opened, so that other threads
- * can go on reading from it. -1: our open failed; *status and errno say why. */
+ * any longer. A descriptor of our own then takes its number, so that other threads can go on
+ * reading from it. Returns 0, or -1 if our open failed; *status and errno say why. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;
@@ -407,8 +410,8 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
-    /* The stream has the whole block only if the block's last unit came last and no peer gave any
-     * of it. */
+    /* A sum is that of the whole block only if its bytes end with the block. A peer's bytes must
+     * begin with the block, too; a stream has all bytes only if no peer gave any. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
@@ -443,7 +446,7 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
     int r = f->failed ? -1 : 0, status;
     /* A copy that came from one peer alone was found unchanged there before its last block was
-     * sent. Of one that came from two peers, nobody has checked all of it, so the source is
+     * sent. A copy that came from two peers was checked as a whole by neither, so the source is
      * asked. */
     if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);

@@ -11,10 +11,11 @@ int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t n
 /* Closes the reader's descriptor that the order has and does not use, if there is one. */
 void monarch_close_handed(struct monarch_engine *e, struct job *job);
 /* Creates the copy, makes it known to readers, and opens the source's file unless peers are asked
- * first. NULL on failure: the job then has its result. */
+ * first. Returns NULL on failure; the job then has its result. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
-/* Moves `count` units, of one block, that the caller has claimed. `stream` is the checksum of the
- * block's bytes so far when they come in order, else NULL. */
+/* Gets `count` units of one block, which the caller has claimed, and writes them to the copy.
+ * stream: the checksum of the block's bytes so far, if all of them are moved in order; else
+ * NULL. */
 void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
                        char *buffer, struct block_sum_stream *stream);
 int monarch_fill_is_over(const struct fill *f); /* complete, or failed */
@@ -22,8 +23,8 @@ int monarch_fill_is_over(const struct fill *f); /* complete, or failed */
  * fill. */
 void monarch_fill_end(struct monarch_engine *e, struct fill *f);
 
-/* Whether a client's request for the file is in the bitmap and not taken yet: then the file is
- * ABSENT only until somebody orders its fill. */
+/* Whether a client's request for the file is in the bitmap and not taken yet. If so, the file is
+ * ABSENT only until its fill is ordered. */
 int monarch_is_requested(const struct monarch_clients *m, uint64_t id);
 /* Tells the readers that wait for units [first, first + count) of an entry to look again. */
 void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count);

@@ -5,11 +5,11 @@
 #include "copy/state.h"
 #include "shared/clock.h"
 
-/* A source gives a small file sooner than this where it lies on a local disk or in the page cache,
- * and later where a network file system asks its server twice [ns]. */
+/* A small file takes less than this from a local disk or the page cache, and more from a network
+ * file system, which asks its server twice [ns]. */
 #define FAST_NS 300000
-/* A running mean over about SHARE_STEP files, in parts of SHARE_ALL: the share of files for which
- * something is true. */
+/* The share of a source's files for which something is true is a running mean over about SHARE_STEP
+ * files, in units of 1 / SHARE_ALL. */
 #define SHARE_ALL 1024U
 #define JUDGED 32U /* fills after which a source is judged */
 #define SHARE_STEP 32U
@@ -46,8 +46,8 @@ void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, ui
         }
 }
 
-/* Sets the source's bit among `bits` to what is true of most of its files. Of threads that write at
- * the same time, one loses its value. */
+/* Adds one file to the running mean, and sets the source's bit in *bits if the mean is above one
+ * half, else clears it. Of two threads that write the mean at once, one loses its value. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);

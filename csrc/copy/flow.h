@@ -24,9 +24,9 @@ struct visit monarch_visit(struct monarch_engine *e, unsigned place);
 void monarch_leave(const struct visit *v, uint64_t bytes);
 /* Ends a visit whose duration says nothing of the endpoint. */
 void monarch_leave_unseen(const struct visit *v);
-/* Notes how long a file of one unit took to be opened and read at its source. What most of the last
- * files took says whether the source is a fast one. */
+/* Notes how long a file of one unit took to be opened and read at its source. If most of the last
+ * files took less than FAST_NS (flow.c), the source counts as fast. */
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
-/* Notes whether the kernel no longer had some pages of a file that a program had just read. What is
- * true of most of the last files says whether the mount keeps pages. */
+/* Notes whether the kernel had already dropped pages of a file that a program had just read. If
+ * that was so for most of the last files, the source counts as one whose pages are not kept. */
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);

@@ -1,5 +1,5 @@
-/* Orders that are no fills: check, compare, drop or page in a copy. Also what they have in common
- * with fills. */
+/* Orders other than fills: check, compare, drop or page in a copy. The file also has the functions
+ * that these orders share with fills. */
 #include "copy/job.h"
 
 #include <errno.h>
@@ -75,7 +75,8 @@ void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]) 
 void monarch_remove_copy(struct job *job) {
     char name[MONARCH_COPY_NAME + 4];
     monarch_copy_name(job, name);
-    /* A directory of this name is not ours, and the copy is gone. */
+    /* A copy that is gone already is no error. Nor is a directory of this name, which is not
+     * ours. */
     if (unlinkat(job->copies, name, 0) != 0 && errno != ENOENT && errno != EISDIR)
         job->result.left = errno;
 }
@@ -83,8 +84,9 @@ void monarch_remove_copy(struct job *job) {
 /* --- limits ------------------------------------------------------------------------------------
  */
 
-/* Takes the next free span of time for `n` of `per_s`; returns when it begins. Time that was not
- * used in the past is lost, but for a little: threads do not wake to the microsecond. */
+/* Takes the next free span of time for `n` bytes or operations, at `per_s` each second; returns
+ * when the span begins. Time that was not used is lost, except for the last 20 ms, because threads
+ * do not wake to the microsecond. */
 static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     const uint64_t slack_ns = 20000000;
     uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
@@ -155,7 +157,8 @@ int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int
 static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
     monarch_acquire_rate(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
-    /* Reading changes nothing at the source, not even the access time where we may say so. */
+    /* Reading changes nothing at the source; not even the access time, if we are allowed
+     * O_NOATIME. */
     int fd = openat(job->source_root, job->path, flags | O_NOATIME);
     if (fd < 0 && errno == EPERM)
         fd = openat(job->source_root, job->path, flags);
@@ -164,8 +167,9 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         *status = is_gone ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR;
         return -1;
     }
-    /* The attributes that the open brought are enough: after the last byte the server is asked.
-     * Some file systems know the size only when they are asked. */
+    /* The attributes that the open brought are enough here, because the server is asked after the
+     * last byte. If they differ, the server is asked now: some file systems know the size only
+     * then. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);
@@ -173,8 +177,8 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         errno = 0;
         return -1;
     }
-    /* No read-ahead: for a unit that somebody has read already, it would ask the source for its
-     * bytes a second time. */
+    /* Turns read-ahead off: it would ask the source a second time for the bytes of units that were
+     * read already. */
     if (job->entry.size > MONARCH_UNIT)
         posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     return fd;
@@ -211,8 +215,8 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 
 /* Drops the pages behind each read. Otherwise the pages of many small files fill the memory, and
  * then finding free ones takes as long as copying. Giving pages back after each file
- * (posix_fadvise) may wait for all cores. Here only the pages go that this very read has brought;
- * pages that others have read stay for them. */
+ * (posix_fadvise) may wait for all cores. This way only those pages are dropped that this very read
+ * has brought; pages that others have read stay for them. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at) {
     size_t done = 0;
@@ -235,7 +239,8 @@ ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int
 /* --- looking through a file --------------------------------------------------------------------
  */
 
-/* XXH3-64 of every block, and of the block sums: what a fill recorded. */
+/* Computes what a fill records of a file: the XXH3-64 of its block sums, each of which is the
+ * XXH3-64 of a block. */
 static int sum_of(struct monarch_engine *e, struct job *job, int fd, char *buffer, uint64_t *sum) {
     uint64_t size = job->entry.size, block = e->block_bytes, blocks = (size + block - 1) / block;
     int of_source = job->result.kind == MONARCH_COMPARE;
@@ -338,8 +343,8 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
 }
 
 /* Brings the next part of a copy into memory; between parts the thread does what is more urgent.
- * The part is read, not only asked for: the kernel shortens what it is asked for as it likes, and
- * then no more is on its way than there are threads. */
+ * The part is read, and not only asked for by read-ahead, which the kernel shortens as it likes. So
+ * no more parts are on their way than there are threads. */
 static void page_in(struct job *job, char *buffer) {
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
     int fd = open_copy(job);

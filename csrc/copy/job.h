@@ -1,11 +1,12 @@
-/* Orders: what an order holds, and the work of orders that are no fills. */
+/* Orders: what an order holds, and the work of orders other than fills. */
 #pragma once
 
 #include <sys/types.h>
 
 #include "copy/state.h"
 
-/* The most nodes without room for a file through which a fill follows it. */
+/* How many times a fill follows a file to another node, because the node that was asked has no room
+ * for the file. */
 #define MONARCH_MOVES 6
 
 struct job {
@@ -18,8 +19,9 @@ struct job {
     int is_read;    /* its reader has read all of the file */
     int is_kept;    /* a descriptor waits for it, see monarch_take_kept */
     uint64_t claim; /* number of its claim */
-    /* The peers to copy from, in this order; -1 behind the last one. Those behind the first
-     * MONARCH_ASKED are atomic: a node that has no room for the file names the next one. */
+    /* The peers to copy from, in this order, and -1 after the last one. The places after the first
+     * MONARCH_ASKED are atomic and filled later: a node that has no room for the file names the
+     * next one. */
     int peer[MONARCH_ASKED + MONARCH_MOVES];
     int has_it;              /* a bit for each peer that has the file whole */
     int source_root, copies; /* descriptors of the source's and of the tier's directory */
@@ -30,33 +32,34 @@ struct job {
     char path[];
 };
 
-/* Does an order that is no fill and leaves the result in job->result; `buffer` has MONARCH_CHUNK
- * bytes. A PAGE_IN does one part, and is ABANDONED as long as more is left. */
+/* Does an order other than a fill, and leaves the result in job->result. `buffer` has MONARCH_CHUNK
+ * bytes. Of a PAGE_IN one part is done, and the status is ABANDONED as long as parts are left. */
 void monarch_do_job(struct monarch_engine *e, struct job *job, char *buffer);
 
 int monarch_fail(struct job *job, int status, int error); /* always -1 */
 int monarch_tier_status(int error);
 void monarch_remove_copy(struct job *job); /* result.left says if the copy stays */
 void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]);
-/* Opens the order's file at the source. -1: *status says why, and errno, or 0. Several threads may
- * open it for one order. */
+/* Opens the order's file at the source. Returns -1 on failure: *status says why, and errno has the
+ * error, or 0 if the file has changed. Several threads may open the file for one order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
-/* The inode number of a regular file, and its device, from cached attributes; 0 if it is no regular
- * file. */
+/* Returns the inode number of a regular file, and in *dev its device, from cached attributes; 0 if
+ * `fd` is no regular file. */
 uint64_t monarch_inode_of(int fd, uint64_t *dev);
 /* Whether a descriptor that a program has opened can serve to read the order's file. */
 int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd);
-/* Call after the last byte. 0 if the file is still what the catalog says, so that all bytes belong
- * together; else -1. The source's server is asked: attributes that the kernel has cached may be
- * older than the bytes. */
+/* Checks, after the last byte was read, that the file is still the one that the catalog describes,
+ * so that all bytes belong together. Returns 0, or -1 if it is not. The source's server is asked,
+ * because attributes that the kernel has cached may be older than the bytes. */
 int monarch_source_is_unchanged(struct job *job, int fd);
-/* Reads up to `n` bytes at `at`; fewer only at the end of the file; -errno. */
+/* Reads `n` bytes at `at`, or fewer at the end of the file. Returns how many, or -errno. */
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at);
-/* The same for a source's file, whose pages do not stay in memory where the kernel can do that. */
+/* As monarch_read_fully, for a source's file. The pages that it reads do not stay in memory if the
+ * kernel can drop them. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at);
 int monarch_drops_behind(const struct monarch_engine *e, const struct job *job);
 int monarch_can_drop_behind(void); /* whether the kernel can at all */
 int monarch_write_fully(int fd, const char *buf, size_t n, off_t at);
-/* Waits until the sources may be asked for `n` more bytes. */
+/* Waits until the sources may be asked for one more operation and `n` more bytes. */
 void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);

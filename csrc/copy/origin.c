@@ -12,14 +12,15 @@
 #include "serving/serving.h"
 #include "shared/clock.h"
 
-/* How many answers to wait for. A live peer may have to wait for the source itself, and says so
- * after 0.6 s. If its source gives nothing (TIMEOUT), a reader waits for two such answers at most;
- * what nobody waits for can wait for some more. */
+/* How often a peer may answer TIMEOUT in a row. A live peer may have to wait for the source itself,
+ * and gives this answer after 0.6 s if its source gives nothing. ASKED_TRIES is for bytes that a
+ * reader waits for, TRIES for all others, which can wait longer. */
 #define ASKED_TRIES 2
 #define TRIES 8
-/* How long to wait for a peer whose source does give (COMING): asking that source as well would
- * serve nobody sooner, and all others later. A reader waits for less than its patience with a live
- * daemon, 5 s; what nobody waits for, for as long as a thread can be spared [ns]. */
+/* How long to wait for a peer that answers COMING, because its source does give something: asking
+ * that source here as well would serve nobody sooner, and all others later. COMING_ASKED_NS, for
+ * bytes that a reader waits for, is less than the 5 s that the reader waits for a live daemon.
+ * COMING_NS, for all other bytes, is as long as a thread can be spared [ns]. */
 #define COMING_ASKED_NS 4000000000ULL
 #define COMING_NS 30000000000ULL
 /* A peer that is still filling the file gives its last block only when the file is whole. A reader
@@ -27,7 +28,8 @@
 #define NEAR_END 4
 /* The pause between two tries at a peer that has not answered yet [ns]. */
 #define STARTING_NS 100000000L
-/* A reader that has waited for longer gets its bytes from the source [ns]. */
+/* If a peer fails after a reader has waited for longer than this, the reader gets its bytes from
+ * the source, not from the next peer [ns]. */
 #define SILENCE_NS 500000000ULL
 
 static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a thread's buffer does for a fetch");
@@ -53,15 +55,16 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
     return 0;
 }
 
-/* Whether a reader should have these bytes from the source at once, without any fault of the
- * peer's. */
+/* Whether a reader should get the last block from the source at once: the peer, without any fault,
+ * will not send that block soon. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Asks the peer once. The time counts as the peer's only if the peer need not wait for the source
- * itself, and was not left alone because of an older failure. */
+/* Asks the peer once. The time counts in the peer's flow only if the peer has the file whole, so
+ * that it need not wait for the source, and only if it was asked: after a failure a peer is left
+ * alone for a while. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -75,9 +78,10 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
-/* Whether the peer is still starting, so that it should be asked again. Of nodes that are brought
- * up together, the first would otherwise read for the others all that it fetches ahead. What nobody
- * waits for can wait until they are there. */
+/* Whether the peer is still starting, so that it should be asked again, after a pause that is made
+ * here. When nodes are brought up together, the first one would otherwise read all that it fetches
+ * ahead from the source, for the others too. Bytes that nobody waits for can wait until the others
+ * serve. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -89,9 +93,9 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
     return 1;
 }
 
-/* Asks the peer, and again until it answers or patience ends. get->status says what came of it. Two
- * values are no fault of the peer's: with MONARCH_PEER_LATER the source is to be asked at once,
- * with MONARCH_PEER_COMING by now. */
+/* Asks the peer again and again, until it answers or one of the limits above is reached.
+ * get->status says what came of it. Two values are no fault of the peer's, and send the caller to
+ * the source: MONARCH_PEER_LATER at once, MONARCH_PEER_COMING after the longest wait. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
@@ -111,9 +115,9 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
             return;
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
-        /* So that at the peer, too, it comes before what nobody waits for. */
+        /* The peer serves awaited bytes, too, before bytes that nobody waits for. */
         get->is_awaited = (uint32_t)is_asked;
-        /* A connection that broke is no reason to ask this peer once more. */
+        /* A peer whose connection broke is not asked once more, unless it is still starting. */
         if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {
             if (!is_starting(e, f, peer, get))
                 return;
@@ -123,8 +127,8 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
     }
 }
 
-/* Adds a node to those that the fill asks: it keeps the file, because the peer that was asked has
- * no room for it. Several threads may be told of the same node. */
+/* Adds `node` to the nodes that the fill asks. It keeps the file, because the peer that was asked
+ * has no room for it. Several threads may be told of the same node. */
 static void follow(struct fill *f, int which, unsigned node) {
     for (int i = which + 1; i < MONARCH_ASKED + MONARCH_MOVES && node < MONARCH_MAX_PEERS; i++) {
         int known = -1;
@@ -136,7 +140,7 @@ static void follow(struct fill *f, int which, unsigned node) {
     }
 }
 
-/* The peer that is asked now; -1 for none any more. */
+/* The peer that the fill asks at this index; -1 behind the last one. */
 static int asked_peer(const struct fill *f, int which) {
     return which < MONARCH_ASKED + MONARCH_MOVES
                ? __atomic_load_n(&f->job->peer[which], __ATOMIC_ACQUIRE)

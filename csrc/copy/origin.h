@@ -4,14 +4,15 @@
 #include "copy/filling.h"
 
 /* Gets the bytes [at, at + n) of one block from the peer that the order names and writes them to
- * the copy. *sum is their sum. 0 when the bytes have to come from the source: the order names no
- * peer, or the peer has failed. */
+ * the copy. Returns 1, and in *sum their checksums; or 0 when the bytes have to come from the
+ * source: the order names no peer, or its peers have failed or are late. */
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
                   struct block_sum *sum);
-/* The peer that gave all of a fill that is over; -1 for none. A peer sends the last block only when
- * it has the file whole. */
+/* The peer that gave all bytes of a fill that is over, and so has the file whole: a peer sends the
+ * last block only then. -1 for none. */
 int monarch_giver_of(const struct fill *f);
-/* Notes that a source has given something. */
+/* Notes that a source has given something just now. */
 void monarch_note_source(struct monarch_engine *e);
-/* The source's file, which is opened when it is first needed; as monarch_open_source. */
+/* Returns the source's file, which is opened when it is first needed. A failure is told as by
+ * monarch_open_source. */
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);

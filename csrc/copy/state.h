@@ -32,11 +32,11 @@ struct monarch_engine {
      * them. */
     struct monarch_writer *writer;
     struct monarch_control *control;
-    uint32_t kept_sources; /* atomic: a bit for each whose pages stay when they were read */
+    uint32_t kept_sources; /* atomic: a bit for each source whose pages stay after a read */
     struct monarch_clients *clients;
     struct monarch_fills *fills;
     struct endpoint *endpoint; /* the sources, then each peer by its number: see flow.c */
     /* Atomic: see monarch_note_speed and monarch_note_pages. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];
-    uint32_t judged[MONARCH_MAX_SOURCES]; /* by how many fills */
+    uint32_t judged[MONARCH_MAX_SOURCES]; /* how many fills each source was judged by */
 };

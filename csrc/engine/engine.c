@@ -195,11 +195,13 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
-        if (e->peers[i]) /* a peer that drips bytes would hold a thread for as long as it may */
+        if (e->peers[i]) /* a peer that sends single bytes would hold its thread until the time
+                            limit */
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
         left += !monarch_join(p->worker[p->most_threads + i].thread, &until);
-    /* A thread that was about to start others has done so by the time it is joined. */
+    /* The count is read anew each time: a thread that was about to start others has done so by the
+     * time it is joined. */
     for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
         left += !monarch_join(p->worker[i].thread, &until);
     if (p->listener)

@@ -77,8 +77,8 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* Some readers whose slots were scanned may have been taken or answered since `of_ranks` was
-     * filled; the readers left in it follow here. */
+    /* Some readers may have been taken or answered since `of_ranks` was filled. Their slots yielded
+     * no reader, so that readers are left in `of_ranks`; they follow here. */
     if (l->length) {
         *w = take_first(l);
         return 1;

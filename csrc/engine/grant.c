@@ -1,5 +1,5 @@
-/* Places files in granted room, first fit. The placement is what policy would decide
- * (monarch_py/policies/placement.py), to the byte and to the inode. */
+/* Places files in granted room, first fit. It decides exactly as policy would
+ * (monarch_py/policies/placement.py), counting the same bytes and inodes. */
 #include "engine/grant.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "publish/writer.h"
 #include "shared/doorbell.h"
 
-/* More than any tier holds; sums of smaller sizes do not wrap [bytes]. */
+/* A size that no tier holds; sums of smaller sizes do not overflow [bytes]. */
 #define LARGEST (1ULL << 51)
 
 static_assert(MONARCH_ASKED == 2, "a home names two");
@@ -26,9 +26,9 @@ static int is_still_there(const struct pool *p, const struct waiting *reader) {
 /* --- one file -----------------------------------------------------------------------------------
  */
 
-/* Takes room from the first tier that has it, and returns that tier; -1 for none. If only part of a
- * tier is granted, the tier may have room beyond the grant, so no later tier can be the first
- * fit. */
+/* Takes room from the first tier that has enough, and returns that tier; -1 for none. Where only
+ * part of a tier's room is granted and does not suffice, the tier itself may still be the first
+ * fit, so later tiers are not tried. */
 static int take_room(struct grant *g, uint64_t size) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -45,9 +45,8 @@ static int take_room(struct grant *g, uint64_t size) {
     return -1;
 }
 
-/* Sets the peers that a fill asks, by the rule of Nodes.asked
- * (monarch_py/daemon/nodes/nodes.py). Returns 0 for a file that this node does not keep, or may
- * not keep. */
+/* Sets the peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/nodes.py).
+ * Returns 0 for a file that this node does not keep, or of which Python has said nothing. */
 static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;
     asked[0] = asked[1] = -1;
@@ -85,7 +84,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     if (!g->holds || g->placed_count == MONARCH_PLACED)
         return NULL;
     struct monarch_entry *e = &monarch_table(c)[id];
-    /* A copy that is still to be removed keeps its number in the word. */
+    /* A number in the word is that of an older copy, which must be removed first. */
     if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word) || !find_home(p, id, asked))
         return NULL;
     int tier = take_room(g, e->size);
@@ -94,7 +93,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     struct job *job =
         monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
     if (!job) {
-        g->holds = 0; /* its room is not known any more; wait for the next grant */
+        g->holds = 0; /* what is left of the room is not known any more; wait for the next grant */
         return NULL;
     }
     monarch_set_word(c, e, id, monarch_word(MONARCH_FILLING, 0, (unsigned)tier, g->next_copy));
@@ -113,14 +112,15 @@ static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
 /* --- what somebody waits for --------------------------------------------------------------------
  */
 
-/* Whether Python must order what the reader waits for, or see why it cannot be ordered. c: the
- * catalog; NULL if its lock could not be had, and then nothing is known of the file. */
+/* Orders the file that the reader waits for, if the grant allows it. Returns whether the file is
+ * left to Python, which must order it or see why it cannot be ordered. c: the catalog; NULL if its
+ * lock could not be taken, so that nothing is known of the file. */
 static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
     struct grant *g = &p->grant;
     uint64_t id = monarch_demand_entry(reader->demand);
     if (!is_still_there(p, reader))
         return 0;
-    /* Its fill is about to begin, or has just ended. */
+    /* A file that is FILLING without an order: its fill is about to begin, or has just ended. */
     int is_filling = c && state_of(c, id) == MONARCH_FILLING;
     g->refused[reader->place] = reader->demand;
     g->is_early[reader->place] = !g->holds || is_filling;
@@ -128,12 +128,13 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
         return 0;
     if (!c || is_asked_for(p, c, id))
         return !(c && order(p, c, id));
-    /* The demand was made after the last answer. */
+    /* The demand was made after the file's last answer: make the reader look again. */
     monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
     return 0;
 }
 
-/* Whether the daemon's loop must be woken: nobody has done so since it last rested. */
+/* Notes that the daemon's loop has work. Returns whether the caller must wake the loop, because
+ * nobody has done so since its last rest. */
 static int is_first(struct grant *g) {
     return !__atomic_exchange_n(&g->leaves, 1, __ATOMIC_SEQ_CST);
 }
@@ -190,7 +191,7 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
             g->refused[i] = 0;
     memset(g->is_early, 0, sizeof g->is_early);
     g->holds = e->writer != NULL;
-    monarch_unlock_and_ring(p); /* readers may have asked meanwhile */
+    monarch_unlock_and_ring(p); /* readers may have asked while there was no grant */
     if (p->listener)
         p->listener->granted(p);
 }

@@ -25,7 +25,7 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
     job->result.ctime_ns = entry->ctime_ns;
     job->entry = *entry;
     job->expected_sum = sum;
-    /* No peer is asked for an empty file: none could say that the file is still as it was. */
+    /* No peer is asked for an empty file: no peer could tell that the file is unchanged. */
     for (int i = 0; i < MONARCH_ASKED + MONARCH_MOVES; i++) {
         int is_asked = i < MONARCH_ASKED && peers && p->peer_threads && entry->size;
         int peer = is_asked ? peers[i] : -1;
@@ -59,7 +59,8 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
 }
 
 /* Takes orders that no other thread sees yet into a queue. An order for which a descriptor waits
- * goes to the files in use, so that it does not wait behind files that are filled ahead. */
+ * goes to the queue of files in use, so that it does not wait behind files that are filled
+ * ahead. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
@@ -119,7 +120,7 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < n; i++) {
         struct job *job = monarch_queued_fill(p, ids[i]);
-        /* An order for which a descriptor waits is for a file that a program has read. */
+        /* An order for which a descriptor waits stays: a program has read its file. */
         if (!job || job->result.in_use || job->is_kept || job->handed >= 0)
             continue;
         monarch_unqueue(p, job);

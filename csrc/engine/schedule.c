@@ -5,9 +5,10 @@
 #include "copy/fill.h"
 #include "shared/clock.h"
 
-/* A fill's next unit when none is left to be taken up. */
+/* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* Threads that the readers of one peer leave to the readers of others. */
+/* Peer threads that fills from one peer leave free for other peers, even if readers wait for these
+ * fills. */
 #define KEPT_FREE 4
 /* The most orders passed over in one look: the thread holds the pool's lock. */
 #define MOST_PASSED 64
@@ -136,23 +137,23 @@ enum monarch_way monarch_way_of(const struct job *job) {
     return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
-/* Whether the order's peer may get this thread. A peer gets at most twice as many threads as are
- * then free (dynamic thresholds: Choudhury and Hahne, 1998): an overloaded peer leaves some threads
- * for others, each of which again leaves some; alone it gets two thirds of all. A thread that is at
- * that peer anyway (`at`) takes no more by this. */
+/* Whether this thread may go to the order's peer. A peer gets threads until twice as many are at it
+ * as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an overloaded peer leaves some
+ * threads to other peers, and each of these leaves some again; a peer alone gets two thirds of all.
+ * A thread that is at the peer already (`at`) does not add to its threads. */
 static int can_ask(const struct pool *p, int at, const struct job *job) {
     int peer = job->peer[0];
     return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
 }
 
-/* The same for what a reader waits for: it ignores the peer's share as long as some threads are
- * left. */
+/* As can_ask, for work that a reader waits for: the peer's share does not limit it while more than
+ * KEPT_FREE threads are free. */
 static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* The same for what nobody waits for. Some of the width must be left: however narrow the width is,
- * one slow peer leaves a part of it to the others. */
+/* As can_ask, for work that nobody waits for. The width has a threshold of its own, so that one
+ * slow peer leaves a part of it to the others however narrow it is. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -174,7 +175,7 @@ static int has_slot(const struct pool *p, enum monarch_way way) {
     return p->free_slots > (way == MONARCH_FROM_PEER ? MONARCH_SLOTS_OF_SOURCE : 0);
 }
 
-/* An order for the entry that can begin; NULL for none. */
+/* The entry's order of this way, if it can begin now; else NULL. */
 static struct job *queued(const struct pool *p, enum monarch_way way, uint64_t id) {
     struct job *job = has_slot(p, way) ? next_for(p->bucket[id % MONARCH_BUCKETS], id) : NULL;
     return job && monarch_way_of(job) == way ? job : NULL;
@@ -196,8 +197,8 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     __atomic_store_n(&f->asked_ns, monarch_now_ns(), __ATOMIC_RELAXED);
     f->next_unit = unit + 1;
     f->asked_by = monarch_demand_rank(demand);
-    /* The unit is checked, because a client may write anything. Nobody reads a file without a map
-     * before it is complete. */
+    /* The unit is checked, because a client may write any number. A file of more than
+     * MONARCH_FILL_UNITS units has no map, and nobody reads it before it is complete. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
         if (!can_serve(p, me->peer, f->job))
@@ -233,8 +234,8 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
     return find_queued(p, me, id, w);
 }
 
-/* Finds work for a waiting reader. Readers take turns: the search goes on behind the slot that was
- * served last. Among ranks, their shares decide. */
+/* Finds work for a waiting reader. Readers take turns: each search begins after the slot that was
+ * served last. Among readers of ranks, the ranks' shares decide. */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct fair_queue *queue = &p->fair[me->way];
     struct line line;
@@ -247,7 +248,8 @@ static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     return 0;
 }
 
-/* The next free unit behind the last demand, or else any that is left; DONE for none. */
+/* The next unclaimed unit after the last demand, or else any unclaimed unit; DONE if there is
+ * none. */
 static uint64_t unit_ahead(struct fill *f) {
     uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
     for (; n < f->units && monarch_is_claimed(f, unit); n++)
@@ -256,9 +258,9 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* The fill to serve next; NULL for none. *first is the first of the list that could be
- * served. Another is served in its place only if both are of ranks and the other rank is due
- * earlier. */
+/* The fill of which to move a unit ahead of its reader; NULL for none. *first gets the first fill
+ * in the list that could be served. A later fill is chosen in its place only if readers of ranks
+ * have asked for both, and the later one's rank is due earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
     const struct fair_queue *queue = &p->fair[way];
     struct fill *chosen = NULL;
@@ -273,7 +275,7 @@ static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct
         *first = chosen ? *first : f;
         chosen = f;
         due = monarch_due(queue, rank);
-        if (!rank) /* the first one */
+        if (!rank) /* only the first fill can get here with a reader of no rank */
             break;
     }
     return chosen;
@@ -292,8 +294,8 @@ static void exchange(struct pool *p, struct fill *a, struct fill *b) {
     b->next = next;
 }
 
-/* Finds a unit ahead of a reader: one that has waited for a unit wants the next ones soon. Files
- * that readers wait for take turns, unit by unit. */
+/* Finds a unit ahead of a reader: a reader that has waited for a unit wants the next ones soon.
+ * Files that readers have waited for take turns, unit by unit. */
 static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     for (struct fill *first = NULL, *f; (f = next_fill(p, way, &first));) {
         uint64_t unit = unit_ahead(f);
@@ -311,7 +313,7 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     return 0;
 }
 
-/* Whether the fill has a block to begin, and no reader has waited for it. */
+/* Whether no reader has waited for the fill, and one of its blocks can be begun. */
 static int has_block(const struct pool *p, enum monarch_way way, const struct fill *f) {
     return f->next_block < f->blocks && !f->asked_ns && !monarch_fill_is_over(f) &&
            monarch_way_of(f->job) == way && can_ask_unasked(p, f->job);
@@ -351,8 +353,8 @@ static void put_aside(struct late *late, struct job *job) {
     monarch_push(&late->of[peer], job);
 }
 
-/* The first late order whose peer may be asked; NULL for none. Few peers are passed over: those
- * that threads are at. */
+/* The first late order whose peer may be asked; NULL for none. The search is short: only peers that
+ * threads are at are passed over. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {
@@ -372,9 +374,9 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
            monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
-/* Moves orders behind all others while programs read their files at the source and will hand them
- * over: a fill would open such a file a second time. Returns whether the first order waits for its
- * reader all the same. */
+/* Moves the first orders to the end of the queue as long as programs are reading their files at the
+ * source and will hand them over: a fill would open such a file a second time. Returns whether the
+ * order that is first then waits for its reader as well. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -386,7 +388,8 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
     return waits_for_reader(p, q->first, now);
 }
 
-/* Takes orders in sequence, but passes over those whose peer has its share of the threads. */
+/* Takes up the next order of the queue, but passes over orders whose peer has its share of the
+ * threads. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_way way = me->way;
     struct queue *q = in_use ? &p->in_use[way] : &p->normal[way];
@@ -423,8 +426,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, way) ||
                       !(find_block(p, way, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* Not counted as unasked: a reader soon waits for these units, and a peer has threads
-     * enough. */
+    /* Units ahead of a reader do not count as unasked where they come from a peer: the reader soon
+     * waits for them, and there are threads enough for peers. */
     if (is_ahead && way == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;
@@ -443,7 +446,7 @@ static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct wo
            find_unasked(p, me, 0, w);
 }
 
-/* The thread has ended its work, and is counted among those that rest. */
+/* Notes that the thread has ended its work: it is at no peer, and counts as resting. */
 static void rest(struct pool *p, struct worker *me) {
     go_to(p, me, -1);
     p->unasked[me->way] -= (uint32_t)me->is_unasked;

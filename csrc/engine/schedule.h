@@ -5,19 +5,19 @@
 
 /* --- orders by entry --- */
 
-/* Whether a reader may wait for the order. An order that a reader may wait for can be found by
- * entry until it begins. */
+/* Whether the order is of a kind that readers may wait for. Such an order is found by its entry
+ * until it begins (monarch_remember). */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
-/* The order to fill this entry that no thread has begun; NULL for none. */
+/* The order to fill this entry, if there is one that no thread has begun; else NULL. */
 struct job *monarch_queued_fill(const struct pool *p, uint64_t id);
 /* Whether an order to fill or to check this entry is queued. */
 int monarch_has_order(const struct pool *p, uint64_t id);
 /* Removes an order from its queue and from the orders that are found by entry. */
 void monarch_unqueue(struct pool *p, struct job *job);
 
-/* Gives back the order's slot once readers no longer need the map of its fill; does nothing for an
- * order without a slot. */
+/* Frees the order's slot in the fills segment, if it has one. Call once readers no longer need the
+ * map of its fill. */
 void monarch_free_slot(struct pool *p, struct job *job);
 
 /* --- fills under way --- */
@@ -40,11 +40,12 @@ struct work {
 };
 
 enum monarch_way monarch_way_of(const struct job *job);
-/* The roles, as bits, of a thread that has ended its work. */
+/* The roles, as bits, of a thread that looks for new work because it has ended its last. */
 uint32_t monarch_roles_of(const struct worker *me);
-/* Finds the first work within `roles`; returns 0 if there is none. With more roles than
- * MONARCH_DOES_DEMANDS the thread has ended its previous work. */
+/* Finds the most urgent work within `roles`; returns 0 if there is none. A thread in the middle of
+ * other work passes MONARCH_DOES_DEMANDS alone; any other roles say that the thread has ended its
+ * previous work. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
-/* The roles, as bits, of the threads that could do some of the work there is; 0 if there is none.
- * It may overstate the work that lies ahead of readers. */
+/* Returns the roles, as bits, of those threads of this way that could do some of the work at hand;
+ * 0 if there is no work. It may count units ahead of readers that are all claimed already. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way);

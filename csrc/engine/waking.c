@@ -1,14 +1,17 @@
 /* Which of the copying threads are woken, and when they sleep.
  *
- * A thread is woken for work, not for every ring, and no work waits for a thread that sleeps:
+ * A thread is woken only for work that it can do, and no work is left lying while a thread that
+ * could do it sleeps. This is how:
  *
- * - Work is made under the lock. Then the bell of its way is rung: that changes the bell's word and
- *   wakes one thread that could do the work. A thread reads the word before it looks for work, and
- *   sleeps only while the word is unchanged: a thread that looked too early does not fall asleep.
- * - A thread that looks, and leaves work to threads that sleep, wakes one of them. No ring is
- *   needed: the work was rung for, so that only threads that sleep already do not know of it. Or
- *   that ring is still to come, and wakes one more. But a thread that leaves one peer for another
- *   rings: it makes room there for orders that were passed over, and nobody has rung for them.
+ * - Work is made under the pool's lock. Then the bell of its way is rung, which changes the bell's
+ *   word and wakes one thread that could do the work. A thread reads the word before it looks for
+ *   work, and sleeps only while the word is unchanged, so that a thread that looked too early does
+ *   not fall asleep.
+ * - A thread that has looked for work, and leaves some to threads that sleep, wakes one of them and
+ *   does not change the word: the work was rung for, so that only sleeping threads do not know of
+ *   it, or that ring is still to come and wakes one more. But a thread that leaves one peer for
+ *   another does ring: it makes room at the first peer for orders that were passed over, and nobody
+ *   has rung for these.
  * - A thread that accepts every class of work and finds none need not wake others: the queues are
  *   empty.
  * - A demand without an order counts as work of both ways, until a thread has ordered its file or

@@ -10,6 +10,7 @@ void monarch_ring_all(struct pool *p, enum monarch_way way);
 /* Releases the pool's lock after a change that may have made work of any kind, and wakes threads
  * for it. */
 void monarch_unlock_and_ring(struct pool *p);
-/* Sleeps, unless the thread's way was rung since the bell said `seen`; until `until_ns`
- * [CLOCK_MONOTONIC] at most, 0 for no limit. Returns 0 if that time has come. */
+/* Sleeps until the bell of the thread's way is rung, and not at all if it was rung since it said
+ * `seen`. The sleep ends at `until_ns` [CLOCK_MONOTONIC] at the latest; 0: no limit. Returns 0 if
+ * that time has come, else 1. */
 int monarch_sleep(const struct worker *me, uint32_t seen, uint32_t roles, uint64_t until_ns);

@@ -20,26 +20,27 @@
 #define RESULTS_AWAITED 64
 #define RESULTS_AT_ONCE 512
 #define ORDERS_LEFT 64
-/* A file is moved in units while a reader has waited for one of them within this time [ns]. */
+/* A file is moved unit by unit, and not in longer runs, while a reader has waited for one of its
+ * units within this time [ns]. */
 #define ASKED_NS 500000000ULL
 /* A thread's stack: nothing here needs much of it, and files are read into a buffer [bytes]. */
 #define STACK_BYTES (256 * 1024)
 /* A thread without work keeps the memory of its buffer this long [ns]. */
 #define KEEPS_NS 1000000000ULL
-/* How often a thread looks at an order that waits for its reader to end [ns]. */
+/* How often a thread looks again at an order whose file a program is still reading [ns]. */
 #define READER_NS 50000000ULL
-/* A thread rests for REST times what its work took, but no longer than MOST_REST_NS [ns]. */
+/* A thread rests REST times as long as its work took, but no longer than MOST_REST_NS [ns]. */
 #define REST 9
 #define MOST_REST_NS 2000000ULL
-/* Where no thread can be started (RLIMIT_NPROC, memory), the next attempt is this much later [ns].
- */
+/* After a thread could not be started (RLIMIT_NPROC, memory), the next attempt is made this much
+ * later [ns]. */
 #define RETRY_NS 1000000000ULL
 
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
-/* Whether to ring the daemon for this result. A daemon that was rung for one result takes all. A
- * copy that serves already can wait for others, so that not every file costs an iteration of the
- * daemon's loop. */
+/* Whether to ring the daemon for this result. A daemon that was rung for one result takes all. The
+ * result of a copy that is published already waits for others, so that not every file costs an
+ * iteration of the daemon's loop. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -71,8 +72,8 @@ static void push_result(struct pool *p, struct job *job) {
 }
 
 /* Reports the order's result. A whole copy is published here, and its result is queued for Python
- * before the writer's lock is let go. So it precedes the result of a removal, which can be ordered
- * as soon as the copy is visible, but must set the word first. */
+ * before the writer's lock is let go. So it precedes the result of the copy's removal: Python can
+ * order the removal as soon as the copy is visible, but must first set the word under that lock. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
@@ -105,7 +106,7 @@ static void leave(struct pool *p, struct fill *f) {
     }
 }
 
-/* Puts a PAGE_IN of which a part is done before all others. */
+/* Queues a PAGE_IN, of which a part is done, again: before all other PAGE_INs. */
 static void put_back(struct pool *p, struct job *job) {
     pthread_mutex_lock(&p->lock);
     monarch_push_first(&p->to_page_in, job);
@@ -124,8 +125,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, way);
-    /* This thread would have done that work itself; an order that it has left waits for its
-     * reader. */
+    /* Do not wake another thread for work that this thread would have found itself: what seems to
+     * be left is an order that waits for its reader. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
@@ -136,7 +137,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     return found;
 }
 
-/* Finds what the caller does next; 0 if there is nothing. */
+/* Finds the caller's next work, and orders fills for the demands without an order that it meets.
+ * Returns 0 if there is no work. */
 static int find_next(struct worker *me, uint32_t roles, struct work *w) {
     int found;
     do {
@@ -176,12 +178,13 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
     is_inside = 0;
 }
 
-/* Claims the next free units of a block, as one run from *unit on, and returns how many. *whole is
- * set to 0 if other threads have claimed units before. */
+/* Claims the next run of unclaimed units of a block: moves *unit to its first unit, and returns its
+ * length. Sets *whole to 0 if other threads have claimed units of the block before. */
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
                           int *whole) {
     uint64_t n = 0, most = 1;
-    /* A peer sends a whole block with the sum that it has recorded. */
+    /* A peer is asked for a whole block, because it sends the sum that it has recorded along with
+     * it. */
     uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
     pthread_mutex_lock(&p->lock);
     /* A program that has just opened the file is about to ask for its first unit: move that unit
@@ -279,7 +282,8 @@ static void rest(uint64_t since_ns) {
     nanosleep(&t, NULL);
 }
 
-/* When a sleeping thread must look again; 0 for never. A reader's claim ends without a ring. */
+/* The time at which a sleeping thread must look again without a ring; 0 for never. No ring tells
+ * that a reader's claim has ended, or that the thread's buffer can be given back. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;
@@ -312,8 +316,8 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* A thread's buffer takes memory only as far as it was touched: up to the size of its largest file.
- * Huge pages would take all of it at once. */
+/* A thread's buffer takes memory only as far as it was touched: as much as the largest file that
+ * the thread has moved. With huge pages it would take all of its memory at once. */
 char *monarch_map_buffer(void) {
     char *buffer =
         mmap(NULL, MONARCH_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -343,8 +347,9 @@ static int start(struct pool *p, struct worker *w, enum monarch_way way, int num
     return is_started;
 }
 
-/* Starts the next thread. It is counted once it can be joined: the thread that starts it comes
- * before it in the array. The caller holds the lock, which is let go meanwhile. */
+/* Starts the next thread for the sources. The thread is counted once it can be joined;
+ * monarch_engine_stop does not miss it, because it joins the thread that starts it earlier. The
+ * caller holds the pool's lock, which is released meanwhile. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;
@@ -356,8 +361,8 @@ static int start_next(struct pool *p) {
     return is_started;
 }
 
-/* Starts threads until some of each kind are without work, or as many run as may. A thread that
- * finds another one at it leaves. */
+/* Starts threads until some of each kind are without work, or `most_threads` run. Does nothing
+ * while another thread does this. */
 static void start_more(struct pool *p) {
     pthread_mutex_lock(&p->lock);
     if (!p->is_starting && (!p->start_after_ns || monarch_now_ns() > p->start_after_ns)) {

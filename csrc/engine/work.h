@@ -3,14 +3,14 @@
 
 #include "engine/schedule.h"
 
-/* Starts the threads that the engine begins with. Other threads for the sources are started when
- * all of a kind have work. Returns 0 if no thread could be started. Threads end when the engine is
- * stopping and they are rung. */
+/* Starts the threads that the engine begins with. Further threads for the sources are started when
+ * all threads of a kind have work. Returns 0 if no thread could be started. Threads end when the
+ * engine is stopping and they are rung. */
 int monarch_start_threads(struct pool *p, int peer_threads);
-/* The function behind monarch_engine.serve_readers. A call within itself does nothing, so that a
- * thread waits for two things at most. */
+/* Implements monarch_engine.serve_readers. A nested call does nothing, so that a thread waits for
+ * at most two things at once. */
 void monarch_serve_readers(struct monarch_engine *e, char *buffer);
-/* Does a FILL that is in no queue and has a slot. The calling thread does nothing else. */
+/* Does a FILL that is in no queue and has a slot. The calling thread serves no reader meanwhile. */
 void monarch_do_handed(struct worker *w, struct job *job);
 /* A thread's buffer of MONARCH_CHUNK bytes, of which only touched pages take memory; NULL without
  * memory. */

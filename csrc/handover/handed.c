@@ -27,9 +27,9 @@ static int is_plain(const char *path) {
     }
 }
 
-/* Reads the attributes of the file that the name leads to; returns whether it is the descriptor's
- * file. The attributes are those that its reader's open has brought: the fill compares them with
- * the source's. */
+/* Reads the attributes of the file at the path; returns whether it is the descriptor's file. The
+ * attributes are those that the reader's open has brought; the fill compares them with those at the
+ * source's server. */
 static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
     char target[1];
     uint64_t ino = h->entry.ino;
@@ -81,8 +81,8 @@ void monarch_hand_to(struct handed *h, struct job *job) {
 /* --- the order ----------------------------------------------------------------------------------
  */
 
-/* Takes an order that waits for its turn out of its queue. NULL for one that asks peers, or for
- * which another descriptor waits: it stays where it is. */
+/* Takes a queued order out of its queue. Returns NULL for an order that asks peers, or for which
+ * another descriptor waits: that order stays in its queue. */
 static struct job *take_queued(struct pool *p, struct job *job) {
     if (job->is_kept || monarch_way_of(job) != MONARCH_FROM_SOURCE)
         return NULL;
@@ -92,9 +92,9 @@ static struct job *take_queued(struct pool *p, struct job *job) {
     return job;
 }
 
-/* Finds the order of a file that is FILLING. It may not be found yet: policy says that a file is
- * being filled before it hands its order over, and a thread takes an order before its fill is
- * known. */
+/* Finds the order of a file that is FILLING. The order may not be found yet: policy sets the file's
+ * state before it hands the order over, and a thread takes an order up before the fill is
+ * entered. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))
@@ -103,7 +103,8 @@ static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job 
     return MONARCH_TAKEN;
 }
 
-/* Places the file in granted room. The bytes are here, so that no peer is asked. */
+/* Places the file in granted room. The program has brought the bytes to this node, so no peer is
+ * asked. */
 static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint64_t id,
                                  struct job **job) {
     if (!p->grant.holds)
@@ -118,7 +119,8 @@ static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint
     return MONARCH_TAKEN;
 }
 
-/* Adds the file to the catalog. Without room there, that is left to policy. */
+/* Adds the file to the catalog. If the grant does not allow that, or the catalog is full, it is
+ * left to policy. */
 static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
     uint64_t id, added = 0;
     if (!p->grant.holds)

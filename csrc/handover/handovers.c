@@ -1,9 +1,9 @@
 /* The sockets by which readers hand over descriptors, and the threads that take them.
  *
- * A descriptor comes with the number of its file's entry, and neither is trusted: the fill looks
- * whether the descriptor is of the file that the catalog describes, as it does with one that it has
- * opened itself. The threads do nothing else, so that a descriptor is closed soon: what hangs on an
- * open file (flock) ends when the last of its descriptors is closed. */
+ * A descriptor comes with the number of its file's entry, and neither is trusted: the fill checks
+ * that the descriptor is of the file that the catalog describes, as it checks a descriptor that it
+ * has opened itself. The threads do nothing else, so that a descriptor is closed soon: a lock of
+ * the open file (flock) lasts until the last of its descriptors is closed. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -21,17 +21,17 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* How many files are copied at a time: each thread waits for the source to say that its file is
- * unchanged. */
+/* How many files that were handed over are copied at a time. Most of the time a thread waits for
+ * the source to say that its file is unchanged. */
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
 struct handovers {
     struct pool *pool;
-    int epoll;            /* of all sockets and of `end` */
+    int epoll;            /* watches all sockets and `end` */
     int end;              /* an eventfd that tells the threads to end */
-    pthread_mutex_t lock; /* of all below; no other lock is taken under it */
-    int threads, waiting; /* waiting: those that wait for a descriptor */
+    pthread_mutex_t lock; /* guards all below; no other lock is taken under it */
+    int threads, waiting; /* waiting: how many of them wait for a descriptor */
     struct taker {
         struct handovers *all;
         struct worker worker;
@@ -41,7 +41,7 @@ struct handovers {
 /* --- one file -----------------------------------------------------------------------------------
  */
 
-/* Finds or makes the order of the file and gives it a slot, so that it begins at once. */
+/* Finds or makes the order of the file and gives it a slot, so that it can begin at once. */
 static enum monarch_answer order(struct pool *p, struct handed *h, struct job **job) {
     struct monarch_writer *w = p->shared.writer;
     enum monarch_answer answer = MONARCH_NOT_YET;
@@ -90,7 +90,8 @@ static void take(struct taker *me, struct handed *h) {
     monarch_do_handed(&me->worker, job);
 }
 
-/* Gives up a descriptor that cannot be used. fd: -1 where this process may have no more. */
+/* Gives up a descriptor that cannot be used, and asks policy for the file's copy. fd: -1 if the
+ * descriptor was not received, because this process may have no more. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
         close(fd);
@@ -118,8 +119,8 @@ static int watch(const struct handovers *h, int fd, int how) {
     return epoll_ctl(h->epoll, how, fd, &event);
 }
 
-/* Receives the next file and its descriptor, -1 where this process may have no more. Returns
- * whether the message names a file. */
+/* Receives the next message, and in *fd its descriptor: -1 where this process may have no more.
+ * Returns whether the message is valid, and so names a file. */
 static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
     union {
@@ -168,7 +169,8 @@ static void start(struct handovers *h) {
     pthread_attr_destroy(&attributes);
 }
 
-/* Counts threads that wait. If none is left to wait for the next descriptor, starts one. */
+/* Changes the count of threads that wait. If no thread is left to wait for the next descriptor,
+ * starts one. */
 static void change_waiting(struct handovers *h, int by) {
     pthread_mutex_lock(&h->lock);
     h->waiting += by;
@@ -224,7 +226,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* A thread that was about to start others has done so by the time it is joined. */
+    /* The count is read anew each time: a thread that was about to start another has done so by the
+     * time it is joined. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

@@ -1,7 +1,7 @@
 /* Descriptors that wait for the orders of their files. A descriptor waits while policy decides and
  * nothing is granted, or until policy has learned of its file and ordered it. The order that is
- * made meanwhile opens no source: it takes the descriptor when it begins. Until then the program
- * can have its descriptor back at any time. */
+ * made meanwhile does not open the file at the source: it takes the descriptor when it begins.
+ * Until then the program can have its descriptor back at any time. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -20,26 +20,29 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* The table holds at most KEPT descriptors, and one in SHARE of those that the process may have. */
+/* The table holds at most KEPT descriptors, and at most one in SHARE of all descriptors that the
+ * process may have. */
 #define KEPT 768
 #define SHARE 4
-/* A descriptor waits no longer than ORDER_NS for its order, once policy knows of it and its loop
- * has gone round ITERATIONS times [ns]. */
+/* A descriptor waits for its order for ORDER_NS, and until policy has known of its file for
+ * ITERATIONS iterations of the daemon's loop; then it is closed [ns]. */
 #define ORDER_NS 50000000ULL
 #define ITERATIONS 2
-/* The longest that a program waits for a descriptor that it asks for [ns]. */
+/* How often the table is looked at: a program that asks for its descriptor back waits no longer
+ * [ns]. */
 #define LOOK_NS 20000000L
 #define STACK_BYTES (64 * 1024)
 
 struct kept_table {
     struct pool *pool;
     unsigned most;
-    pthread_mutex_t lock; /* of the next four; no other lock is taken under it */
+    pthread_mutex_t lock; /* guards the next four; no other lock is taken under it */
     uint64_t ino[KEPT];
     struct handed *at[KEPT];
     unsigned count;         /* atomic */
     struct handed *dropped; /* the thread closes these: a close may ask the source */
-    uint32_t bell;          /* futex: no longer empty, some are dropped, or the end */
+    uint32_t bell; /* futex: rung when the table is no longer empty, when descriptors are dropped,
+                      and at the end */
     pthread_t thread;
 };
 
@@ -63,7 +66,7 @@ static void drop(struct kept_table *t, unsigned i) {
     t->dropped = h;
 }
 
-/* Drops the descriptor alone: policy has still to learn of its file. */
+/* Drops the descriptor and keeps the file in the table, because policy has still to learn of it. */
 static void drop_descriptor(struct kept_table *t, struct handed *h) {
     struct handed *dropped = h->fd >= 0 ? calloc(1, sizeof *dropped + 1) : NULL;
     if (!dropped)
@@ -170,8 +173,8 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 /* --- the thread that looks after them -----------------------------------------------------------
  */
 
-/* Whether the descriptor waits in vain: the loop has gone round often enough, and there is no
- * order. */
+/* Whether the descriptor waits in vain: the daemon's loop has had enough iterations to order the
+ * file, and ORDER_NS have passed. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;
@@ -198,8 +201,8 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
     return job || answer == MONARCH_REFUSED || answer == MONARCH_NOT_YET;
 }
 
-/* Whether the file stays in the table. It stays without a descriptor, too, until policy knows of
- * it. c: NULL while the catalog cannot be looked at. */
+/* Whether the file stays in the table. A file whose descriptor was dropped stays, too, until policy
+ * knows of it. c: NULL while the catalog cannot be looked at. */
 static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
                  int *asks) {
     if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))
@@ -216,7 +219,7 @@ static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog 
     return 0;
 }
 
-/* Looks at all that is kept; returns whether policy must be woken. */
+/* Looks at every descriptor in the table; returns whether policy must be woken. */
 static int look_at(struct kept_table *t, struct monarch_catalog *c) {
     uint64_t now = monarch_now_ns();
     int asks = 0;

@@ -3,7 +3,7 @@
 
 #include "handover/handed.h"
 
-/* Makes the table and starts the thread that looks after it; NULL if either cannot be had. */
+/* Makes the table and starts the thread that looks after it. Returns NULL if either fails. */
 struct kept_table *monarch_new_kept(struct pool *p);
 /* Puts a descriptor into the table. is_asked: policy has been asked for the order. Returns 0, and
  * does nothing, if there is no room. */
@@ -14,7 +14,8 @@ int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 void monarch_look_at_kept(struct pool *p);
 /* An order was made: sets job->is_kept if a descriptor waits for it. */
 void monarch_note_kept(struct pool *p, struct job *job);
-/* The order begins: it takes its descriptor, unless the program has asked for that. */
+/* The order is about to begin: gives it the descriptor that waits for it, unless the program has
+ * asked for the descriptor back. */
 void monarch_take_kept(struct pool *p, struct job *job);
 
 /* `end` stops the table's thread; `join` returns whether the thread has ended by `until`. */

@@ -1,5 +1,5 @@
-/* Gets ranges of files from a peer. Requests go ahead of their answers, every wait is bounded, and
- * no bytes count whose sum was not right. */
+/* Gets ranges of files from a peer. Requests are sent ahead of the answers, every wait has a limit,
+ * and bytes count only if their sum was right. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -21,9 +21,9 @@
 /* A peer that sends less than this counts as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* Bytes that one wake should find: what is done in one go costs less than in several, with a sleep
- * between them. Where bytes come more slowly, the thread wakes after WAKE_NS [ns]. A reader waits
- * for a whole answer, and so no longer for either. */
+/* How many bytes a thread should find when it wakes: to take them in one go costs less than in
+ * several, with a sleep between them. If bytes come more slowly, the thread wakes after WAKE_NS
+ * [ns]. No reader waits longer for that, because a reader waits for a whole answer. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 #define WAKE_NS 200000000ULL
 
@@ -38,7 +38,7 @@ typedef struct monarch_peer_link link_t;
 struct monarch_peer_link {
     int fd;
     uint32_t first_byte_ms, between_ms, bound_ms; /* bound_ms: of the two, the one that holds now */
-    uint64_t frames, tag; /* answers' frames, requests: numbers of their seals too */
+    uint64_t frames, tag; /* frames received and requests sent: the numbers of the next seals */
     struct monarch_mac *hears, *says, *content; /* says: for asking; the others: for taking */
     size_t least;                               /* what the socket's low-water mark is set to */
     char *buffer;                               /* of the fetch that is under way */
@@ -56,9 +56,9 @@ struct answer {
 /* --- the socket ---------------------------------------------------------------------------------
  */
 
-/* Waits until `n` bytes can be read at once, or the socket holds no more, or something has ended,
- * or `deadline`; TIMEOUT when that was over before. One wake for many packets is what makes
- * receiving cheap. */
+/* Waits until `n` bytes can be read at once, the socket can hold no more, the connection has ended,
+ * or `deadline` has come. Returns TIMEOUT only if the deadline was over before the call. One wake
+ * for many packets makes receiving cheap. */
 static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
     uint64_t now = monarch_now_ns();
@@ -89,7 +89,7 @@ static size_t take_ahead(link_t *l, void *to, size_t n) {
     return n;
 }
 
-/* Takes all of `n` bytes before the deadline; bytes that drip in gain no time. */
+/* Takes all of `n` bytes before the deadline. Bytes that come one by one do not extend it. */
 static enum monarch_peer_status take(link_t *l, void *to, size_t n, uint64_t deadline) {
     for (size_t got = take_ahead(l, to, n); got < n;) {
         ssize_t r = recv(l->fd, (char *)to + got, n - got, MSG_DONTWAIT);
@@ -204,8 +204,8 @@ static void begin_piece(link_t *l, struct answer *a) {
     monarch_mac_begin(l->content, 0);
 }
 
-/* Judges the bytes before a SUM. If they do not match it, they have rotted, as a rule, where they
- * came from: it makes no difference if somebody in between has changed them as well. */
+/* Judges the bytes before a SUM. If they do not match the sum, they have usually rotted at the node
+ * that sent them. Whether somebody in between has changed them as well makes no difference. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -221,9 +221,9 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
     return MONARCH_PEER_OK;
 }
 
-/* Takes a small answer in one call with its frames; as a rule it comes in one piece. The answer is
- * read to the end of the buffer, at whose beginning its bytes are to be. Nothing behind the answer
- * is taken, unless the answer is an END alone. */
+/* Receives a small answer in one call with its frames; as a rule it comes in one piece. It is
+ * received into the end of the buffer, because its bytes are moved to the beginning later. Nothing
+ * behind the answer is received, unless the answer is an END alone. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());
@@ -259,14 +259,16 @@ static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame 
     return f->tag == tag ? MONARCH_PEER_OK : MONARCH_PEER_CUT;
 }
 
-/* Whether an END may say this: what is wrong with the connection is not for the peer to say. */
+/* Whether an END may have this status. A status that tells what is wrong with the connection is set
+ * at this end alone. */
 static int is_an_end(const struct answer *a, uint64_t status) {
     if (status == MONARCH_PEER_OK)
         return a->g->received == a->g->length;
     return status <= MONARCH_PEER_TIMEOUT || status / MONARCH_PEER_MOVED == 1;
 }
 
-/* Takes one answer, and sets its status in *g. 0, or -1 when what follows cannot be understood. */
+/* Takes one answer, and sets its status in *g. Returns 0, or -1 if what follows on the link cannot
+ * be understood. */
 static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
                        monarch_peer_arrived arrived, void *arg) {
     struct answer a = {.g = g};
@@ -316,9 +318,10 @@ static void set_options(int fd, uint32_t between_ms) {
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    /* The kernel makes room for two such wakes: the peer goes on sending while the bytes of one are
-     * stored. Where the kernel can be told so (5.14), it makes no more room: bytes under way fill
-     * the network's queues until one of them overflows, and others use these, too. */
+    /* For this low-water mark the kernel makes room for the bytes of two wakes, so that the peer
+     * goes on sending while the bytes of one are stored. The lock (Linux 5.14) keeps the kernel
+     * from making more room: more bytes under way would fill the network's queues, which others use
+     * too, until one overflows. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
 }
@@ -363,8 +366,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     return r;
 }
 
-/* Begins a fetch. Returns a buffer that is to be freed, NULL if the caller gave one; l->buffer is
- * NULL without memory. */
+/* Begins a fetch. Returns the buffer that is to be freed later, or NULL if the caller gave one.
+ * l->buffer is NULL without memory. */
 static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     char *own = buffer ? NULL : monarch_new_buffer(MONARCH_PEER_CHUNK);
     l->buffer = buffer ? buffer : own;

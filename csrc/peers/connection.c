@@ -1,5 +1,6 @@
-/* What is said on one connection: a request is read, its file opened, its bytes framed and sent. No
- * step waits for the peer; a step that has to wait says for what. */
+/* The protocol of one connection: a request is read, its file is opened, its bytes are framed and
+ * sent. A step that has to wait returns, and says for what. It waits for the peer itself only if it
+ * may (`may_block`). */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -74,7 +75,8 @@ static enum monarch_peer_status why_late(stage_t *stage) {
     return stage->files->is_coming(stage->files->arg) ? MONARCH_PEER_COMING : MONARCH_PEER_TIMEOUT;
 }
 
-/* Sends the answer so far before anybody waits for its next part. */
+/* Begins or continues a wait for bytes that are not there yet: the answer so far is sent first. A
+ * wait that has reached its limit ends the answer. */
 static io_state wait_for_bytes(connection *c, stage_t *stage) {
     uint64_t now = monarch_now_ns();
     if (c->due_ns && now >= c->due_ns)
@@ -88,7 +90,8 @@ static io_state wait_for_bytes(connection *c, stage_t *stage) {
     return MONARCH_PEER_TO_WAIT;
 }
 
-/* Ends a wait for bytes, which is no fault of the peer's. */
+/* Ends a wait for bytes. The peer's own time limit begins anew, because the wait was no fault of
+ * the peer's. */
 static void end_wait(connection *c, stage_t *stage) {
     if (c->due_ns)
         give(c, stage->bounds->stall_ms);
@@ -107,8 +110,7 @@ static io_state read_request(connection *c, stage_t *stage) {
             return MONARCH_PEER_TO_READ;
         if (r <= 0)
             return MONARCH_PEER_TO_CLOSE;
-        /* The limit runs from the first byte on: a request that comes byte by byte gains no time by
-         * it. */
+        /* The limit runs from the first byte on: a request gains no time by coming byte by byte. */
         if (c->got == 0)
             give(c, stage->bounds->stall_ms);
         c->got += (unsigned)r;
@@ -138,7 +140,8 @@ static io_state open_file(connection *c, stage_t *stage) {
         c->file.file = NULL;
         return finish(c, stage, status);
     }
-    /* A request that had to wait for the file goes on waiting for the bytes: nothing was sent. */
+    /* `due_ns` stays: the time that the request has waited for the file counts in its wait for the
+     * bytes. */
     c->at = q->first;
     c->end = q->first + q->length;
     c->state = MONARCH_PEER_FRAMING;
@@ -191,10 +194,10 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* Gets the sum and the digest of a piece: as recorded, or else of its bytes. bytes: in memory, or
- * NULL to read them. A block's sum was recorded when its copy was made: bytes that left the copy
- * wrong are noticed. Bytes without a sum count for nothing at the receiver. CUT: they cannot be
- * had. */
+/* Gets the sum and the digest of a piece. Those of a whole block were recorded, as a rule, when its
+ * copy was made, so that the receiver notices bytes that have rotted since; others are computed
+ * from the bytes. bytes: the piece in memory, or NULL to read it. Returns CUT if there is no sum:
+ * without one the bytes count for nothing at the receiver. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;
@@ -210,8 +213,8 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
                : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Whether a piece may be sent. The sum of a part says nothing of what has rotted in it since the
- * block's sum was recorded, so the whole block is checked. */
+/* Whether a piece may be sent. A sum that is computed of a part does not show what has rotted in it
+ * since the block's sum was recorded, so the whole block is checked first. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;
@@ -228,8 +231,8 @@ static int is_small(const connection *c, uint64_t there) {
            there >= c->end && c->piece_end == c->end;
 }
 
-/* Goes on after a call that has taken `sent` bytes, as if each part had been sent by itself. A
- * seal's number is free again if nothing of its frame was sent. */
+/* Goes on after the call has taken `sent` bytes, as if each part had been sent by itself. If SUM
+ * and END were not begun, the numbers of their seals are free again. */
 static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
     give(c, stage->bounds->stall_ms);
@@ -361,8 +364,9 @@ static io_state send_end(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-/* Sets whether calls on the socket block. Waiting costs the least within sendfile, which takes no
- * flags: no call, no timer of high resolution, no second look at the pages that did not go. */
+/* Sets whether calls on the socket block. Waiting is cheapest within sendfile, which takes no
+ * flags: it needs no further call, no timer of high resolution, and no second look-up of the pages
+ * that were not sent. */
 static void set_blocking(connection *c, int blocks) {
     if (c->blocks == blocks)
         return;

@@ -1,6 +1,6 @@
-/* GMAC, by the libcrypto that is installed. The library is looked for when it is first needed: a
- * daemon without peers needs none, and one build works with every version since OpenSSL 1.1.0,
- * whose functions have kept their types. */
+/* GMAC, computed by the libcrypto that is installed. The library is looked for when it is first
+ * needed: a daemon without peers needs none, and one build works with every version since OpenSSL
+ * 1.1.0, whose functions have kept their types. */
 #include "peers/mac.h"
 
 #include <dlfcn.h>
@@ -10,7 +10,8 @@
 
 /* EVP_CTRL_AEAD_GET_TAG of <openssl/evp.h>. */
 #define GET_TAG 0x10
-/* EVP_EncryptUpdate takes an int; a multiple of the cipher's block [bytes]. */
+/* The most bytes for one EVP_EncryptUpdate, which takes an int; a multiple of the cipher's block
+ * [bytes]. */
 #define MOST_AT_ONCE (1UL << 30)
 
 /* The types are those of <openssl/evp.h>, with `void` for its structs. */

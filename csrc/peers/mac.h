@@ -19,24 +19,24 @@ struct monarch_mac *monarch_mac_new(const unsigned char *key); /* NULL without m
 void monarch_mac_free(struct monarch_mac *m);                  /* NULL: nothing */
 
 /* Computes the MAC of all bytes that are added between `begin` and `end`. A number must be used
- * only once with each key: two MACs of one number that somebody sees give the key away. */
+ * only once with each key: two MACs with one number give the key away to whoever sees them. */
 void monarch_mac_begin(struct monarch_mac *m, uint64_t number);
 void monarch_mac_add(struct monarch_mac *m, const void *bytes, size_t n);
-int monarch_mac_end(struct monarch_mac *m, unsigned char *mac); /* 0: there is none */
+int monarch_mac_end(struct monarch_mac *m, unsigned char *mac); /* returns 0 on failure */
 
-/* A digest of file content is such a MAC under a key of the whole session, always with number 0. No
- * digest is ever sent: for somebody who sees none, it is a universal hash, of which nobody can find
- * two contents with one digest. The digest goes into the MAC of a frame instead (Wegman and Carter,
- * 1981). */
+/* A digest of file content is a MAC under a key of the whole session, always with number 0. No
+ * digest is ever sent. To somebody who sees none it is a universal hash: nobody can find two
+ * contents with one digest. What is sent is the MAC of a frame, which covers the digest (Wegman and
+ * Carter, 1981). */
 struct monarch_digest {
     unsigned char bytes[MONARCH_MAC_BYTES];
 };
 
-/* Computes the MAC of frame `number` of one direction: of its n bytes, and of the digest of the
- * content before it if the frame vouches for any; else NULL. 0 if the library has failed: the other
- * end refuses such a seal. */
+/* Computes the seal of frame `number` of one direction: the MAC of its n bytes and of `digest`,
+ * which is that of the content that the frame vouches for, or NULL. Returns 0 if the library has
+ * failed: the other end refuses such a seal. */
 int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                  const struct monarch_digest *digest, unsigned char *seal);
-/* Whether the seal is right; checked in a time that does not depend on where two seals differ. */
+/* Whether the seal is right. The time of the check does not depend on where two seals differ. */
 int monarch_is_sealed(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                       const struct monarch_digest *digest, const unsigned char *seal);

@@ -1,6 +1,6 @@
-/* One peer as its askers see it: its idle links, and what to do when one breaks. Connecting, and
- * whether the peer is to be left alone for a while, is Python's (monarch_py/peers/peer.py), which
- * is called for that alone: a fetch over a link that works never waits for the interpreter. */
+/* One peer as its askers see it: its idle links, and what to do when one breaks. Python connects,
+ * and decides whether the peer is left alone for a while (monarch_py/peers/peer.py). It is called
+ * for nothing else, so that a fetch over a link that works never waits for the interpreter. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -8,19 +8,21 @@
 
 #include "peers/connection.h"
 
-/* More links than threads that ask at a time are of no use. */
+/* The most idle links that are kept: more links than threads that ask at a time are of no use. */
 #define IDLE_LINKS 16
-/* Answers of this size share the way to the peer: many at a time come no sooner, but each wake of
- * either side is then for fewer bytes. LARGE_AT_ONCE are asked for at a time, IN_LINE to a link:
- * the second request is there before the first answer has gone. A sender whose socket never runs
- * empty is clocked by the kernel alone, which halves what it costs; and a server's threads can stay
- * with two links, and others are left for everybody else (can_stay in server.c). */
+/* Of answers of this size or larger, LARGE_AT_ONCE are asked for at a time: more would come no
+ * sooner, and each wake of either side would be for fewer bytes. IN_LINE of them are asked for on
+ * one link, so that the second request is there before the first answer has gone. The sender's
+ * socket then never runs empty, and the kernel alone clocks it, which halves the cost. Also, two of
+ * the server's threads can stay with the two links, and the others are left for everybody else
+ * (can_stay in server.c). */
 #define LARGE_BYTES (1024 * 1024)
 #define LARGE_AT_ONCE 4
 #define IN_LINE 2
-/* A thread that has waited for a slot for this long, in which no answer has come, goes on without
- * one: the peer may have others wait for its source. As long as answers come, the limit is twice as
- * long. With the bound of a first byte, it is less than the 2 s that a reader may wait [ns]. */
+/* A thread that has waited this long for a slot, while no answer has come, goes on without one: the
+ * threads that have the slots may be waiting for the peer's source. As long as answers come, the
+ * limit is twice as long. Together with the limit for a first byte this is less than the 2 s that a
+ * reader may wait [ns]. */
 #define SLOT_NS 500000000ULL
 /* Nodes that are brought up together serve within this time of each other [ns]. */
 #define START_NS 10000000000ULL
@@ -44,13 +46,13 @@ struct monarch_peer {
     void *arg;
     pthread_mutex_t lock;
     pthread_cond_t slot_free, handed;
-    /* Slots in use, threads that wait for one, and slots that were passed on to these;
+    /* Slots in use, threads that wait for one, and slots that were passed on to waiting threads;
      * under the lock. */
     unsigned slots, waiting, passed;
     uint64_t came_ns; /* when the last answer for a slot came; under the lock */
     unsigned idle;
-    int has_failed;   /* since it last worked; under the lock */
-    int has_worked;   /* ever; atomic */
+    int has_failed;   /* it has failed since it last worked; under the lock */
+    int has_worked;   /* it has ever worked; atomic */
     int has_ended;    /* it is asked nothing any more; under the lock */
     struct use *uses; /* under the lock */
     uint64_t made_ns;
@@ -149,8 +151,8 @@ static void note_failure(peer *p) {
 static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
         p->report(p->arg, status, began_ns);
-    /* Noted after the report, so that every failure that was reported is followed by the next
-     * success. */
+    /* The failure is noted after it was reported, so that the next success is reported later than
+     * the failure. */
     note_failure(p);
     forget_idle(p);
 }
@@ -208,8 +210,8 @@ static struct use *find_line(const peer *p, struct use **first) {
     return NULL;
 }
 
-/* Asks behind an answer that is under way, and waits for the end of that answer, which has its
- * bounds. Returns 0 if there is no such answer, or it broke the link. */
+/* Asks on a link on which an answer is under way, and waits for the end of that answer, whose time
+ * is limited. Returns 0 if there is no such answer, or it broke the link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);
@@ -247,10 +249,10 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     return MONARCH_PEER_CUT;
 }
 
-/* Has the holder look at blocks that came wrong: one byte of each is asked for. To send a part of a
- * block its holder has to look through all of it, and finds out whether it has rotted since its sum
- * was recorded. This goes over a new link, because what would follow on the other cannot be
- * understood. */
+/* Makes the holder check blocks that came wrong, by asking for one byte of each: to send a part of
+ * a block, the holder has to look through all of it, and so finds out whether it has rotted since
+ * its sum was recorded. The request goes over a new link, because what would follow on the old one
+ * cannot be understood. */
 static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         uint32_t status;
@@ -279,8 +281,8 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     return -1;
 }
 
-/* Takes a slot. A thread that comes later is not before those that wait. Returns 0 if no slot was
- * free in time. */
+/* Takes a slot. A thread that comes later does not overtake threads that wait. Returns 0 if no slot
+ * was free in time. */
 static int acquire_slot(peer *p) {
     uint64_t began = monarch_now_ns(), now = began;
     pthread_mutex_lock(&p->lock);
@@ -329,8 +331,8 @@ static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_li
             note_success(p, me.link);
             return 0;
         }
-        /* The peer closes links that were idle for long, and may have been restarted: that is no
-         * failure yet. Silence is one: its bound is used up. */
+        /* The peer closes links that were idle for long, and may have been restarted: a closed link
+         * is no failure yet. Silence is a failure, because its time limit has passed. */
         int was_closed =
             monarch_peer_link_frames(me.link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
         monarch_peer_link_close(me.link);
@@ -361,10 +363,11 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
                      monarch_peer_arrived arrived, void *arg) {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < n && bytes < LARGE_BYTES; i++)
-        bytes += gets[i].is_awaited ? 0 : gets[i].length; /* a reader waits for no slot */
+        bytes += gets[i].is_awaited ? 0 : gets[i].length; /* awaited bytes need no slot */
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, 0, buffer, arrived, arg);
-    /* Nobody waits behind a request without a slot, nor does it wait behind others. */
+    /* A request without a slot shares no link: nobody waits behind it, and it waits behind
+     * nobody. */
     int has_slot = acquire_slot(p);
     int r = ask(p, gets, n, has_slot && n == 1, buffer, arrived, arg);
     if (has_slot)

@@ -1,14 +1,15 @@
 /* Sends ranges of files from one node's copies to another's, over a connected stream socket.
  *
- * The server answers many connections with a few threads; none of them ever waits for a peer, only
- * for its own disk. The client is called by whoever wants the bytes. Nothing here decides who holds
- * what, connects, or knows a secret: Python does that (monarch_py/peers). */
+ * The server answers many connections with a few threads. A thread waits for its own disk, but for
+ * a peer only briefly, and only while enough other threads are free (MONARCH_PEER_STAY_MS). The
+ * client is called by whoever wants the bytes. Nothing here decides who holds what, connects, or
+ * knows a secret: Python does that (monarch_py/peers). */
 #pragma once
 
 #include "peers/wire.h"
 
-/* The keys that both ends of a connection have made of the session's secret and of their greetings
- * (monarch_py/peers/handshake.py). */
+/* The keys that both ends of a connection have derived from the session's secret and their
+ * greetings (monarch_py/peers/handshake.py). */
 struct monarch_peer_keys {
     unsigned char mine[MONARCH_KEY_BYTES];   /* for what this end says */
     unsigned char theirs[MONARCH_KEY_BYTES]; /* for what the other end says */
@@ -18,26 +19,28 @@ struct monarch_peer_keys {
  */
 
 struct monarch_peer_bounds {
-    uint32_t threads, connections; /* the most there will be */
+    uint32_t threads, connections; /* the most of each */
     uint32_t idle_ms;              /* a connection without a request is closed after this */
-    uint32_t stall_ms;             /* the same for a peer that does not go on sending or taking */
-    uint32_t wait_ms; /* limit for bytes that are not there yet; then END COMING or TIMEOUT */
+    uint32_t stall_ms;             /* a connection whose peer stalls is closed after this */
+    uint32_t wait_ms; /* limit of a wait for bytes that are not there yet; then the answer ends with
+                         COMING or TIMEOUT */
     uint32_t unused;
 };
 
 struct monarch_peer_counts {
     uint64_t connections;     /* open now */
-    uint64_t accepted;        /* ever */
-    uint64_t dropped;         /* for bad requests, or for being late */
-    uint64_t requests, bytes; /* begun; sent */
+    uint64_t accepted;        /* so far */
+    uint64_t dropped;         /* closed for a bad request or for being late */
+    uint64_t requests, bytes; /* requests begun, and bytes sent */
     uint64_t waiting;         /* requests that wait for bytes now */
 };
 
 struct monarch_peer_server;
 
-/* Takes over a connected socket whose owner has proved what it is. If there are as many connections
- * as there may be, it replaces one that was idle for long; -EBUSY if all are at work. After every
- * error the socket stays the caller's. */
+/* Takes over a connected socket whose peer has proved that it belongs to the session. If there are
+ * as many connections as there may be, the new one replaces the one that was idle for longest.
+ * Returns 0, -EBUSY if all are at work, or another -errno. After every error the socket stays the
+ * caller's. */
 int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd,
                               const struct monarch_peer_keys *keys);
 int monarch_peer_server_has_room(struct monarch_peer_server *s);
@@ -47,11 +50,11 @@ void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_pe
 
 /* How much is read of a socket or a file at a time [bytes]. */
 #define MONARCH_PEER_CHUNK 262144
-/* An answer of at most this size is sent in one call, with its frames, and is taken in one: copying
- * it costs less than the calls do [bytes]. */
+/* An answer of at most this size is sent in one call with its frames, and received in one call:
+ * copying its bytes costs less than more calls [bytes]. */
 #define MONARCH_PEER_SMALL 32768
 
-/* One range of one file: what is asked, where it goes, what came of it. */
+/* One range of a file: what is asked for, where its bytes go, and what came of it. */
 struct monarch_peer_get {
     uint64_t path_hash, size;
     int64_t mtime_ns;
@@ -61,7 +64,7 @@ struct monarch_peer_get {
     uint32_t source;
     int32_t to;
     uint32_t is_awaited; /* somebody waits for these very bytes */
-    uint32_t is_doubted; /* their block came wrong: the holder is to look at it */
+    uint32_t is_doubted; /* their block arrived wrong before: the holder is to check it */
     uint32_t status;     /* enum monarch_peer_status */
     uint64_t received;   /* bytes whose sum was right, from the range's beginning */
     int32_t error;       /* errno, where the status is NO_ROOM */
@@ -70,26 +73,27 @@ struct monarch_peer_get {
 
 struct monarch_peer_link;
 
-/* Called with bytes whose sum and seal were right: `bytes` of gets[which], from `first` on in its
- * range; their XXH3-64, and their digest (MONARCH_MAC_BYTES). */
+/* Called when bytes have come whose sum and seal were right: `bytes` bytes of gets[which], from
+ * `first` on in its range. `sum` is their XXH3-64, `digest` their digest (MONARCH_MAC_BYTES). */
 typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, uint64_t bytes,
                                      uint64_t sum, const unsigned char *digest);
 
-/* Takes over a connected socket; NULL without memory or libcrypto, and then it stays the caller's.
- * content_key: as for the server. */
+/* Takes over a connected socket. Returns NULL without memory or libcrypto; the socket then stays
+ * the caller's. content_key: as for the server. first_byte_ms limits the wait for an answer's first
+ * frame, between_ms each wait after it. */
 struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
                                                 const unsigned char *content_key,
                                                 uint32_t first_byte_ms, uint32_t between_ms);
 /* Asks for all ranges, without waiting for one answer before the next request, and returns when
- * each has its status. 0; -1 when the link cannot be used any more: ranges that were not answered
- * by then are CUT. One thread at a time. buffer: MONARCH_PEER_CHUNK bytes for what goes into files;
- * it is the asker's, because links that nobody uses are many. NULL: the fetch has one of its
- * own. */
+ * each has its status: 0, or -1 when the link cannot be used any more; ranges that were not
+ * answered by then are CUT. Only one thread at a time may call it. buffer: MONARCH_PEER_CHUNK bytes
+ * for what goes into files. The caller brings it, because many links are idle and need none. NULL:
+ * the fetch allocates one. */
 int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
                        char *buffer, monarch_peer_arrived arrived, void *arg);
-/* The same in two parts, for one range each, so that a range can be asked for while the answer
- * before it comes. Any thread may ask, one at a time; another may take, one at a time, in the order
- * of the requests. Asking does not wait; -1: the range was not asked for. */
+/* monarch_peer_fetch in two parts, for one range: so a range can be asked for while the answer
+ * before it still comes. Any thread may ask, one at a time. Any thread may take, one at a time, in
+ * the order of the requests. Asking does not wait; it returns -1 if the range was not asked for. */
 int monarch_peer_request(struct monarch_peer_link *l, const struct monarch_peer_get *g,
                          uint64_t *tag);
 int monarch_peer_take(struct monarch_peer_link *l, struct monarch_peer_get *g, uint64_t tag,
@@ -107,21 +111,21 @@ struct monarch_peer;
 /* Makes a new link; or returns NULL, and *status says why, or that the peer is left alone for
  * now. */
 typedef struct monarch_peer_link *(*monarch_peer_connect)(void *arg, uint32_t *status);
-/* Told when a link has broken, with its status; MONARCH_PEER_OK: it works again. began_ns: when the
- * fetch that failed began [CLOCK_MONOTONIC]. */
+/* Called when a link has broken, with the status that says why; and with MONARCH_PEER_OK when the
+ * peer works again. began_ns: when the fetch that failed began [CLOCK_MONOTONIC]. */
 typedef void (*monarch_peer_report)(void *arg, uint32_t status, uint64_t began_ns);
 
 /* NULL without memory. */
 struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
                                       void *arg);
-/* As monarch_peer_fetch, for any number of threads at a time; large answers share links. -1: the
- * peer failed, or is left alone; each range has its status all the same. */
+/* As monarch_peer_fetch, for any number of threads at a time; large answers share links. Returns -1
+ * if the peer has failed, or is left alone for now; even then each range has its status. */
 int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint64_t n,
                      char *buffer, monarch_peer_arrived arrived, void *arg);
-/* Whether the peer has not answered yet, and may be about to. */
+/* Whether the peer has never answered, and may do so soon, because this node has not known it for
+ * long. */
 int monarch_peer_is_starting(const struct monarch_peer *p);
-/* Ends all that is asked of the peer, and asks it nothing any more: whoever waits for it has
- * CUT. */
+/* Ends all requests to the peer, so that their ranges are CUT, and makes no new ones. */
 void monarch_peer_hang_up(struct monarch_peer *p);
 /* Frees the peer. Call when nobody asks it any more. */
 void monarch_peer_free(struct monarch_peer *p);

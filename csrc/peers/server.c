@@ -19,10 +19,11 @@
 
 /* How late a deadline may be noticed while any is near [ms]. */
 #define TICK_MS 100
-/* The same for connections without a request: an idle server wakes only this often [ms]. */
+/* As TICK_MS, while no connection has a request: an idle server wakes only this often [ms]. */
 #define IDLE_TICK_MS 5000
-/* Room for what a socket has still to send, more than can be under way: the kernel alone sends on
- * then, and the thread that fills the room up is woken once for a third of it [bytes]. */
+/* Size of a socket's send buffer. It is larger than what can be under way, so that the kernel goes
+ * on sending alone, and the thread that fills the buffer is woken only once for a third of it
+ * [bytes]. */
 #define SEND_ROOM (4 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -31,12 +32,12 @@ typedef struct monarch_peer_server server;
 struct monarch_peer_server {
     struct monarch_peer_files files;
     struct monarch_peer_bounds bounds;
-    pthread_mutex_t lock; /* of what is marked so in connections, and of the next three lines */
+    pthread_mutex_t lock; /* guards the server's fields of connections, and the next three lines */
     uint64_t open, wakes, accepted, dropped;
-    uint32_t waiting, *waits;                        /* connections that wait, in no order */
-    uint32_t used;                                   /* places before this were ever used */
+    uint32_t waiting, *waits; /* connections that wait, in no order */
+    uint32_t used;            /* only places before this one were ever used */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
-    int epoll, stop, stopping, idle_tick_ms;         /* stopping: atomic; stop: readable with it */
+    int epoll, stop, stopping, idle_tick_ms; /* stopping: atomic; stop: eventfd, readable then */
     int has_send_room;
     unsigned char content_key[MONARCH_KEY_BYTES];
     uint32_t threads;
@@ -70,8 +71,9 @@ static void close_locked(server *s, connection *c) {
     s->open--;
 }
 
-/* Asks for the connection's next event. Called under the lock, as is_busy ends: an event that comes
- * at once finds the connection free, and nobody can have closed the descriptor meanwhile. */
+/* Asks for the connection's next event. Called under the same lock as the end of `is_busy`, so that
+ * an event that comes at once finds the connection free, and nobody has closed the descriptor in
+ * between. */
 static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
     struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
@@ -91,8 +93,8 @@ static void end_to_wait(server *s, connection *c) {
     s->at[last].wait_at = c->wait_at;
 }
 
-/* Gives a connection back after a step. Returns 0 if it has to go on: what it waits for came
- * between its looking and now. */
+/* Gives a connection back after a step. Returns 0 if the thread has to go on with it, because what
+ * it waits for may have come since the thread looked. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_io_state next, uint64_t wakes) {
     int is_done = 1;
@@ -149,8 +151,8 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
 /* --- waits and deadlines ------------------------------------------------------------------------
  */
 
-/* Claims the next connection from *from on whose time is over; NULL for none. *waited: its time was
- * for bytes, not for its peer. */
+/* Claims the next connection from *from on whose time is over; NULL for none. *waited: whether the
+ * connection waited for bytes, and not for its peer. */
 static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);
@@ -223,7 +225,8 @@ static void *serve(void *arg) {
     alignas(MONARCH_PAGE_BYTES) char buffer[MONARCH_PEER_CHUNK]; /* see buffer.h */
     struct monarch_peer_stage stage = {
         &s->files, &s->bounds, &s->requests, &s->bytes, buffer, monarch_mac_new(s->content_key), 0};
-    /* sendfile has no MSG_NOSIGNAL: to a peer that is gone it raises SIGPIPE. */
+    /* Signals are blocked, because sendfile has no MSG_NOSIGNAL: to a peer that is gone it raises
+     * SIGPIPE. */
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
@@ -231,7 +234,8 @@ static void *serve(void *arg) {
         struct epoll_event event;
         /* All threads look for deadlines: any one of them may be held up by its disk. */
         int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : s->idle_tick_ms;
-        /* One at a time: another thread may take the next while this one reads its disk. */
+        /* A thread takes one event at a time, so that another can take the next one while this one
+         * reads its disk. */
         int n = epoll_wait(s->epoll, &event, 1, tick);
         if (__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE))
             break;
@@ -247,9 +251,9 @@ static void *serve(void *arg) {
 /* --- from Python --------------------------------------------------------------------------------
  */
 
-/* Whether sockets can have SEND_ROOM. A socket that has asked for room has that much for good;
- * where the administrator allows less than the kernel would take by and by, the room is left to the
- * kernel. */
+/* Whether sockets can have send buffers of SEND_ROOM. A socket that asks for a size keeps that
+ * size. So if the administrator allows less than SEND_ROOM, sockets ask for none, and the kernel
+ * grows their buffers as needed. */
 static int can_have_send_room(void) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), room = SEND_ROOM;
     socklen_t n = sizeof room;
@@ -275,8 +279,9 @@ static void set_options(int fd, const struct monarch_peer_bounds *bounds, int ha
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 }
 
-/* A free place; else that of the connection that has been without a request for the longest: its
- * peer opens another when it needs one. Returns bounds.connections if all are at work. */
+/* Returns a free place, or else the place of the connection that has been without a request for the
+ * longest: its peer opens another connection when it needs one. Returns bounds.connections if all
+ * are at work. */
 static uint32_t find_place(server *s) {
     uint32_t idle = s->bounds.connections;
     for (uint32_t i = 0; i < s->bounds.connections; i++) {
@@ -290,7 +295,7 @@ static uint32_t find_place(server *s) {
     return idle;
 }
 
-/* Puts a connection into its place. The caller holds the lock; 0 or -errno. */
+/* Puts a connection into its place. The caller holds the lock. Returns 0 or -errno. */
 static int enter_locked(server *s, connection *c, const connection *fresh) {
     uint32_t i = (uint32_t)(c - s->at), generation = c->generation;
     *c = *fresh;
@@ -349,7 +354,7 @@ void monarch_peer_end(server *s) {
     struct monarch_peer_stage stage = {.files = &s->files, .bounds = &s->bounds};
     uint64_t one = 1;
     __atomic_store_n(&s->stopping, 1, __ATOMIC_SEQ_CST);
-    /* Nobody reads the eventfd any more, so that it wakes every thread. */
+    /* No thread reads the eventfd, so that it wakes every thread. */
     while (s->stop >= 0 && write(s->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
     pthread_mutex_lock(&s->lock);

@@ -5,13 +5,13 @@
  *
  *     DATA n, n bytes, [DATA n, n bytes, ...] SUM, ..., END status
  *
- * Requests and frames end in a seal: the MAC of what stands before it, under the key of this
- * connection and direction and with their number on it, counted from 0 (mac.h). So nobody in
- * between can change, repeat, swap or leave out one, nor send one back to whoever made it. A SUM
- * has the XXH3-64 of the bytes since the last one, as their fill recorded it, and its seal covers
- * their digest too. A SUM stands at every block's end and at the end of the range. An END may come
- * at any frame's place: bytes that no SUM has followed count for nothing. Requests may be sent
- * without waiting for answers, which come in the same order.
+ * Each request and each frame ends in a seal: the MAC of what stands before it, under the key of
+ * this connection and direction, with the number of the request or frame, counted from 0 (mac.h).
+ * So nobody in between can change, repeat, swap or leave out a request or a frame, nor send it back
+ * to its sender. A SUM has the XXH3-64 of the bytes since the last SUM, as their fill recorded it,
+ * and its seal covers the digest of these bytes too. A SUM stands at every block's end and at the
+ * end of the range. An END may come in place of any frame: bytes that no SUM has followed count for
+ * nothing. Requests may be sent without waiting for answers, which come in the same order.
  *
  * Numbers are little-endian, as on every machine that Monarch runs on; no path is ever sent. */
 #pragma once
@@ -29,7 +29,7 @@ enum {
     MONARCH_PEER_FRAME = 0x3346504d,   /* "MPF3" */
 };
 
-/* A request names a file by what every node's catalog says of it alike. */
+/* A request names a file by attributes that are the same in every node's catalog. */
 struct monarch_peer_request {
     uint32_t magic;
     uint32_t source;    /* its number in the configuration */
@@ -39,7 +39,7 @@ struct monarch_peer_request {
     int64_t mtime_ns;       /* of modification, or what stands for it in both catalogs */
     uint64_t first, length; /* the bytes asked for; none only asks whether the file is there */
     uint16_t is_awaited;    /* somebody waits for these very bytes */
-    uint16_t is_doubted;    /* their block came wrong: the holder is to look at it */
+    uint16_t is_doubted;    /* their block arrived wrong before: the holder is to check it */
     uint16_t is_owner;      /* the asker takes this node for the file's owner */
     uint16_t unused;
     unsigned char seal[MONARCH_MAC_BYTES];
@@ -58,7 +58,7 @@ struct monarch_peer_frame {
 enum monarch_peer_status {
     MONARCH_PEER_OK,
     MONARCH_PEER_REFUSED,      /* no range of that file; or no member of this session */
-    MONARCH_PEER_UNKNOWN_FILE, /* the node has none, or gave up making its copy */
+    MONARCH_PEER_UNKNOWN_FILE, /* the node has no copy, or gave up making it */
     MONARCH_PEER_CHANGED,      /* the node's file has another size or time */
     MONARCH_PEER_COMING,       /* no bytes in time, but their source gives something */
     MONARCH_PEER_TIMEOUT,      /* the bytes did not come within a bound */
@@ -76,7 +76,7 @@ enum monarch_peer_status {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are sent as they lie in memory");
 static_assert(sizeof(struct monarch_peer_request) == 80, "another wire: another magic");
 static_assert(sizeof(struct monarch_peer_frame) == 40, "another wire: another magic");
-/* What a seal covers of its own struct. */
+/* How many bytes of its own struct a seal covers. */
 #define MONARCH_SEALED_OF_REQUEST offsetof(struct monarch_peer_request, seal)
 #define MONARCH_SEALED_OF_FRAME offsetof(struct monarch_peer_frame, seal)
 #endif

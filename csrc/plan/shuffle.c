@@ -6,7 +6,8 @@
 
 #include "plan/plan.h"
 
-/* A multiple of two; enough to hide the memory's latency, small enough for the first cache. */
+/* How many places are worked out at a time: a multiple of two, enough to hide the memory's latency,
+ * and few enough for the first cache. */
 #define AHEAD 512
 
 static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint64_t n) {
@@ -79,7 +80,7 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
 /* --- libstdc++ -------------------------------------------------------------------------------- */
 
 /* A draw of std::uniform_int_distribution(0, below - 1) from a generator of this many numbers,
- * which is no power of two: draws in the incomplete last part are repeated. */
+ * which is no power of two: a number that falls into the incomplete last part is drawn again. */
 #define MINSTD_MODULUS 2147483647U
 #define MINSTD_NUMBERS 2147483645U /* max() - min(): one less than there are */
 
@@ -102,8 +103,8 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
     return drawn;
 }
 
-/* A draw of std::uniform_int_distribution(0, below - 1) from std::mt19937. From GCC 11 on, it is
- * the upper half of a product (Lemire, 2019), if the generator fills a word. */
+/* A draw of std::uniform_int_distribution(0, below - 1) from std::mt19937. From GCC 11 on, the
+ * result is the upper half of a product (Lemire, 2019) if the generator's numbers fill a word. */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;

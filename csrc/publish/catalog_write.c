@@ -85,8 +85,8 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
     put_path(c, e, id);
 }
 
-/* Merges an entry that comes again: a file that a client told of, when the scan meets it; or a
- * directory, which comes once by its own name and once with all the names in it, in either
+/* Merges an entry that is added again: a file that a client told of, when the scan meets it; or a
+ * directory, which is added once by its own name and once with the number of its names, in either
  * order. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
@@ -149,12 +149,12 @@ static void set_flags(struct monarch_entry *e, unsigned which, unsigned flags) {
 static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
     struct monarch_entry *e = monarch_table(c) + id;
     uint64_t old_ino = e->ino;
-    /* Entries that can still be added keep their slots. */
+    /* There must remain slots for all entries that can still be added. */
     if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
         return -1;
     uint32_t version = e->version;
     __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
-    /* What readers find the entry by stays as it is; so do its word and its place. */
+    /* The fields by which readers find the entry stay as they are; so do its word and its place. */
 #define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
     REPLACE(ino);
     REPLACE(size);

@@ -1,5 +1,5 @@
-/* Compares files and directories of the catalog with the source. Several threads ask, as those of a
- * scan do. */
+/* Compares files and directories of the catalog with the source. Several threads ask the source, as
+ * in a scan. */
 #include <errno.h>
 #include <pthread.h>
 #include <sys/stat.h>

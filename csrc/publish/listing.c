@@ -93,9 +93,9 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns) {
     return listed;
 }
 
-/* --- whether they still do -------------------------------------------------------------------- */
+/* --- whether a listing still holds ------------------------------------------------------------ */
 
-/* The mount's id lies behind the device. Older headers have no name for that field. */
+/* The mount's id follows the device in struct statx. Older headers have no name for that field. */
 static uint64_t mount_of(const struct statx *x) {
     uint64_t id;
     memcpy(&id, &x->stx_dev_minor + 1, sizeof id);
@@ -128,7 +128,7 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f) {
     memcpy(f->fsid, &s.f_fsid, sizeof f->fsid);
 }
 
-/* NULL if the directory cannot be read. */
+/* Opens a directory to read its names. Returns NULL if it cannot be read. */
 static DIR *open_names(int root, const char *path) {
     int fd = openat(root, *path ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
@@ -206,7 +206,8 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
             compare_file(x, &table[ids[n]]);
         return n;
     }
-    /* Not all its names are known, and those that are may lie anywhere in the catalog. */
+    /* Without a listing, not all names are known, and the known ones may lie anywhere in the
+     * catalog. */
     for (uint64_t id = 0; id < count; id++)
         if (table[id].source == d->source &&
             monarch_catalog_parent(x->catalog, &table[id]) == d - table) {
@@ -216,9 +217,9 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
     return n;
 }
 
-/* Notes the times of a directory that is marked. Nobody is told its attributes: they serve to see
- * when it changes again. If the catalog is replaced meanwhile, they are lost, and what is in the
- * directory is compared once more. */
+/* Notes the present times of a directory that is marked as changed. The catalog answers no reader
+ * about such a directory, so the times only serve to see when it changes again. If the catalog is
+ * replaced meanwhile, they are lost, and the directory's files are compared once more. */
 static void note_times(const struct comparison *x, const struct monarch_entry *d) {
     struct monarch_entry *mine = (struct monarch_entry *)d, now;
     char target[1];
@@ -252,9 +253,10 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
             continue;
         others += !monarch_is_changed(m, source->dev, e->ino);
         monarch_mark_changed(m, source->dev, e->ino);
-        /* Times are noted before names are compared, so that what changes meanwhile is seen the
-         * next time. While names that were looked at before may still be added, the times stay old,
-         * and the directory counts as changed. */
+        /* The times are noted before the names are compared, so that a change in between is seen
+         * the next time. Before the catalog is listed, the times stay old and the directory goes on
+         * counting as changed, because names that were looked at before the change may still be
+         * added. */
         if (is_listed)
             note_times(&x, e);
         looked += compare_names(&x, e);

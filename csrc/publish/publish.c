@@ -16,15 +16,16 @@ int monarch_lock_soon(struct monarch_writer *w) {
     return pthread_mutex_timedlock(&w->lock, &until) == 0;
 }
 
-/* Sets the word, and what the index guesses of it. A guess may be old, so the order of the two does
- * not matter; but what was set last stays. */
+/* Sets the entry's word, and the guess of it in the index by path. Readers check each guess, so the
+ * order of the two stores does not matter; but afterwards the guess fits the word. */
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word) {
     uint64_t old = e->word;
     int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
-    /* A copy that is gone is known by its slot or its stamp. Its inode number goes: a larger
-     * catalog would index it again, and for the first tier. */
+    /* A copy that is gone is still found by its slot or its stamp. The entry forgets the copy's
+     * inode number, because a larger catalog would index the number again, and for the first
+     * tier. */
     if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
         __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
@@ -94,9 +95,9 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
 }
 
 /* A change that is marked after the filter was read makes no stale copy visible: every open asks
- * the filter itself. Python asks the filter once more when it takes the result, so that the room of
- * such a copy comes back: a mark that it has counted before, when the file was not PRESENT yet, is
- * seen then. */
+ * the filter itself. Python asks the filter once more when it takes the result, and so gets the
+ * room of such a copy back, even if it has taken in the mark before, when the file was not PRESENT
+ * yet. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);

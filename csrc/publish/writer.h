@@ -33,8 +33,8 @@ uint64_t monarch_add(struct monarch_catalog *c, const struct monarch_entry *entr
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word);
 
-/* The most used slots of an index: at two thirds, or little more, a probe mostly ends in one cache
- * line. */
+/* How many slots of an index may be used: at two thirds, or little more, a probe mostly ends in one
+ * cache line. */
 #define MONARCH_FULL(slots) ((slots) / 3 * 2)
 
 static inline uint64_t monarch_next_slot(const struct monarch_catalog *c, uint64_t i) {

@@ -59,7 +59,7 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
 }
 
 /* Takes what a thread has found; *batch is empty then, or NULL. Each thread finds little in a short
- * time. What all threads find becomes one batch until Python takes it, so that an iteration of
+ * time. Until Python takes a batch, what other threads find is added to it, so that an iteration of
  * Python's loop is spent on many files. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch) {
     if (!*batch || !(*batch)->count)

@@ -10,9 +10,10 @@
 #include "shared/doorbell.h"
 #include "shared/joining.h"
 
-/* A look at a remote source makes its thread sleep. A thread that hardly ever sleeps takes a
- * processor, from the job if there is no idle one, so it lowers its priority for good. Threads that
- * wait for their source must not: what they find is what is filled ahead. */
+/* A look at a remote source makes its thread sleep. A thread that hardly ever sleeps (at most once
+ * for LOOKS_EACH_SLEEP looks, judged after LOOKS looks) takes a processor, from the job if there is
+ * no idle one, so it lowers its priority for good. Threads that wait for their source must not do
+ * so: the files that they find are filled ahead. */
 #define LOOKS 64
 #define LOOKS_EACH_SLEEP 8
 
@@ -88,7 +89,7 @@ static struct monarch_scan *new_scan(int root, unsigned source, int threads, uin
     s->dev = st.st_dev;
     monarch_pace_init(&s->pace, ops_per_s);
     s->doorbell = doorbell;
-    s->busy = s->threads = threads; /* each gives its share back when it first asks for work */
+    s->busy = s->threads = threads; /* each thread counts as busy until it first asks for work */
     return s;
 }
 
@@ -125,7 +126,7 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
 
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns) {
-    pthread_mutex_lock(&s->lock); /* a thread takes it before it looks at a name */
+    pthread_mutex_lock(&s->lock); /* a thread takes this lock before it looks at a name */
     s->writer = w;
     s->clients = clients;
     s->since_ns = since_ns;

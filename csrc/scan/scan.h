@@ -18,11 +18,11 @@
 #define PORTIONS_AHEAD 16
 
 /* A directory to list (`names` is 0), or a portion of its names to look at. is_first: the directory
- * itself was not reported yet; is_wanted: goes before all tasks that are not. */
+ * itself was not reported yet; is_wanted: goes before all tasks that are not wanted. */
 struct task {
     struct task *next;
     int is_first, is_wanted;
-    int is_settled; /* of names: their directory has not changed since the catalog has files */
+    int is_settled; /* of names: their directory has not changed since `since_ns` */
     uint32_t names;
     uint32_t place; /* of the first of these names in the directory */
     size_t text;    /* length of `path` with its NUL, and of the names behind it */
@@ -49,21 +49,21 @@ struct monarch_scan {
     pthread_mutex_t lock;
     pthread_cond_t more_work, may_go_on, room;
     struct queue wanted, wanted_portions;
-    struct queue portions; /* in this order, so that the catalog's is nearly the source's */
+    struct queue portions; /* oldest first, so that the catalog's order is nearly the source's */
     struct task *todo;     /* directories, newest first: the tree is walked depth first */
     struct monarch_batch *first, *last;
     struct want wants[WANTS];
     unsigned next_want;
     int batches, busy, threads, stopping, root, error;
-    int is_deep, is_whole; /* is_deep: walks directories below; is_whole: of all the source */
+    int is_deep, is_whole; /* is_deep: walks directories below; is_whole: scans all of the source */
     unsigned source;
     uint64_t dev, errors;
     struct monarch_pace pace;
     int is_all_wanted;
     /* How many names may be looked at: [1] wanted, [0] others (monarch_scan_allow). */
     int64_t may_look[2];
-    struct monarch_writer *writer;         /* of the catalog that is filled, or NULL */
-    int64_t since_ns;                      /* when the catalog had no files [CLOCK_REALTIME] */
+    struct monarch_writer *writer; /* of the catalog that is filled, or NULL */
+    int64_t since_ns;              /* a time when the catalog had no files [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* clients that read the source meanwhile, or NULL */
     uint32_t *doorbell;
     uint64_t rung_ns; /* when the bell was last rung for a batch */
@@ -82,7 +82,8 @@ void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct
 /* Hands what the thread has found to the scan; *batch is empty then, or NULL. May wait until Python
  * has taken some batches. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch);
-/* The same, if the first entry of the batch was found some time ago. */
+/* As monarch_hand_over_batch, if the first entry of the batch was found more than BATCH_NS ago;
+ * else does nothing. */
 void monarch_hand_over_in_time(struct monarch_scan *s, struct monarch_batch **batch);
 
 /* --- tasks.c: what is still to be done ----------------------------------------------------------
@@ -104,8 +105,8 @@ int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
 /* Takes the first task of a queue that is not empty. The caller holds the lock. */
 struct task *monarch_take_first_task(struct queue *q);
-/* has_tasks: whether there are tasks. take_task: takes the first of them. The caller holds the
- * lock, or no thread is left. */
+/* has_tasks: whether there are tasks. take_task: takes the first task that may begin; there must be
+ * one. The caller holds the lock, or no thread is left. */
 int monarch_has_tasks(const struct monarch_scan *s);
 struct task *monarch_take_task(struct monarch_scan *s);
 /* Makes all threads check again whether they may go on. The caller holds the lock. */

@@ -154,7 +154,7 @@ void monarch_wake_scan(struct monarch_scan *s) {
 /* --- from Python --------------------------------------------------------------------------------
  */
 
-/* Makes the directories of a list that a want names wanted. */
+/* Moves the directories that a want names from a list to the wanted ones. */
 static void move_wanted(struct monarch_scan *s, const struct want *w, struct task **at) {
     for (struct task *t; (t = *at);) {
         if (!is_named(w, t->path)) {
@@ -187,14 +187,14 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
         move_wanted(s, w, &s->todo);
         move_wanted_portions(s, w);
     } else {
-        s->is_all_wanted = 1; /* nothing comes before the rest */
+        s->is_all_wanted = 1; /* all directories are wanted */
     }
     monarch_wake_scan(s);
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Wakes as many threads as these names are portions, or one, which wakes others: more would find
- * nothing to do. */
+/* Wakes a thread for each portion of these names, because more threads would find nothing to do.
+ * Each thread wakes others if there is more. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
     int64_t portions = names / PORTION + 1;
     if (portions >= s->threads)

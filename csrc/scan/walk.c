@@ -26,9 +26,9 @@ static _Thread_local uint64_t looks; /* how many names this thread has looked at
 
 uint64_t monarch_looks(void) { return looks; }
 
-/* Finds a file that the catalog has already, because a program has handed it over: it was looked at
- * since. Only its place in the directory, which still has the same file under this name, is to be
- * told. */
+/* Finds a file that the catalog has already, because a program has handed it over: the file was
+ * looked at then. If the directory still has the same file under this name, only the file's place
+ * in the directory must be reported. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
@@ -63,7 +63,7 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
             monarch_count_scan_error(s, -r);
         return;
     }
-    /* Another file system mounted below is another source, if any. */
+    /* A file system that is mounted below is not part of this source. */
     if (e.kind == MONARCH_DIR && !is_on_source(s, path)) {
         e.kind = MONARCH_OTHER;
         e.ino = ino;
@@ -74,9 +74,10 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
         monarch_add_task(s, monarch_new_task(s, path, 0));
 }
 
-/* Reports a directory a second time when all its names are read: with their number, and as it is
- * now. If that is not what it was before they were read, the names may belong to neither state.
- * Listings are made once, of all the source (monarch_catalog_list). */
+/* Reports a directory a second time when all its names are read: with their number, and with its
+ * attributes now. If these are not the attributes from before the names were read, the names may
+ * belong to neither state, and the catalog drops their number. Only a scan of all the source does
+ * this, because listings are made once (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;
@@ -111,8 +112,8 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
     }
 }
 
-/* Looks at names that this thread has listed itself and that no other thread has. While no looks
- * are left, it lists wanted directories: all threads may wait here. */
+/* Looks at names that this thread has listed, and has given to no other thread. While it may look
+ * at none, it lists wanted directories, because all threads may be waiting here. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
@@ -157,7 +158,7 @@ static struct task *new_portion(struct monarch_scan *s, const struct task *direc
     return t;
 }
 
-/* Reads the names of a directory and shares them out but for the last portion, which is left in
+/* Reads the names of a directory and shares them out, except the last portion, which is left in
  * *rest. Returns how many names there are, -1 if not all could be read. */
 static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch,
                           const struct task *directory, DIR *d, struct task **rest) {

@@ -13,8 +13,8 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long a check of a block counts; and how long for an asker that says that the block came
- * wrong. The block may have rotted since, and an asker that makes it up costs a look a second
+/* How long a check of a block counts: CHECKED_NS, but DOUBTED_NS for an asker that says that the
+ * block came wrong. The block may have rotted since; an asker that lies costs one check a second
  * [ns]. */
 #define CHECKED_NS 60000000000ULL
 #define DOUBTED_NS 1000000000ULL
@@ -57,8 +57,8 @@ static void note_rotten(holdings *h, const struct open_copy *held) {
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 
-/* Readers that wait ask for a block in many parts: the block is looked through once for all of
- * them. */
+/* Askers whose readers wait ask for a block in many parts. The block is looked through once for all
+ * parts. */
 static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     holdings *h = arg;
     const struct open_copy *held = file;
@@ -165,8 +165,8 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
         monarch_sums_drop(h->sums, copy);
 }
 
-/* Whether a file is settled. Of one that is wanted or in the making here, something will still be
- * told. */
+/* Whether the file that an asker waits for is settled. A file that is to be filled here, or is
+ * being filled, is not: the asker will be woken again. */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

@@ -13,9 +13,9 @@
 
 /* Demand slots that peers' requests may take; the others are left to this node's own readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
-/* A source that has given nothing for this long is stuck, while an asker's own way to it may not
- * be. With the time of an answer, this is less than the 2 s that a reader may wait for what is
- * stuck [ns]. */
+/* A source that has given nothing for this long counts as stuck; the asker's own way to the source
+ * may work. Together with the time of an answer this is less than the 2 s that a reader may wait in
+ * such a case [ns]. */
 #define STUCK_NS 1000000000ULL
 /* How often a file that changes while it is looked up is looked up again. */
 #define LOOKS 3
@@ -44,9 +44,9 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
 }
 
 /* Whether the request becomes a demand. An asker for a whole block of many units has time, unless
- * it says otherwise. A unit alone is demanded in any case: two nodes that have as many orders as
- * they may, all for each other's small files, would wait for each other, but a demand is ordered
- * all the same. */
+ * it says otherwise. A request for one unit is demanded in any case: two nodes that have as many
+ * orders as they may, all for each other's small files, would wait for each other, but a demand is
+ * ordered even then. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -109,9 +109,9 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Makes this node the keeper of a file whose owner a peer takes it for, and notes the file for the
- * daemon. Returns 0 if the node has given the file to another one, or if too many files wait until
- * the daemon hears of them. */
+/* Makes this node the keeper of a file, because a peer takes the node for the file's owner, and
+ * notes the file for the daemon. Returns 0 if the node has given the file to another one, or if too
+ * many files wait until the daemon hears of them. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -171,7 +171,7 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         return MONARCH_PEER_CHANGED;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
         return open_copy(h, wanted, id, word, -1, out);
-    /* The home that the hash names is wrong where a plan is still to come. */
+    /* The home that the hash names may be wrong, because a plan may still come. */
     if (!wanted->is_awaited && waits(h, wanted))
         return MONARCH_PEER_LATER;
     if (home >= MONARCH_MOVED_TO)
@@ -181,7 +181,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     case MONARCH_WANTED:
         return begin_filling(h, id, wanted);
     case MONARCH_FILLING: {
-        /* A file does not begin to be kept here: its fill may wait for the very node that asks. */
+        /* The node does not become the keeper of a file that is being filled: the fill may wait for
+         * the very node that asks. */
         if (home != MONARCH_KEPT_HERE)
             return not_kept(h, wanted);
         int slot = monarch_fill_slot(h->fills, word);

@@ -23,20 +23,20 @@ struct monarch_holdings {
     const struct monarch_fills *fills;
     uint64_t block_bytes, device[MONARCH_MAX_SOURCES];
     int copies[MONARCH_MAX_TIERS];
-    pthread_rwlock_t lock; /* of `catalog`, which is replaced by a larger one */
+    pthread_rwlock_t lock; /* guards `catalog`, which is replaced when it grows */
     const struct monarch_catalog *catalog;
     uint16_t *home;    /* atomic: of every entry, see monarch_holdings_keep */
     int patience;      /* atomic: enum monarch_patience */
     uint32_t next_tag; /* atomic: tag of the next demand */
     struct monarch_sums *sums;
     unsigned char content_key[MONARCH_KEY_BYTES]; /* key of digests */
-    pthread_mutex_t checking;                     /* of the next five */
+    pthread_mutex_t checking;                     /* guards the next five */
     struct checked checked[CHECKS];
     struct rotten rotten[MONARCH_ROTTEN];
     uint64_t rotten_count;
     uint64_t moved_here[MONARCH_MOVED]; /* entries of which the daemon has not heard yet */
     uint64_t moved_count;
-    pthread_mutex_t waking; /* held while the server is woken: it must not be stopped */
+    pthread_mutex_t waking; /* held while the server is woken, so that nobody stops it then */
     struct monarch_peer_server *server;
 };
 
@@ -44,8 +44,8 @@ struct monarch_holdings {
 struct open_copy {
     uint64_t id, word, size, blocks, block_bytes, sum; /* sum: the file's */
     int fd, slot;   /* slot: of the fill's map; -1 for a copy that was whole when it was opened */
-    int is_hasty;   /* somebody waits for the very bytes that are asked for */
-    int is_doubted; /* the bytes were wrong where they came */
+    int is_hasty;   /* missing bytes become a demand, see is_hasty in open_copy.c */
+    int is_doubted; /* the asker says that the bytes came wrong */
     /* The copy is whole by now. An answer that has begun is finished, whatever becomes of the
      * copy. */
     int is_whole;

@@ -9,7 +9,8 @@
  * from then on, as if a program of its own had opened it. */
 struct monarch_holdings;
 
-/* How many are remembered until they are taken; any beyond these are found again. */
+/* How many rotten copies, and how many files that this node has begun to keep, are remembered until
+ * they are taken. Others are found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
 /* What this node answers for a file of which it has no copy. */
@@ -38,16 +39,17 @@ void monarch_holdings_source(struct monarch_holdings *h, uint32_t source, uint64
 void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies);
 /* Sets the catalog. When this returns, nobody reads the one before. NULL: nothing is held. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets which of these files this node keeps (enum monarch_home_here). It may have other files all
- * the same, but never gets them for another node: a request is not passed on. */
+/* Sets which of these files this node keeps (enum monarch_home_here). The node may have copies of
+ * other files, too, but never gets such a file because a peer asks for it: a request is not passed
+ * on. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
 /* Takes the files that this node has begun to keep because peers take it for their owner: the nodes
- * before it in a file's order may have no room for the file. (MONARCH_MOVED,) entries; returns how
- * many. */
+ * before it in a file's order may have no room for the file. `ids` gets their entries
+ * (MONARCH_MOVED,). Returns how many. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* Which askers wait for a file that is not there, instead of being told that it never will be, as
- * long as it is not known which files this node keeps. At first everybody waits. */
+/* Which askers wait for a file that is not there, while it is not known yet which files this node
+ * keeps. Other askers are told that the file will not come. At first everybody waits. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* askers whose bytes no reader waits for */
@@ -56,8 +58,8 @@ enum monarch_patience {
 void monarch_holdings_patience(struct monarch_holdings *h, int patience);
 struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
-/* Wakes those who wait for this file: some of it has come, or none will any more. h: NULL if nobody
- * can ask. */
+/* Wakes the askers that wait for this file: some of it has come, or nothing more will come. h: NULL
+ * if nobody can ask. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
 /* The key that a fill makes digests of blocks with. NULL if `h` is NULL: nobody asks. */
 const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
@@ -65,10 +67,11 @@ const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
  * digests: NULL if they are not known. h: NULL if nobody asks. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
                            const struct monarch_digest *digests, uint64_t blocks);
-/* Tells those who wait for files that are now settled without a copy. */
+/* Wakes the askers of files that are settled without a copy, so that they are told. */
 void monarch_holdings_answer(struct monarch_holdings *h);
-/* Takes copies that are not what their fills have written: (MONARCH_ROTTEN,) entries, and the words
- * of these copies; the entries may have others by now. Returns how many. */
+/* Takes the copies that are not what their fills have written: (MONARCH_ROTTEN,) `ids` get their
+ * entries, `words` the words of these copies. An entry may have another word by now. Returns how
+ * many. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);

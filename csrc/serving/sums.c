@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Hash chains. Copies are numbered upwards, so that all chains are equally long. */
+/* How many hash chains there are. Copies are numbered upwards, so that all chains are equally
+ * long. */
 #define CHAINS 16384
 
 typedef struct monarch_sums_held kept;

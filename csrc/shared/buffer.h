@@ -8,8 +8,8 @@
  * Zen 3 and later; malloc would align large blocks to 16 only. */
 #define MONARCH_PAGE_BYTES 4096
 
-/* Allocates a buffer of `bytes`, a multiple of MONARCH_PAGE_BYTES. Free it with free(). NULL: no
- * memory. */
+/* Allocates a buffer of `bytes`, a multiple of MONARCH_PAGE_BYTES. Free it with free(). Returns
+ * NULL without memory. */
 static inline char *monarch_new_buffer(size_t bytes) {
     return aligned_alloc(MONARCH_PAGE_BYTES, bytes);
 }

@@ -10,8 +10,8 @@ typedef unsigned char sixteen_bytes __attribute__((vector_size(16), aligned(1), 
 typedef uint64_t two_words __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t one_word __attribute__((aligned(1), may_alias));
 
-/* Where the 16 bytes at `i` of `n` are read: the last 16 overlap those before. `n` is at least
- * 16. */
+/* Returns where to load the 16 bytes at `i` of a text of `n` bytes. A load that would pass the end
+ * begins earlier, and overlaps the load before it. `n` is at least 16. */
 static inline size_t sixteen_at(size_t i, size_t n) { return i + 16 <= n ? i : n - 16; }
 
 static inline int same_bytes(const char *a, const char *b, size_t n) {

@@ -42,13 +42,13 @@
 #define MONARCH_SCAN_HINTS 64
 #define MONARCH_SCAN_HINT_PATH 1004
 #define MONARCH_STAT_SLOTS 64
-#define MONARCH_LOOKS 16384    /* at directories; two in one slot are looked at more often */
+#define MONARCH_LOOKS 16384    /* slots of `look`; directories in one slot are checked more often */
 #define MONARCH_MAX_PEERS 4096 /* nodes of a session */
 #define MONARCH_ASKED 2        /* peers that a fill asks before the source */
 #define MONARCH_RANKS 128      /* ranks of one node, told apart; 0 stands for all other processes */
 
-/* Slots for claims of files that programs read at the source. Two files in one slot forget the
- * first. */
+/* Slots for claims of files that programs read at the source. Of two files in one slot, the first
+ * claim is lost. */
 #define MONARCH_CLAIMS 65536
 
 /* The unit in which a copy that is being filled can be read: small enough that a reader soon has
@@ -98,7 +98,8 @@ struct monarch_filesystem {
     uint64_t blocks, bfree, bavail, files, ffree;
     int32_t fsid[2];
     /* statx(2) fields that are the same for all files of the source: the mount, the attributes that
-     * could be set, and which fields are filled, without and with the birth time asked for. */
+     * could be set, and which fields are filled ([0] without, [1] with the birth time asked
+     * for). */
     uint64_t mount, attributes_mask;
     uint32_t statx_mask[2];
 };
@@ -132,12 +133,14 @@ struct monarch_control {
     uint64_t block_bytes;
     uint64_t mounts;       /* inode of the daemon's mount namespace; 0: unknown */
     uint32_t fill_on_open; /* 1: an open asks for the file's copy */
-    uint32_t fill_after; /* of MONARCH_SHARES: the share asked for by reads that is worth a copy */
+    /* The share of a file that reads must ask for before it is worth a copy [1 / MONARCH_SHARES].
+     */
+    uint32_t fill_after;
     /* Largest file without a copy that its program reads at the source itself, and whose copy the
      * daemon then makes through the program's descriptor [bytes]. 0: no file is handed over. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
-    /* 1: the catalog answers for names and attributes. 0: the source is asked each time, also for
+    /* 1: the catalog answers for names and attributes. 0: the source is asked each time, and also
      * whether a file is still the one that was copied. */
     uint32_t metadata_cached;
     uint32_t follow_opens;     /* atomic: the daemon wants to know what is opened */
@@ -208,7 +211,7 @@ struct monarch_catalog {
     uint64_t slots;    /* of each of the three indexes */
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
-    uint64_t inodes_used, copies_used; /* slots of these indexes; none is ever given back */
+    uint64_t inodes_used, copies_used; /* used slots of these indexes; a slot is never freed */
     uint64_t stamped;  /* number + 1 of the tier whose copies are all stamped; 0: none */
     uint64_t evicting; /* a bit per tier in which only this daemon's copies are stamped */
     uint64_t salt;     /* of the stamps; each daemon has its own, because entry numbers differ */
@@ -238,7 +241,8 @@ struct monarch_fills {
     uint64_t magic;
     uint64_t units;     /* atomic: units filled so far; a sign of life */
     uint64_t source_ns; /* atomic: when a source last returned data [ns of CLOCK_MONOTONIC] */
-    uint64_t word[MONARCH_FILL_SLOTS]; /* atomic: the entry's, while it is FILLING; 0: free */
+    uint64_t word[MONARCH_FILL_SLOTS]; /* atomic: the word of the entry that is FILLING in this
+                                          slot; 0: free */
     struct monarch_fill fill[MONARCH_FILL_SLOTS];
 };
 
@@ -269,8 +273,8 @@ struct monarch_bell {
     uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
 };
 
-/* Bytes of the files that the processes of one rank have opened, and of those among them that were
- * to have a copy and had none. */
+/* What the processes of one rank have opened: the bytes of all these files, and the bytes of the
+ * files among them that were to have a copy and had none. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
@@ -289,7 +293,7 @@ struct monarch_change {
     uint64_t dev, ino;
     uint64_t is_tree; /* 1: a directory, with all that is below it */
 };
-/* The value of `told` of a client that could not write its change down: any file may have
+/* The value that a client stores in `told` if it could not write its change down: any file may have
  * changed. */
 #define MONARCH_CHANGE_UNKNOWN UINT64_MAX
 
@@ -336,8 +340,8 @@ struct monarch_clients {
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
-    struct monarch_bits opened; /* opened since the daemon's last look, if it follows opens */
-    struct monarch_bits read;   /* read to the end without a copy, if the daemon follows reads */
+    struct monarch_bits opened; /* files opened since the daemon's last look, if it follows opens */
+    struct monarch_bits read;   /* files read to the end without a copy, if it follows reads */
     /* Atomic. Nonzero: the daemon has not yet taken in what was written to `changes`, and until
      * then every file counts as changed. Each writer stores a new number, by which the daemon
      * notices another change. */
@@ -376,9 +380,9 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
 }
 
 /* Sets a file's bit; returns whether anything was new to the daemon. The summary bit is set last,
- * and the daemon clears it first, so that it never hides a file's bit for long. A client that is
- * killed between the two leaves the summary bit unset; the next call for a file of that word sets
- * it. */
+ * and the daemon clears it first, so that a file's bit is never hidden for long by an unset summary
+ * bit. A client that is killed between the two leaves the summary bit unset; the next call for a
+ * file of that word sets it. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -406,8 +410,8 @@ static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     return unit;
 }
 
-/* Makes a demand. The tag distinguishes it from an earlier demand for the same unit. It is never
- * 0. */
+/* Makes a demand. The tag distinguishes it from an earlier demand for the same unit. A demand is
+ * never 0. */
 static inline uint64_t monarch_demand(uint64_t entry, uint64_t unit, uint32_t tag, unsigned rank) {
     return (uint64_t)rank << 57 | (entry + 1) << 32 | unit << 12 | (tag & 0xFFF) | 1;
 }
@@ -435,7 +439,7 @@ static inline int monarch_unit_is_done(const struct monarch_fill *f, uint64_t un
  * daemon has closed it. */
 #define MONARCH_CLAIM_HANDED (1ULL << 31)
 #define MONARCH_CLAIM_RECALLED (1ULL << 30)
-#define MONARCH_CLAIM_TICK 20 /* 1 << so many ns */
+#define MONARCH_CLAIM_TICK 20 /* a tick is 1 << 20 ns */
 #define MONARCH_CLAIM_TICKS 1000
 static inline uint64_t monarch_claim_of(uint64_t id, uint64_t flag, uint64_t now_ns) {
     return (id + 1) << 32 | flag | (now_ns >> MONARCH_CLAIM_TICK & (MONARCH_CLAIM_RECALLED - 1));
@@ -504,13 +508,14 @@ static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
 }
 
 /* The stamp of a copy in a tier whose copies are evicted: the nanoseconds of the copy's mtime,
- * whose seconds are the entry's number. The copy so names its entry and needs no slot in the index
- * of copies, which is never emptied. */
+ * whose seconds are the entry's number. So the copy names its entry, and needs no slot in the index
+ * of copies, where no slot is ever freed. */
 static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
     return monarch_mix(salt ^ monarch_mix(id + 1)) % 1000000000;
 }
 
-/* A file whose position in its directory is not known: a client has found it after the scan. */
+/* The `place` of a file whose position in its directory is not known: a client has found the file
+ * after the scan. */
 #define MONARCH_NO_PLACE 0xFFFFFFFFU
 
 /* A directory's listing: where its names begin among the catalog's `names`, and how many there are,
@@ -524,7 +529,7 @@ static inline uint64_t monarch_listing_length(uint64_t listing) {
 
 static inline uint64_t monarch_aligned(uint64_t n) { return (n + 127) / 128 * 128; }
 
-/* Computes where everything lies in a catalog of this size. This is the only place that says so. */
+/* Computes where everything lies in a catalog of this size. No other code does. */
 static inline void monarch_lay_out(struct monarch_catalog *c, uint64_t capacity,
                                    uint64_t pool_bytes) {
     c->capacity = capacity;
@@ -553,7 +558,8 @@ static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t
 }
 #endif
 
-/* Look-ups; each returns the entry's number or -1. */
+/* Look-ups. Unless a comment says otherwise, each returns the entry's number or -1;
+ * monarch_path_hash returns the `hash` of an entry with this path. */
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len);
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len);
@@ -563,10 +569,10 @@ uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, 
                               size_t len);
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len, uint64_t hash, int64_t likely);
-/* Between the two steps: guesses the entry that has this path, or -1; it is the argument `likely`
- * of monarch_find_prepared, which is -1 without a guess. *word becomes the word of the entry's
- * copy, of which only tier and copy count, or 0 if there is none. Prefetches the memory that
- * monarch_find_prepared reads. */
+/* Guesses, between the two steps, which entry has this path; returns its number, or -1. The result
+ * is the argument `likely` of monarch_find_prepared, which is -1 without a guess. *word gets the
+ * word of the entry's copy, of which only tier and copy count, or 0 if there is none. Prefetches
+ * the memory that monarch_find_prepared reads. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* Finds a file by its hash alone, for callers that have no path. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
@@ -579,8 +585,9 @@ int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uin
  * the copy open keeps the inode's number from being reused. */
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 
-/* The changed filter answers "changed" for every file that was, and for a few that were not. */
+/* The changed filter answers "changed" for every file that has changed, and for a few that have
+ * not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
-/* The same for the daemon, which has taken in `told` itself: looks at the marks alone. */
+/* As monarch_is_changed, for the daemon, which takes `told` in itself: looks at the marks alone. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);

@@ -1,5 +1,5 @@
 /* The daemon's futexes: the word on which its loop sleeps, and the bells of its copying threads.
- * Its own C threads ring them as clients do. */
+ * The daemon's own C threads ring them as clients do. */
 #pragma once
 
 #include <errno.h>
@@ -41,8 +41,8 @@ static inline void monarch_ring_for_demand(struct monarch_clients *m) {
         monarch_bell_ring(&m->engine[way], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps as `who` unless the bell was rung since its count was `seen`; until `until_ns`
- * [CLOCK_MONOTONIC] at most, if that is not 0. Returns 0 on timeout. */
+/* Sleeps with the bits `who`, and not at all if the bell was rung since its count was `seen`. The
+ * sleep ends at `until_ns` [CLOCK_MONOTONIC] at the latest; 0: no limit. Returns 0 on timeout. */
 static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who,
                                      uint64_t until_ns) {
     struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};

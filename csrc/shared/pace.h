@@ -1,4 +1,5 @@
-/* Spaces the operations of several threads evenly; a pause is not made up for by a burst. */
+/* Spaces the operations of several threads evenly: no burst makes up for a time without
+ * operations. */
 #pragma once
 
 #include <errno.h>

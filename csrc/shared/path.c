@@ -29,7 +29,8 @@ int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, 
     return -1;
 }
 
-/* `after` follows a slash, or is the start of a relative path. */
+/* Whether a component is empty, `.` or `..`. `after` follows a slash, or is the start of a relative
+ * path. */
 static int odd_component(const char *after) {
     if (after[0] != '.')
         return after[0] == '/' || !after[0];
@@ -37,9 +38,9 @@ static int odd_component(const char *after) {
     return *after == '/' || !*after;
 }
 
-/* Whether the path holds a pair of bytes, 16 positions at a time, because every path is asked and
- * few have one: two dots (of_dots), or a slash followed by `.`, another slash or the NUL. The path
- * has at least 16 bytes. */
+/* Whether the path holds a pair of bytes: two dots (of_dots), or a slash followed by `.`, another
+ * slash or the NUL. It looks at 16 positions at a time, because every path is checked and few have
+ * such a pair. The path has at least 16 bytes. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
     two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
@@ -162,8 +163,8 @@ static int64_t first_link(const struct walk *w, unsigned source, const char *rel
 
 /* Replaces the link by its target. The target and what follows the link go to the very end of the
  * same buffer, because callers may be on small stacks. Returns that path, on which the walk
- * continues from the directory that `w` now holds; NULL if both do not fit. A walk moves what it
- * reads to the front byte by byte, so that two bytes between them are enough. */
+ * continues from the directory that `w` now holds; NULL if both do not fit. The walk writes no more
+ * bytes at the front than it has read at the end, so that two bytes between the two are enough. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);
@@ -192,7 +193,8 @@ int monarch_is_outside(const struct monarch_control *k, const char *path) {
     return walk_components(&w, path) && monarch_prefix(k, text, w.len, &rel) < 0;
 }
 
-/* Looks up the path so far. -3: it leads through a link, and *next is the path to continue with. */
+/* Looks up the path so far. Returns -3 if it leads through a link; *next is then the path with
+ * which the walk continues. */
 static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, const char **next) {
     const char *rel;
     size_t end;
@@ -227,7 +229,8 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
     out->entry = MONARCH_OUTSIDE;
     out->source = -1;
     out->path_len = 0;
-    /* The path is too long for the kernel, however short it would become here; or it is empty. */
+    /* An empty path is refused, and a path that is too long for the kernel, however short it would
+     * become here. */
     if (!*path || strnlen(path, MONARCH_PATH_MAX) == MONARCH_PATH_MAX)
         return;
     if (*path != '/') {

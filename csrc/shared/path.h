@@ -19,15 +19,15 @@ struct monarch_place {
 };
 
 /* The number of the source whose path or alias is a prefix of the absolute path, of `n` bytes; -1
- * if none is. *rel becomes what follows the slash, which is empty for the root itself. */
+ * if none is. *rel gets the rest of the path behind the slash; it is empty for the root itself. */
 int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, const char **rel);
 
 /* Whether the path, of `n` bytes, holds `//`, `.` or `..` as a component, or ends in a slash. */
 int monarch_is_odd(const char *path, size_t n);
 
-/* Whether an absolute path leads to no source by its letters alone, without a system call. A link
- * before a `..` may still make it lead to one; only the kernel can tell, as for any link outside
- * the sources. */
+/* Whether an absolute path leads to no source, judged by its letters alone, without a system call.
+ * A link before a `..` may still make it lead to one; only the kernel can tell, as for any link
+ * outside the sources. */
 int monarch_is_outside(const struct monarch_control *k, const char *path);
 
 /* Whether the path may hold `..`: two dots side by side. */

@@ -67,12 +67,12 @@ static inline void *sys_map(int fd, unsigned long n, int prot) {
     long p = sys6(SYS_mmap, 0, (long)n, prot, MAP_SHARED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* Memory of the process's own, all zeros. */
+/* Maps private memory, all zeros. */
 static inline void *sys_new_pages(unsigned long n) {
     long p = sys6(SYS_mmap, 0, (long)n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* Maps over [at, at + n), all of which this process has mapped itself: the file, or for fd -1 zeros
+/* Maps the file over [at, at + n), all of which this process has mapped itself. fd -1: maps zeros
  * that take no memory. */
 static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
@@ -111,7 +111,7 @@ static inline void sys_unmap(const void *p, unsigned long n) {
 }
 #endif
 /* A page (4096 bytes, or what the kernel makes of them) that the kernel clears in the child of a
- * fork, by whatever call that is made, but not in a child of vfork. NULL before Linux 4.14. */
+ * fork, whatever call has made the child, but not in a child of vfork. NULL before Linux 4.14. */
 static inline void *sys_new_wiped_page(void) {
     const int wipe_on_fork = 18; /* MADV_WIPEONFORK: older headers have no name for it */
     void *p = sys_new_pages(4096);
@@ -138,8 +138,9 @@ static inline long sys_lseek(int fd, long offset, int whence) {
 static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
-/* All signals but the one by which setuid makes all threads change: a thread that is creating
- * another waits for the lock that setuid holds while it waits for the threads' answers. */
+/* All signals, except the one by which setuid makes all threads change. If a thread that creates
+ * another blocked that signal, both could hang: the thread waits for a lock that setuid holds, and
+ * setuid waits for the thread's answer. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
 /* As sigprocmask(2); returns the set that was blocked before. */

@@ -195,7 +195,8 @@ void monarch_xxh3_add(struct xxh3_stream *s, const void *data, size_t len) {
     const unsigned char *in = data;
     s->total += len;
     while (len) {
-        /* The last block is hashed differently, so a full one is eaten only once more follows. */
+        /* The last block is hashed differently, so a full block is hashed only once more bytes
+         * follow. */
         if (s->held == XXH3_BLOCK) {
             eat_blocks(s->acc, s->hold + 64, 1);
             memcpy(s->hold, s->hold + XXH3_BLOCK, 64);

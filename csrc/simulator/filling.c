@@ -1,4 +1,4 @@
-/* The storage classes' own threads, which make the copies that are to be there. */
+/* The storage classes' own threads, which make the planned copies. */
 #include "simulator/state.h"
 
 static uint32_t list_of(const struct monarch_sim *s, const struct class_thread *t) {

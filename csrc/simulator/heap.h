@@ -8,7 +8,7 @@ struct event {
     uint32_t who;
 };
 
-/* Has room for one event of each asker (`who`), which has one at most. */
+/* Has room for one event of each asker (`who`): an asker has at most one event at a time. */
 struct heap {
     struct event *event;
     uint32_t n;

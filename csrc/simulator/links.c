@@ -22,8 +22,8 @@ static uint32_t way_in(const struct links *l, const struct transfer *t) {
     return l->job->nodes + t->to;
 }
 
-/* Gives all transfers on one link that have no rate the same rate, and takes it from both links of
- * each. */
+/* Gives the same rate to all transfers on one link that have none yet, and takes the rate from both
+ * links of each transfer. */
 static void give(struct links *l, uint32_t link, double each) {
     for (uint32_t i = 0; i < l->n; i++) {
         struct transfer *t = &l->transfer[i];
@@ -38,8 +38,8 @@ static void give(struct links *l, uint32_t link, double each) {
     }
 }
 
-/* Shares out the rates. The link that gives least to each of its transfers is full with that; then
- * the same with what is left. */
+/* Shares out the rates. The link that can give each of its transfers least is filled first. The
+ * rest is shared out in the same way. */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {
@@ -77,7 +77,7 @@ static void find_next(struct links *l) {
     }
 }
 
-/* Accounts for the time up to `now`, in which all transfers had the rates that they have. */
+/* Accounts for the time up to `now`, in which no transfer's rate has changed. */
 static void account(struct links *l, double now) {
     for (uint32_t i = 0; i < l->n; i++)
         l->transfer[i].left -= l->transfer[i].rate * (now - l->since);

@@ -7,7 +7,7 @@
 struct machine {
     const struct monarch_sim_job *job;
     double *class_free;         /* nodes x classes: when what was asked for so far is served [s] */
-    double *in_free, *out_free; /* nodes: links */
+    double *in_free, *out_free; /* nodes: the same, for the links */
     struct links links;         /* with fair_links */
 };
 
@@ -15,12 +15,14 @@ struct machine {
 int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t askers);
 void machine_close(struct machine *m);
 
-/* When `bytes` asked for at `now` are there. With `take`, they occupy the way there. */
+/* Returns when `bytes` asked for at `now` are there. With `take`, they occupy the class and the
+ * links on their way. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take);
-/* When `bytes` have come over the links; over fair links, a guess that occupies nothing. */
+/* Returns when `bytes` have come over the links; over fair links this is a guess that occupies
+ * nothing. */
 double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
                        int take);
 /* Writes to a class, which is occupied by writes as by reads. */

@@ -64,7 +64,7 @@ static void begin(struct share *s, struct request *r) {
     heap_push(&s->ends, s->end[r->node], r->node);
 }
 
-/* Puts a request into its node's line. A request that is served goes on, whoever comes. */
+/* Puts a request into its node's line. A request that is being served is not interrupted. */
 static void put_in(struct pfs *p, struct request *r) {
     struct share *s = share_of(p, r);
     uint32_t *at = &s->first[r->node];
@@ -82,7 +82,7 @@ static void put_in(struct pfs *p, struct request *r) {
     s->waiting[r->node] += r->left;
 }
 
-/* Removes the request that is served; the next one is served. */
+/* Removes the request that is being served, and begins to serve the next one. */
 static void end_first(struct pfs *p, struct share *s, uint32_t node) {
     s->first[node] = p->request[s->first[node]].next;
     if (s->first[node] == PFS_NONE)

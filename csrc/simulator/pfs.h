@@ -6,26 +6,27 @@
 #include "simulator/heap.h"
 #include "simulator/simulator.h"
 
-/* The priority of what nobody waits for. */
+/* The priority of a request that nobody waits for. */
 #define PFS_LAST UINT64_MAX
 #define PFS_NONE UINT32_MAX
 
 /* An asker has one request at a time. */
 struct request {
-    uint64_t priority,
-        number; /* the smallest priority is served first; of equals, the smallest number */
+    /* The smallest priority is served first; of equals, the smallest number. */
+    uint64_t priority, number;
     double bytes, left, asked;
     uint32_t node, who, next; /* next: of the same node and kind, PFS_NONE behind the last */
 };
 
 /* The requests of one kind. While they are served, each client gets the same number of bytes: the
- * `clock`. A client is in `ends` with the clock's reading at which its present request is over. */
+ * `clock`. `ends` has for each client the clock's reading at which its present request is over. */
 struct share {
     double clock;
     struct heap ends;
-    uint32_t *first; /* nodes: who is served now; behind it the others, in the order of service */
-    double *waiting; /* nodes: bytes of these others */
-    double *end;     /* nodes: the clock when the first is over */
+    uint32_t *first; /* nodes: the request served now; its `next` leads to the others, in the order
+                        of service */
+    double *waiting; /* nodes: the bytes of the requests behind the first */
+    double *end;     /* nodes: the clock's reading when the first is over */
 };
 
 struct pfs {
@@ -34,7 +35,7 @@ struct pfs {
     struct request *request; /* by who asks */
     uint64_t numbers;
     double since, busy;
-    double *link_free; /* nodes: when what was given so far has come over the own link [s] */
+    double *link_free; /* nodes: when all bytes given so far have come over its own link [s] */
 };
 
 /* askers : how many can ask, numbers from 0 */
@@ -43,13 +44,13 @@ void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
-/* Moves a request forward when another asker waits for the same: it is served with
- * the lower of both priorities. */
+/* Moves a request forward because another asker waits for the same bytes: its priority becomes the
+ * smaller one of the two. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
-/* When the next request is over; infinity for none. */
+/* Returns when the next request is over; infinity for none. */
 double pfs_next(const struct pfs *p);
 /* Takes out the next request, at the time when it is over; *end is when its node has the bytes,
  * which is later on a slow link. */
 struct request pfs_take(struct pfs *p, double now, double *end);
-/* When `bytes` asked for at `now` would be there, if nothing more came. */
+/* Returns when `bytes` asked for at `now` would be there, if no more requests came. */
 double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes);

@@ -28,13 +28,13 @@ static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t w
     return told->holder ? told : NULL;
 }
 
-/* Where a read of the file is noted for those who ask later; NULL if it is not. */
+/* Where a read of the file is noted, so that later askers join it; NULL if nobody can join it. */
 static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     int is_owned = s->job.owner && s->job.owner[file] >= 0;
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-/* Whether a sample of the reading node itself waits for a read. */
+/* Whether a sample of the reading node itself waits for the read that `first` has begun. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
         if (is_staging(s, who) && node_of(s, who) == reader)
@@ -48,7 +48,8 @@ enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t prior
     uint32_t node = node_of(s, who), reader = sim_reader(s, node, file);
     const struct monarch_sim_epoch *told = told_to(s, who);
     uint32_t *note = note_of(s, who, file);
-    /* A file that nobody is going to keep takes no way round by its owner. */
+    /* A file that nobody is going to keep is read by the node itself, and not by way of its
+     * owner. */
     if (told && !told->into[place_of(s, s->staging[who].rank, s->staging[who].access)])
         reader = node;
     s->joined[who] = PFS_NONE;

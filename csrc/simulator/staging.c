@@ -10,7 +10,7 @@ static int shares_threads(const struct monarch_sim *s) {
 
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
-/* Whether the next epoch can be given: it takes the place of one that is over by now. */
+/* Whether the next epoch can be given. It takes the place of an older epoch, which must be over. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -22,7 +22,8 @@ static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch
     return *until > now ? WAITS_UNTIL : NEEDS_EPOCH;
 }
 
-/* Whether the rank's next sample can be fetched at `now`; if not, *until says when. */
+/* Whether the rank's next sample can be fetched at `now`, and if not, what it waits for. *until
+ * says when it can be fetched, if the state is WAITS_UNTIL. */
 static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank, double now,
                                            double *until) {
     struct rank *r = &s->rank[rank];
@@ -51,8 +52,8 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
     return FETCHES;
 }
 
-/* The part of the threads that the rank should have for its next sample, which it would have with
- * one more. */
+/* How many threads the rank would have with one more, as a part of those that it should have for
+ * its next sample. */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;
@@ -61,8 +62,8 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
            threads[(node * s->job.steps + step) * s->job.most_ranks + rank % s->job.most_ranks];
 }
 
-/* The rank for which a thread fetches next. With shared threads it is the rank of the node that
- * lacks most of its own threads, of those with room. */
+/* The rank for which a thread fetches next. With shared threads it is, of the node's ranks with
+ * room, the one that lacks the largest part of its threads. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
@@ -125,7 +126,7 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
     s->out->reused[epoch] += bytes;
 }
 
-/* The sample has come to the node. It goes into the buffer with its preprocessing, at the thread's
+/* Puts a sample that has come to the node into the buffer, with its preprocessing, at the thread's
  * part of the rate (NoPFS 4, write). */
 static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
@@ -148,7 +149,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
         sim_advance(s, t->rank);
 }
 
-/* Keeps a sample that comes where it has its place. */
+/* Keeps a sample that has come as a copy, if there is to be one. */
 static void keep(struct monarch_sim *s, uint32_t thread, double end) {
     struct staging_thread *t = &s->staging[thread];
     const struct monarch_sim_epoch *told = &known_of(s, t->access)->told;
@@ -239,7 +240,8 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
             t->is = STARTS;
             heap_push(&s->heap, now > t->since ? now : t->since, i);
         } else if (t->is == SLEEPS && shares_threads(s) && now < t->since) {
-            /* Until another rank has room. One that has its own thread knows when. */
+            /* A thread that ranks share looks again, because a rank has room now. A rank's own
+             * thread has known before when there would be room. */
             heap_drop(&s->heap, i);
             t->since = now > s->now ? now : s->now;
             heap_push(&s->heap, t->since, i);

@@ -19,10 +19,10 @@ struct copy {
 
 /* A rank's accesses are counted from the job's first, for each rank by itself. */
 struct rank {
-    uint64_t fetched, used, dropped; /* the next to prefetch, to use, to leave the staging buffer */
+    uint64_t fetched, used, dropped; /* next access to prefetch, use, drop from the buffer */
     double staged;                   /* [bytes] */
     double clock;                    /* when its compute so far is over [s] */
-    uint32_t threads;                /* that fetch for it now */
+    uint32_t threads;                /* staging threads that fetch for it now */
     int is_at_barrier;
 };
 
@@ -39,7 +39,7 @@ struct staging_thread {
 };
 
 struct class_thread {
-    uint32_t copy, node; /* what it copies; the next of its list is in `cursor` */
+    uint32_t copy, node; /* the copy that it makes; the next one of its list is in `cursor` */
     uint8_t cls;
 };
 
@@ -63,12 +63,12 @@ struct monarch_sim {
     /* ranks */
     struct rank *rank;
     uint32_t ranks, arrived; /* ranks: how many there are; for their numbers see next_rank */
-    uint64_t step;           /* the present one, of all */
+    uint64_t step;           /* the present step, counted from the first epoch's first */
     double step_end;
-    uint32_t writing; /* nodes that still write the checkpoint */
-    double written;   /* when those that have written were done [s] */
+    uint32_t writing; /* how many nodes still write the checkpoint */
+    double written;   /* when the last node that has written was done [s] */
     /* threads */
-    uint32_t threads; /* of the node that has most for staging */
+    uint32_t threads; /* staging threads of the node that has most */
     uint32_t class_threads, checkpoint;
     struct staging_thread *staging;
     struct class_thread *class_thread;
@@ -85,8 +85,8 @@ static inline uint64_t per_epoch(const struct monarch_sim *s) {
     return (uint64_t)s->job.steps * s->job.batch;
 }
 
-/* The number of the rank behind this one, or end_of_ranks. Ranks are numbered as if every node had
- * as many as the node with most. */
+/* Returns the number of the rank after this one, or end_of_ranks. Ranks are numbered as if every
+ * node had as many as the node with the most ranks. */
 static inline uint32_t next_rank(const struct monarch_sim *s, uint32_t rank) {
     uint32_t node = rank / s->job.most_ranks;
     return rank % s->job.most_ranks + 1 < s->job.ranks[node] ? rank + 1
@@ -136,7 +136,8 @@ static inline double size_at(struct monarch_sim *s, uint32_t rank, uint64_t acce
     return size_of(s, file_at(s, rank, access));
 }
 
-/* Who reads the file for the node: its owner, or the node itself. */
+/* The node that reads the file from the file system for `node`: the file's owner, or `node`
+ * itself. */
 static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file) {
     int32_t owner = s->job.owner ? s->job.owner[file] : -1;
     return owner < 0 ? node : (uint32_t)owner;
@@ -144,8 +145,8 @@ static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, in
 
 /* --- ranks.c --- */
 
-/* Goes on after a rank's sample has come, over barriers, to where a rank waits for its next
- * sample. */
+/* Goes on with the training after a rank's sample has come: the ranks use samples and pass barriers
+ * until they have to wait for a sample. */
 void sim_advance(struct monarch_sim *s, uint32_t rank);
 void sim_start_ranks(struct monarch_sim *s, double now);
 /* Drops the sample that has been in the staging buffer longest. */
@@ -162,20 +163,21 @@ struct way {
     int32_t epoch;              /* in which the copy was made; -1: before the first, or not known */
 };
 
-/* The way on which the file is there first: a copy, or the file system (NoPFS 4: the least of the
- * times; here with what others have asked for before). reached: the access up to which the node has
- * come, see copy_due. */
+/* The way by which the file is there first: a copy, or the file system (NoPFS 4: the least of the
+ * times, here with the time that earlier requests take). reached: the access up to which the node
+ * has come, see copy_due. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
-/* Takes the way, and returns when the bytes are there; negative when the thread is told later
- * (on_arrival), because others on the links decide when. Not for the file system, which is
- * asked. */
+/* Takes the way, and returns when the bytes are there. Returns a negative number if on_arrival
+ * tells the thread later, because other transfers on the links decide when. It is not for the file
+ * system, for which there is sim_read. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     uint32_t who, double bytes);
-/* Sends bytes over fair links; they are not there before `earliest`. */
+/* Sends bytes over fair links; the bytes are not there before `earliest`. */
 void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uint32_t who,
               double bytes, double earliest);
-/* Keeps a file that has come from elsewhere where it has its place, if it has one. */
+/* Keeps a file that has come from elsewhere as the node's copy, if the node is to have a copy of
+ * it. */
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
 
 /* --- source.c --- */
@@ -185,14 +187,14 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
  * sample of this node already. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
-/* A request is over, and its node has the bytes at `end`. */
+/* Call when a request is over, whose node has the bytes at `end`. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
 
-/* Lets a staging thread go on. 0 when the next epoch is needed first. */
+/* Lets a staging thread go on. Returns 0 if the next epoch must be given first, else 1. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
-/* The thread's sample has come from elsewhere. */
+/* Call when the thread's sample has come from elsewhere. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);
 /* Wakes the rank's staging threads: the rank has used something at `now`, so there is room. */
 void sim_wake(struct monarch_sim *s, uint32_t rank, double now);

@@ -29,7 +29,7 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
                         (uint32_t)c->cls,
                         c->epoch};
         w.end = end_of(s, now, node, &w, bytes, 0);
-        /* Of equal ways, the node's own copy, which burdens nobody else. */
+        /* Of equally fast ways the node's own copy is taken, which burdens nobody else. */
         if (best.end < 0 || w.end < best.end || (w.end == best.end && is_here))
             best = w;
     }
@@ -62,8 +62,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
             continue;
         c->at = now;
         c->epoch = epoch;
-        /* The write counts from now, not from when the file is there: else those who come meanwhile
-         * would wait for it. */
+        /* The write occupies the class from s->now on, not from when the file is there: else
+         * requests that come in between would wait for it. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }

@@ -1,7 +1,5 @@
 """The figures of a plan: how much each node owns, and where the bytes of each epoch come from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

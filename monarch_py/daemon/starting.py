@@ -19,7 +19,7 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir, full_shm, open_private
 from monarch_py.peers.membership import Cluster
-from monarch_py.util.processes import Identity
+from monarch_py.util.processes import Identity, end
 from monarch_py.util.signals import handle
 
 # A starting daemon must answer within this time [s]. It takes less than a second, but for slow
@@ -101,12 +101,7 @@ def spawn(
     try:
         _wait_until_up(process, session)
     except BaseException:  # also at a signal that ends us: nobody else knows of the process
-        process.terminate()
-        try:
-            process.wait(GIVE_UP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, GIVE_UP_LIMIT_S)
         raise
     if detach:
         process.returncode = 0  # not ours to wait for: it outlives us

@@ -22,6 +22,7 @@ from rich.table import Table
 from monarch_py.demo.dataset import make_dataset
 from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
 from monarch_py.errors import MonarchError
+from monarch_py.util.processes import end
 from monarch_py.util.units import GIB, MIB, format_size
 
 EPOCHS = 3
@@ -195,7 +196,7 @@ def _run_in_lockstep(
                     break
             status = process.wait()
         except BaseException:
-            _end(process)
+            end(process, END_LIMIT_S)
             raise
         errors.seek(0)
         said = errors.read().strip()
@@ -213,14 +214,6 @@ def _environment() -> dict[str, str]:
     checkout that is not installed."""
     paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.wait(END_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
 
 
 def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list[Epoch]:

@@ -11,8 +11,6 @@
 Root is not needed where fusermount3 is installed.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os
@@ -26,6 +24,7 @@ from typing import IO
 import psutil
 
 from monarch_py.errors import MonarchError
+from monarch_py.util.processes import end
 
 # The number that reads "SLOWSRC1" in a little-endian file, and the layout that this module knows.
 CONTROL_MAGIC = 0x31435253574F4C53
@@ -152,12 +151,12 @@ class SlowSource:
             if name.startswith(("count.", "bytes.")):
                 control[name] = 0
 
-    def _mapped(self) -> _Control:
+    def _mapped(self) -> "_Control":
         if self._control is None:
             raise SlowSourceError(f"{self.mountpoint} is not mounted; use it inside its context")
         return self._control
 
-    def __enter__(self) -> SlowSource:
+    def __enter__(self) -> "SlowSource":
         if self.process is not None:
             raise SlowSourceError(f"{self.mountpoint} is mounted already")
         for directory in (self.backing, self.mountpoint):
@@ -240,7 +239,7 @@ class SlowSource:
         try:
             if up:
                 _unmount(self.mountpoint)
-            _reap(process)
+            end(process, UNMOUNT_LIMIT_S)  # even if a file is still open
         finally:
             assert process.stdin is not None
             process.stdin.close()
@@ -323,13 +322,3 @@ def _unmount(mountpoint: Path) -> None:
     for command in commands:
         if _is_mounted(mountpoint):
             subprocess.run(command, capture_output=True, check=False, timeout=MOUNT_LIMIT_S)
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Ends the program, even if a file is still open, and waits until it has ended."""
-    process.terminate()
-    try:
-        process.wait(UNMOUNT_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

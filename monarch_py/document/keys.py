@@ -6,8 +6,6 @@ which bounds (`msgspec.Meta`); its default is what the program uses if the key i
 and the reference are made from these declarations.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
@@ -69,7 +67,7 @@ class Keys:
     """
 
     __slots__ = ()
-    GROUPS: ClassVar[Mapping[str, type[Keys]]] = {}
+    GROUPS: ClassVar["Mapping[str, type[Keys]]"] = {}
     WRAPPERS: ClassVar[tuple[str, ...]] = ()
     IGNORED: ClassVar[Mapping[str, str]] = {}
     SCALAR: ClassVar[str] = ""

@@ -1,7 +1,5 @@
 """Reads a YAML file into nodes that know their line, and makes error messages that name it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +23,7 @@ class Document:
 
     name: str
     warnings: list[str] = field(default_factory=list)
-    spots: dict[Way, Spot] = field(default_factory=dict)
+    spots: "dict[Way, Spot]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Spot:
     key: str = ""
     way: Way = ()
 
-    def at_key(self, node: yaml.Node, written: str, name: str = "") -> Spot:
+    def at_key(self, node: yaml.Node, written: str, name: str = "") -> "Spot":
         """The spot of a key of the mapping at this spot.
 
         node, written : the key's node, and the key as the user wrote it
@@ -50,7 +48,7 @@ class Spot:
         key, way = self._joined(written), (*self.way, name or written)
         return replace(self, line=_line_of(node), key=key, way=way)
 
-    def at_item(self, node: yaml.Node, index: int) -> Spot:
+    def at_item(self, node: yaml.Node, index: int) -> "Spot":
         """The spot of item `index`, written at `node`, of the list at this spot. The document keeps
         the item's spot."""
         way = (*self.way, index)
@@ -61,7 +59,7 @@ class Spot:
         """Whether the mapping at this spot has the key."""
         return (*self.way, name) in self.document.spots
 
-    def of(self, step: str | int) -> Spot:
+    def of(self, step: str | int) -> "Spot":
         """The spot of a key or an item of the value at this spot. For a missing key, the spot has
         the key's name, and the line of this spot."""
         way = (*self.way, step)

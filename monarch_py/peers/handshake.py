@@ -22,8 +22,6 @@ receives. These keys authenticate all further messages: requests and frames in C
 (csrc/peers/wire.h), and the answers of daemons in queries.py. Nothing is encrypted.
 """
 
-from __future__ import annotations
-
 import hmac
 import secrets
 import socket
@@ -106,7 +104,7 @@ class Party:
             raise SessionError(f"{NO_LIBCRYPTO}: {LIBCRYPTO_HINT}")
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Party:
+    def of(cls, cluster: Cluster) -> "Party":
         addresses = tuple((member.host, member.port) for member in cluster.members)
         return cls(cluster.secret, cluster.rank, addresses)
 

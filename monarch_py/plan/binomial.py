@@ -4,10 +4,7 @@ In each epoch every sample goes to one of N nodes at random. So over E epochs a 
 given sample X times, where X is binomial with E trials of probability 1 / N.
 """
 
-from __future__ import annotations
-
-from fractions import Fraction
-from math import ceil, log1p
+from math import log1p
 
 import numpy as np
 import numpy.typing as npt
@@ -27,20 +24,6 @@ def distribution(epochs: int, nodes: int) -> npt.NDArray[np.float64]:
     ratios = np.log((epochs - k) / ((k + 1) * (nodes - 1)))
     found = np.exp(epochs * log1p(-1 / nodes) + np.concatenate([[0.0], ratios.cumsum()]))
     return np.asarray(found)
-
-
-def lemma_1(epochs: int, nodes: int, delta: float | Fraction) -> int:
-    """An upper bound (NoPFS, 3.1, Lemma 1): if one node accesses a sample ceil((1 + delta) E / N)
-    times, the node that accesses it least does so at most ceil((N - 1 - delta) / (N - 1) E / N)
-    times.
-
-    The bound holds for every order in which each sample is accessed once an epoch, because the
-    other N - 1 nodes share the remaining accesses. Raises ConfigError for fewer than two nodes.
-    """
-    _check(epochs, nodes)
-    if nodes < 2:
-        raise ConfigError("nodes: Lemma 1 compares nodes; write 2 or more")
-    return max(0, ceil((nodes - 1 - Fraction(delta)) / (nodes - 1) * Fraction(epochs, nodes)))
 
 
 def _check(epochs: int, nodes: int) -> None:

@@ -1,7 +1,5 @@
 """Builds the index of a dataset on disk; one function for each format of files."""
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -1,7 +1,5 @@
 """The index of a dataset: its files, and where in the files each sample lies."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Sequence
@@ -75,7 +73,7 @@ class Index:
         names: Sequence[str],
         sizes: Sequence[int] | npt.NDArray[Any],
         samples: tuple[Any, Any, Any] | None = None,
-    ) -> Index:
+    ) -> "Index":
         """The index of files with these names, relative to `root`, and sizes [bytes].
 
         samples : the samples' files, offsets and lengths [bytes]; None if each file is one sample
@@ -102,7 +100,7 @@ class Index:
         return found
 
     @classmethod
-    def unnamed(cls, samples: int, size: int = 0) -> Index:
+    def unnamed(cls, samples: int, size: int = 0) -> "Index":
         """The index of a dataset of which only the number of samples, each in its own file, and
         perhaps their mean size [bytes] are known."""
         return cls(
@@ -180,7 +178,7 @@ class Index:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Index:
+    def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> "Index":
         """The index whose fields `arrays` returned as these arrays. Raises ValueError if the arrays
         do not fit together."""
         if "plan" in arrays:
@@ -199,7 +197,7 @@ class Index:
         save_arrays(path, self.arrays())
 
     @classmethod
-    def load(cls, path: Path) -> Index:
+    def load(cls, path: Path) -> "Index":
         """Reads a file that `save` wrote. Raises ConfigError, which names the file, for any other
         file."""
         try:

@@ -113,13 +113,6 @@ class Loader:
         full[:, : ranks.shape[1]] = ranks
         return full.reshape(self.world_size, self.steps, self.batch_size)
 
-    def worker_batches(self, epoch: int, rank: int, worker: int) -> Order:
-        """The batches that one DataLoader worker of a rank reads, (batches, batch_size) int32.
-        Raises ConfigError for a worker that does not exist."""
-        if not 0 <= worker < max(1, self.workers):
-            raise ConfigError(f"worker: {worker} is none of the {self.workers}; count from 0")
-        return self.batches(epoch)[rank, worker :: max(1, self.workers)]
-
     def _strided(self, order: Order) -> Order:
         return _filled_up(order, self.world_size).reshape(-1, self.world_size)
 

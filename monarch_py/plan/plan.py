@@ -3,10 +3,8 @@
 A plan's file does not hold the accesses, but the description from which they are drawn again.
 """
 
-from __future__ import annotations
-
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,24 +98,6 @@ class Plan:
         """The digest of each dataset (Index.digest)."""
         return [index.digest() for index in self.datasets]
 
-    def resized(self, epochs: int | None = None, nodes: int | None = None) -> Plan:
-        """The plan for a training that is restarted with other numbers of epochs or nodes; None
-        keeps a number. The ranks per node stay, and the samplers deal to the new total of ranks."""
-        nodes = self.nodes if nodes is None else nodes
-        parts = tuple(self._resized(part, nodes) for part in self.parts)
-        epochs = self.epochs if epochs is None else epochs
-        return replace(self, parts=parts, epochs=epochs, nodes=nodes)
-
-    def _resized(self, part: PlanPart, nodes: int) -> PlanPart:
-        loader = part.loader
-        sampler: Any = loader.sampler
-        if nodes < 1:
-            raise ConfigError(f"nodes: {nodes} is out of range; write 1 or more")
-        ranks = loader.world_size // self.nodes * nodes
-        if sampler.ranks_field is not None:
-            sampler = replace(sampler, **{sampler.ranks_field: ranks})
-        return replace(part, loader=replace(loader, sampler=sampler, world_size=ranks))
-
     # --- stored as a file -------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
@@ -141,7 +121,7 @@ class Plan:
         save_arrays(path, arrays)
 
     @classmethod
-    def load(cls, path: Path) -> Plan:
+    def load(cls, path: Path) -> "Plan":
         """Reads a file that `save` wrote. Raises ConfigError, which names the file, for any other
         file."""
         try:
@@ -152,7 +132,7 @@ class Plan:
             ) from None
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Plan:
+    def _from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> "Plan":
         if "plan" not in arrays:
             raise ValueError("it is an index" if "pool" in arrays else "it holds other arrays")
         text = json.loads(arrays["plan"].tobytes())

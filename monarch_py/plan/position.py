@@ -8,8 +8,6 @@ was not seen yet and lies before the front or at most a window past it. The fron
 majority of the last accesses, never the furthest access.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable
@@ -164,7 +162,7 @@ class _Evidence:
     variance: float
 
     @classmethod
-    def of(cls, fits: int, chances: list[tuple[int, float]]) -> _Evidence:
+    def of(cls, fits: int, chances: list[tuple[int, float]]) -> "_Evidence":
         """The evidence of several looks. fits : how many accesses of all looks fit;  chances : for
         each look, (accesses, the share that would fit by chance)"""
         by_chance = sum(n * chance for n, chance in chances)

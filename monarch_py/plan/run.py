@@ -1,7 +1,5 @@
 """A run: the units that a node uses in one section of its plan, and the place of each unit."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -48,7 +46,7 @@ class Run:
     window: int
 
     @classmethod
-    def of(cls, section: Section, node: int, units: int) -> Run:
+    def of(cls, section: Section, node: int, units: int) -> "Run":
         """The run of a node in a section. units : number of units in the plan"""
         own = section.node(node)
         at = np.flatnonzero(own != NONE)

@@ -1,7 +1,5 @@
 """The timeline of a training: all accesses, epoch by epoch, in the order in which they happen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -73,7 +71,7 @@ class Section:
         low = node * self.ranks_per_node
         return np.ascontiguousarray(self.rows[:, low : low + self.ranks_per_node]).reshape(-1)
 
-    def entered(self, position: int) -> Section:
+    def entered(self, position: int) -> "Section":
         """The rest of the section from this position on."""
         row = (position - self.start) // self.ranks_per_node
         return replace(self, start=position, rows=self.rows[row:])
@@ -129,7 +127,7 @@ class Timeline:
             part.loader.sampler.check_epoch(part.number(self.epochs // part.every * part.every - 1))
 
     @classmethod
-    def of(cls, loader: Loader, epochs: int, nodes: int) -> Timeline:
+    def of(cls, loader: Loader, epochs: int, nodes: int) -> "Timeline":
         """The timeline of a training with one loop, whose samples are the units."""
         return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
 

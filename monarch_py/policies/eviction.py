@@ -7,8 +7,6 @@ files, with half of the files cached, took 1.1 and 1.8 us each on a busy machine
 for drawing the orders and finding the next uses (benchmarks/policies).
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A policy looks at a `Job` and answers with a `Decision`; it changes nothing. All
 over all files or all accesses of an epoch, never single files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -144,7 +142,7 @@ class Copies:
     file: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[int, int, Ints]] = ()) -> Copies:
+    def of(cls, parts: Sequence[tuple[int, int, Ints]] = ()) -> "Copies":
         """parts : (node, class, files in the order of filling)"""
         lengths = np.array([len(files) for _, _, files in parts], np.int64)
         return cls(

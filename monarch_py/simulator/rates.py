@@ -6,8 +6,6 @@ aggregates, of which each of n threads or clients gets 1/n. They are measured fo
 numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

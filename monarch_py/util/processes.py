@@ -1,14 +1,14 @@
 """This user's processes, as /proc shows them, and their identities."""
 
-from __future__ import annotations
-
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PROC = Path("/proc")
 # Pause between two checks whether a process has ended [s].
@@ -16,6 +16,16 @@ LOOK_S = 0.01
 # How long to wait until an ended process is reaped [s]. A parent that waits for the process reaps
 # it at once; other parents never do.
 REAP_LIMIT_S = 0.5
+
+
+def end(process: "subprocess.Popen[Any]", limit_s: float) -> None:
+    """Ends a child and waits for its end: with SIGTERM, and after a while with SIGKILL."""
+    process.terminate()
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def own_processes() -> Iterator[Path]:
@@ -62,11 +72,11 @@ class Identity:
     began: int
 
     @classmethod
-    def of(cls, pid: int) -> Identity:
+    def of(cls, pid: int) -> "Identity":
         return cls(pid, began(PROC / str(pid)) or 0)
 
     @classmethod
-    def parsed(cls, text: str) -> Identity | None:
+    def parsed(cls, text: str) -> "Identity | None":
         """The identity that `str` has written as this text; None for any other text."""
         words = text.split()
         if len(words) != 2 or not all(word.isdecimal() for word in words):

@@ -354,7 +354,7 @@ def test_a_source_by_itself_is_a_list_of_one(site: Site) -> None:
 def test_the_daemon_does_not_pay_for_what_it_does_not_need() -> None:
     # msgspec imports decimal.
     heavy = {"pydantic", "numpy", "asyncio", "difflib", "ctypes", "subprocess"}
-    code = f"import monarch_py.config, sys; print(*sorted({heavy} & set(sys.modules)))"
+    code = f"import monarch_py.config.load, sys; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

@@ -283,7 +283,7 @@ def test_a_checkout_in_the_working_directory_is_not_meant(tmp_path: Path) -> Non
 def test_the_configuration_for_monarch_is_a_valid_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = pytest.importorskip("monarch_py.config")
+    config = pytest.importorskip("monarch_py.config.load")
     odd = tmp_path / 'a: "b" #c'
     (odd / "source").mkdir(parents=True)
     shared = tmp_path / "shm"

@@ -74,10 +74,3 @@ def test_what_does_not_fit_is_refused_by_its_key(key: str, change: dict[str, obj
     fields = {"sampler": SequentialSampler(9), "world_size": 3, "batch_size": 1, **change}
     with pytest.raises(ConfigError, match=f"^{key}: [^\n]*; [^\n]*$"):
         Loader(**fields)  # type: ignore[arg-type]
-
-
-def test_a_worker_that_is_none() -> None:
-    loader = Loader(SequentialSampler(9), 1, 2, workers=2)
-    assert loader.worker_batches(0, 0, 1).tolist() == [[2, 3], [6, 7]]
-    with pytest.raises(ConfigError, match=r"^worker: 2 is none of the 2; "):
-        loader.worker_batches(0, 0, 2)

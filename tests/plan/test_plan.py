@@ -70,17 +70,6 @@ def test_a_part_of_another_length_is_refused() -> None:
         Plan((shards(),), (part,), 1, 1)
 
 
-def test_after_a_restart_with_other_numbers() -> None:
-    plan = two_parts()
-    longer = plan.resized(epochs=9)
-    assert np.array_equal(longer.timeline().section(2).rows, plan.timeline().section(2).rows)
-    wider = plan.resized(nodes=3)
-    theirs = Loader(DistributedSampler(40, 6, 3), 6, 5).ranks(1)
-    assert np.array_equal(wider.parts[0].loader.ranks(1), theirs)
-    with pytest.raises(ConfigError, match=r"^nodes: "):
-        plan.resized(nodes=0)
-
-
 # --- stored -------------------------------------------------------------------------------------
 
 

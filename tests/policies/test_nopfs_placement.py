@@ -132,6 +132,8 @@ def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) 
 )
 # All files that a node uses have one value: the best price is that value.
 @example(nodes=4, epochs=1, ratio=0.5, spread=0.0, uneven=0.625, seed=1)
+# The files that are left out have the value 1 at both nodes, which is the best price.
+@example(nodes=2, epochs=2, ratio=0.96875, spread=0.0, uneven=0.0, seed=0)
 def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     nodes: int, epochs: int, ratio: float, spread: float, uneven: float, seed: int
 ) -> None:

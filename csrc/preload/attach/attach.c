@@ -46,8 +46,8 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Attaches to the current session: `old` itself, or one that no other thread has seen yet; NULL:
- * there is none. */
+/* Attaches to the current session. Returns `old` if that is the current one, or a session that no
+ * other thread has seen yet, or NULL if there is none. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -119,7 +119,7 @@ static void note_need(int fd, void *data) {
 
 /* Called after `newest` has replaced a session: releases the mappings of all sessions before that
  * one, except those of which the process has copies or listings open. Two threads may do this at
- * once: an unlinked session stays unlinked, and is at worst met again. */
+ * once: a session that was unlinked stays so, and is at worst visited again. */
 static void retire(struct session *newest) {
     struct session *last = newest->before, *s;
     struct search search = {newest, __atomic_add_fetch(&searches, 1, __ATOMIC_ACQ_REL)};
@@ -164,9 +164,10 @@ static void look_at_switches(struct session *s, int is_gone) {
     end_look(s, look, off);
 }
 
-/* Attaches to a new daemon's session. Threads that meet it at once each map it for themselves, and
- * one of them makes its own mapping the process's. A lock would not do: it could be held by a
- * thread that a signal handler of ours interrupts, or by a child of vfork that was killed. */
+/* Attaches to a new daemon's session. Threads that find it at the same time each map it for
+ * themselves, and one of them makes its own mapping the process's. A lock would not do: it could be
+ * held by a thread that a signal handler has interrupted, or by a child of vfork that was
+ * killed. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)
@@ -184,7 +185,7 @@ static struct session *attach_again(struct session *old) {
     return old; /* the session of another thread, which was faster */
 }
 
-/* Attaches until it finds the session of a serving daemon; NULL: no daemon serves. */
+/* Attaches until it finds the session of a serving daemon. Returns NULL if no daemon serves. */
 static struct session *follow(struct session *s) {
     for (;;) {
         struct session *next = attach_again(s);
@@ -222,7 +223,8 @@ void monarch_rights_may_differ(void) {
         end_look(s, look, 1);
 }
 
-/* Checked once per tick of the coarse clock: a daemon takes longer than that to start. */
+/* Whether the session is still linked. This is checked once per tick of the coarse clock: a daemon
+ * takes longer than a tick to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
@@ -234,7 +236,8 @@ static int is_linked_still(struct session *s) {
 }
 
 /* A change must not miss a daemon that has just started. A daemon whose session directory was
- * removed, and that no other has replaced, may still serve reads of other processes. */
+ * removed, and that no other has replaced, is told too, because it may still serve reads of other
+ * processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);

@@ -22,7 +22,7 @@ PUBLIC int chmod(const char *path, mode_t mode) {
     return REAL(chmod)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode);
 }
 
-/* glibc before 2.32 has no lchmod, and could not do what it does either. */
+/* glibc before 2.32 has no lchmod, and no other function that does what lchmod does. */
 PUBLIC int lchmod(const char *path, mode_t mode) {
     monarch_changed_path(AT_FDCWD, path, 0);
     if (REAL(lchmod))
@@ -150,7 +150,7 @@ PUBLIC int utimensat(int dir, const char *path, const struct timespec times[2], 
     return REAL(utimensat)(dir, path, times, path == real ? flags & ~AT_EMPTY_PATH : flags);
 }
 
-/* --- asking a copy's name for what the copy does not have ------------------------------------- */
+/* --- extended attributes, which a copy does not have ------------------------------------------ */
 
 PUBLIC ssize_t fgetxattr(int fd, const char *name, void *value, size_t n) {
     char real[MONARCH_PATH_MAX];

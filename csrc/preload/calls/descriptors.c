@@ -1,5 +1,5 @@
-/* Calls that renumber descriptors, close them, or hang something on them, as far as track.h knows
- * them. */
+/* Calls that duplicate descriptors, close them, or set something on them: they keep the tables of
+ * track.h and backing.h up to date. */
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -21,7 +21,8 @@ static void will_close_direct(int fd) {
         monarch_close_direct(fd, w);
 }
 
-/* A function of its own, so that a descriptor that we know nothing of costs two checks. */
+/* This is a separate function, so that a descriptor of which nothing is known costs only two
+ * checks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;
@@ -157,8 +158,8 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* The flags as the program set them: with O_NOFOLLOW among them, opening the file again by its link
- * in /proc would fail. */
+/* The flags as the program set them, without our O_NOFOLLOW: with it, an open of the file by its
+ * link in /proc would fail. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }
@@ -230,8 +231,8 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
     return f;
 }
 
-/* Counts a call that has moved n bytes. `at` is the offset where it ended; NULL: the descriptor's
- * own. */
+/* Counts a call that has moved n bytes. `at` is the offset where the call ended; NULL if it moved
+ * the descriptor's own offset. */
 static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
     return monarch_count_read(from, n, at && n > 0 ? *at - n : -1);
 }

@@ -12,10 +12,10 @@ static inline void monarch_will_close(int fd) {
 }
 void monarch_will_close_stream(FILE *stream);
 
-/* Called when a stream takes over a tracked descriptor. Its reads happen inside libc, and are
- * counted as one read of the whole file. */
+/* Called when a stream takes over a tracked descriptor. The stream's reads happen inside libc, and
+ * are counted as one read of the whole file. */
 void monarch_count_stream(int fd);
 
-/* The lock commands of fcntl. */
+/* Whether `command` is a lock command of fcntl, or F_GETLEASE; monarch_lock makes such a call. */
 int monarch_is_lock(int command);
 int monarch_lock(int fd, int command, void *arg);

@@ -1,8 +1,8 @@
 /* Lists directories from the catalog behind opendir, readdir and scandir.
  *
- * A directory opened so has no descriptor; dirfd opens the source's directory for it. Other ways to
- * open a directory (nftw, glob and fts inside libc, open with O_DIRECTORY, fdopendir) list the
- * source. */
+ * A directory that is listed from the catalog has no descriptor; dirfd opens the source's directory
+ * for it. Other ways to open a directory (nftw, glob and fts inside libc, open with O_DIRECTORY,
+ * fdopendir) list the source. */
 #include <dirent.h>
 #include <errno.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 
-/* Our directories lie in `pool`, by which they are distinguished from libc's. */
+/* Our directories lie in `pool`: by its address they are told from libc's. */
 #define DIRECTORIES 256 /* open at a time; further ones list the source */
 
 struct directory {
@@ -22,7 +22,7 @@ struct directory {
     int fd;        /* of the source's directory, once asked for; else -1 */
     DIR *real;     /* the source's, once the listing was out of date; else NULL */
     struct monarch_known of;
-    uint64_t listing, at; /* the next name; 0 and 1 are the dots */
+    uint64_t listing, at; /* at: the next name; 0 and 1 are the dots */
     struct dirent found;
 };
 
@@ -49,7 +49,7 @@ static void give_back(struct directory *d) {
     __atomic_store_n(&d->used, 0, __ATOMIC_RELEASE);
 }
 
-/* Opens a listing; NULL: ask the source. */
+/* Opens a listing of the catalog. Returns NULL if the source must list the directory. */
 static struct directory *open_listing(int dir, const char *path) {
     struct monarch_known k;
     struct directory *d;

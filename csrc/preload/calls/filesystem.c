@@ -1,4 +1,6 @@
-/* statfs and its relatives, and file handles: of a source, and of copies as if they lay there. */
+/* Answers statfs, statvfs and file handles of copies as if the copies lay on the source's file
+ * system. For paths in a source, the catalog answers in place of the source while its numbers are
+ * fresh. */
 #include <errno.h>
 #include <string.h>
 
@@ -25,7 +27,8 @@ static void fill(const struct monarch_filesystem *f, struct statfs *s) {
     memcpy(&s->f_fsid, f->fsid, sizeof f->fsid);
 }
 
-/* 1: answered; 0: ask the kernel. The numbers are as old as the last comparison with the source. */
+/* Returns 1 if the catalog has answered, 0 if the kernel must be asked. The numbers are as old as
+ * the last comparison with the source. */
 static int answer(const char *path, struct statfs *s) {
     struct monarch_known k;
     MAYBE_NULL(s);
@@ -43,8 +46,8 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
     return answer(path, s) ? 0 : REAL(statfs)(path, s);
 }
 
-/* The path of the source of a copy's descriptor, or NULL. The copy's source file may have no name
- * any more; its source has one. */
+/* The path of the source to which a copy's descriptor belongs, or NULL. The source file itself may
+ * have no name any more, but the source has one. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;
@@ -60,8 +63,8 @@ PUBLIC int fstatfs(int fd, struct statfs *s) {
     return source ? statfs(source, s) : REAL(fstatfs)(fd, s);
 }
 
-/* Whether libc's statvfs also returns the file system's type, in a field that older ones leave 0.
- * One of its own answers shows that. */
+/* Whether libc's statvfs also returns the file system's type, in a field that older libcs leave 0.
+ * One of libc's own answers shows that. */
 static int tells_type(void) {
     static int known;
     struct statvfs v;
@@ -112,7 +115,7 @@ PUBLIC int fstatvfs(int fd, struct statvfs *v) {
     return source ? statvfs(source, v) : REAL(fstatvfs)(fd, v);
 }
 
-/* A function of its own, because few calls need the stack for a path. */
+/* This is a separate function, because few calls need the stack for a path. */
 __attribute__((noinline)) static int
 handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount, int flags) {
     char real[MONARCH_PATH_MAX];

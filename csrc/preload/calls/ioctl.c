@@ -1,4 +1,5 @@
-/* Passes ioctl requests about a file's place on its file system, or for sharing it, to the source.
+/* Passes ioctl requests about a file's place on its file system, or for sharing its blocks, to the
+ * source.
  *
  * All other requests pass unchanged. */
 #include <errno.h>

@@ -1,6 +1,7 @@
-/* Locks: always on the source's file, so that they exclude all readers and writers of it.
+/* Takes locks on the source's file, never on a copy, so that they exclude all readers and writers
+ * of it.
  *
- * That holds for programs under the library or not. A copy's descriptor takes locks through its
+ * These include programs that run without the library. A copy's descriptor takes locks through its
  * backing descriptor. */
 #include "preload/calls/descriptors.h"
 
@@ -18,8 +19,8 @@ static int no_lock(void) {
     return -1;
 }
 
-/* Finds in *on the descriptor on which a lock of `fd` is to be taken; 0, with errno set, if there
- * can be none. */
+/* Sets *on to the descriptor on which a lock of `fd` is to be taken. Returns 0, with errno set, if
+ * no lock can be taken. */
 static int find_descriptor(int fd, int *on) {
     int backing = monarch_settle(fd) ? monarch_backing_fd(fd) : -2;
     if (backing == -2) {
@@ -50,9 +51,10 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Whether a closing may have caused the result: success, or a refusal that the closing's own lock
- * may explain. Any other error is the file's own. A lock that stays doubtful is refused, because it
- * may have been lost; a refusal stands as it is. */
+/* Whether a closing (posix_locks.h) may have falsified the result: a lock that was granted may have
+ * been lost since, and a refusal may be due to the closing's own lock. Any other error is the
+ * file's own. After the last round, a granted lock that is still doubtful is refused; a refusal
+ * stands as it is. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }

@@ -26,7 +26,8 @@ static int is_allowed(const struct monarch_known *k, int mode) {
     return !(mode & X_OK) || monarch_listing_length(listing) > 0;
 }
 
-/* 1: yes; 0: ask the kernel. `effective`: by the effective ids, not the real ones. */
+/* Returns 1 if access is allowed, 0 if the kernel must be asked. `effective`: whether the effective
+ * ids count, not the real ones. */
 static int answer(int dir, const char *path, int mode, int follow, int effective) {
     struct monarch_known k;
     if (mode & ~(R_OK | W_OK | X_OK))
@@ -57,7 +58,8 @@ PUBLIC int faccessat(int dir, const char *path, int mode, int flags) {
     return REAL(faccessat)(dir, path, mode, flags);
 }
 
-/* Reads a link: bytes of the target; -1 with errno; -2: ask the kernel. */
+/* Reads a link. Returns the bytes of the target, -1 with errno set, or -2 if the kernel must be
+ * asked. */
 static ssize_t target_of(int dir, const char *path, char *target, size_t n) {
     struct monarch_known k;
     MAYBE_NULL(target);
@@ -100,8 +102,9 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 
 /* --- where a path leads in the end ------------------------------------------------------------ */
 
-/* Returns the entry's path, which holds no link: the scan followed none, and the source's root is
- * resolved. A function of its own, because few calls need the stack for a path. */
+/* Writes the entry's path to *resolved, or to new memory if *resolved is NULL; returns 0 if the
+ * path is too long. The path holds no link: the scan followed none, and the source's root is
+ * resolved. This is a separate function, because few calls need the stack for a path. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {
     char real[MONARCH_PATH_MAX];
     if (!monarch_source_path(k->session, k->catalog, k->entry, real))
@@ -116,7 +119,7 @@ __attribute__((noinline)) static int tell_path(const struct monarch_known *k, ch
 }
 
 /* Answers only for what exists. For an error the source is asked, because `resolved` then shows
- * where it was met. */
+ * where the error was met. */
 static int answer_realpath(const char *path, char **resolved) {
     struct monarch_known k;
     if (!monarch_know(AT_FDCWD, path, 1, &k))

@@ -1,8 +1,8 @@
 /* Calls that make, move and remove names.
  *
  * Each does exactly what was asked, at the source. Before it, the file to which the name leads is
- * recorded as changed, so that nobody gets the old copy once the call returns; so are the
- * directories in which the names lie. */
+ * recorded as changed, so that nobody gets the old copy once the call returns. The directories in
+ * which the names lie are recorded as well. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -23,7 +23,8 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
     monarch_changed_names(todir, to);
 }
 
-/* Records what was catalogued below a directory between our look and the rename itself. */
+/* Records the files that were added to the catalog below a directory between our look and the
+ * rename itself. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
@@ -62,7 +63,7 @@ PUBLIC int link(const char *from, const char *to) {
     return REAL(link)(from, to);
 }
 
-/* A function of its own, so that the stack for one path is given back before the other's is
+/* This is a separate function, so that the stack for one path is given back before the other's is
  * needed. */
 __attribute__((noinline)) static int link_changed(int fromdir, const char *from, int todir,
                                                   const char *to, int flags) {
@@ -108,7 +109,7 @@ PUBLIC int rmdir(const char *path) {
     return REAL(rmdir)(path);
 }
 
-/* --- new ones --------------------------------------------------------------------------------- */
+/* --- new names -------------------------------------------------------------------------------- */
 
 PUBLIC int mkdir(const char *path, mode_t mode) {
     monarch_changed_names(AT_FDCWD, path);

@@ -28,8 +28,8 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
             monarch_made(fd, dir, path, real);
         return fd;
     }
-    /* A copy's descriptor was opened again by its name in /proc: who writes must write to the
-     * source. */
+    /* A copy's descriptor was opened again by its name in /proc: a writer must get the source's
+     * file instead. */
     if (fd >= 0 && monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real)) {
         REAL(close)(fd);
         return REAL(open)(real, flags & ~O_CREAT);
@@ -41,7 +41,7 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
     return fd;
 }
 
-/* Waits for a copy that is being made, and opens it; -1: the source is to be opened. */
+/* Waits for a copy that is being made, and opens it. Returns -1 if the source must be opened. */
 __attribute__((noinline)) static int open_awaited(struct session *s, int dir, const char *path,
                                                   int flags, struct monarch_opening *o) {
     int old_errno = errno;
@@ -58,8 +58,8 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     return fd;
 }
 
-/* Promotes a descriptor of the source's file, unless the program has locks on that; returns whether
- * it is the copy's. */
+/* Promotes a descriptor of the source's file, unless the program has locks on the file. Returns
+ * whether the descriptor is the copy's now. */
 static int is_promoted(struct session *s, const struct monarch_opening *o, int flags, int fd) {
     struct monarch_wanted w = {.session = s, .entry = o->entry, .id = (uint64_t)o->id};
     w.version = __atomic_load_n(&o->entry->version, __ATOMIC_ACQUIRE);
@@ -123,7 +123,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     return fd;
 }
 
-/* The name in /proc of a copy's descriptor stands for the source's file, as that is now. */
+/* The name of a copy's descriptor in /proc stands for the source's file, as that file is now. */
 __attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
     char real[MONARCH_PATH_MAX];
     if (monarch_names_copy(path, real) && real[0])
@@ -214,7 +214,8 @@ PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t
     return fd;
 }
 
-/* A handle does not tell its file before it is open. */
+/* A handle does not tell which file it is of. So before a truncation, the file is opened with
+ * O_PATH, to record the change. */
 PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     int old_errno = errno, changes = monarch_may_change(flags);
     if (changes && flags & O_TRUNC && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {

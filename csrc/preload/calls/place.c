@@ -9,7 +9,7 @@
 #include "preload/process/calls.h"
 #include "preload/session/roots.h"
 
-/* 1: some thread may have a root of its own, while what we know of roots is the process's. */
+/* 1: some thread may have a root of its own, while we know only the process's root. */
 static uint32_t roots_part; /* atomic */
 
 static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELEASE); }
@@ -46,8 +46,8 @@ PUBLIC int setns(int fd, int type) {
     return r;
 }
 
-/* capset affects one thread. libc's setuid and the like make all copies unreadable, because those
- * belong to the user. */
+/* capset affects one thread. setuid and the like need no such check: they make all copies
+ * unreadable, because copies belong to the daemon's user. */
 int capset(void *header, const void *data);
 PUBLIC int capset(void *header, const void *data) {
     int r = REAL(capset)(header, data);

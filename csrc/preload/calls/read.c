@@ -1,8 +1,8 @@
 /* Reads on descriptors of source files whose copies are being filled, or were filled since.
  *
- * What the copy has comes from the copy, what is on its way is waited for, and in any doubt the
- * source answers. A read at the descriptor's own offset takes its range with one lseek, which the
- * kernel makes atomic for all who share the offset, and then reads that range. */
+ * Bytes that the copy has come from the copy, bytes on their way are waited for, and in any doubt
+ * the source answers. A read at the descriptor's own offset takes its range with one lseek, which
+ * the kernel makes atomic for all who share the offset, and then reads that range. */
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
@@ -38,7 +38,7 @@ static int is_readable(int fd, const struct monarch_wanted *w) {
            monarch_sees_source(s, w->entry->source) && monarch_is_callers(fd, w);
 }
 
-/* Finds the file behind a tracked descriptor; 0 if there is nothing to gain any more. */
+/* Finds the file behind a tracked descriptor. Returns 0 if its copy cannot serve the call. */
 static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
     struct session *s = session_for_reading();
     w->id = monarch_track_entry(tracked);
@@ -55,17 +55,17 @@ static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        /* Counted now: once it is untracked, its reads are no longer seen. */
+        /* Counted now: once the descriptor is untracked, its reads are no longer seen. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
     } else if (s && !monarch_is_off(s) && !s->control->off) {
-        ; /* the session is another daemon's by now, with other entry numbers */
+        ; /* the current session is another daemon's, with other entry numbers */
     } else {
         return 0; /* switched off for a while, or between two daemons */
     }
-    /* A word with TRACK_OFFSET stays: another thread may have to give back what it has claimed of
-     * the offset. */
+    /* A word with TRACK_OFFSET stays: another thread may have to give back bytes that it has
+     * claimed by moving the offset. */
     if (!(tracked & TRACK_OFFSET))
         monarch_untrack_seen(fd, tracked);
     return 0;
@@ -73,7 +73,8 @@ static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
 
 /* --- from the copy ---------------------------------------------------------------------------- */
 
-/* Reads from a copy. No descriptor stays open across a wait, or between calls. */
+/* Reads from a copy; returns the number of bytes. No descriptor stays open across a wait, or
+ * between calls. */
 static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uint64_t n,
                           uint64_t at) {
     char path[MONARCH_COPY_PATH];
@@ -107,7 +108,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
         int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
         if (state == MONARCH_FILLING)
             ready = monarch_ready(w, word);
-        /* Parts of one file must not be joined to those of another that has taken its name. */
+        /* Parts of one file must not be joined to parts of another file that has taken its name. */
         if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) || !is_coming(w, word) ||
             (!ready && monarch_is_fast(w->session, w->entry)))
             break;
@@ -135,12 +136,12 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     return w->at - begin;
 }
 
-/* The number is another file's by now, through another thread, or is closed. */
+/* Result of a read whose descriptor another thread has closed, or given to another file. */
 #define OTHER_FILE (-2)
 
 /* Opens the source's file by its name, for the library alone, because another thread has closed the
- * descriptor with which a call began. -1: the name leads elsewhere by now. Close the descriptor
- * with monarch_close_unseen. */
+ * descriptor with which a call began. Returns -1 if the name leads elsewhere by now. The caller
+ * closes the descriptor with monarch_close_unseen. */
 __attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w) {
     char path[MONARCH_PATH_MAX];
     if (!monarch_source_path(w->session, monarch_catalog_of(w->session), w->entry, path))
@@ -155,7 +156,7 @@ __attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w
 static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     monarch_momentary_begin();
     int fd = open_by_name(w);
-    /* A raw system call: a cancellation in libc's would leave the descriptor open. */
+    /* This is a raw system call: a cancellation in libc's pread would leave the descriptor open. */
     ssize_t r = fd >= 0 ? sys_pread(fd, buf, n, at) : 0;
     if (fd >= 0)
         monarch_close_unseen(fd, -1);
@@ -167,9 +168,10 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
     return monarch_result(r);
 }
 
-/* Reads from the source what the copy has not given. If the number is another file's by now, its
- * bytes must not be joined to those that are there, nor be returned for an offset that was the
- * first file's. If the number was promoted meanwhile, the copy is complete and gives the bytes. */
+/* Reads from the source what the copy has not given. If the descriptor is another file's by now,
+ * its bytes must not be joined to those that the copy has given, nor be returned for an offset of
+ * the first file. If the descriptor was promoted meanwhile, the copy is complete and gives the
+ * bytes. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
@@ -186,10 +188,12 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
 
 /* --- reads with an offset of their own -------------------------------------------------------- */
 
-/* More than there are addresses: the kernel refuses it before it looks at the file. */
+/* Whether n is more than there are addresses: the kernel refuses such a read before it looks at the
+ * file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
-/* joined: what is read is joined to earlier bytes; then the answer may be OTHER_FILE. */
+/* joined: the bytes are joined to earlier bytes of the same call; then the result may be
+ * OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -208,12 +212,12 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
         return REAL(pread)(fd, buf, n, at);
     if (r >= 0 || !done)
         return r < 0 ? r : r + (ssize_t)done;
-    errno = old_errno; /* bytes that were read before an error count */
+    errno = old_errno; /* the bytes that were read before the error are returned */
     return (ssize_t)done;
 }
 
-/* Whether the copy may serve the call, of which *w then describes the file. The call uses the
- * descriptor as `flag` says, and asks for n bytes. */
+/* Whether the copy may serve a call that asks for n bytes; if so, *w describes the file. `flag` is
+ * TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
 __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag, size_t n,
                                             struct monarch_wanted *w) {
     if (!tracked)
@@ -226,8 +230,8 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!find_file(fd, tracked, w))
         return 0;
-    /* Another thread may close the number as soon as it is the copy's: this call still reads by a
-     * descriptor of its own. */
+    /* Another thread may close the descriptor as soon as it is the copy's. So this call still reads
+     * by a descriptor of its own. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;
@@ -241,7 +245,7 @@ static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     return monarch_count_read(fd, n, at);
 }
 
-/* A function of its own, so that a descriptor that is not ours pays for no stack. */
+/* This is a separate function, so that a descriptor that is not ours pays for no stack. */
 __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
     struct monarch_wanted w;
     if (served(fd, monarch_tracked(fd), 0, n, &w))
@@ -259,17 +263,17 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
 
 /* --- reads at the descriptor's offset --------------------------------------------------------- */
 
-/* Gives back the last n bytes that were claimed and not read. If the number was closed meanwhile,
- * nobody asks for its offset. */
+/* Gives back the last n bytes that were claimed and not read. If the descriptor was closed
+ * meanwhile, nobody asks for its offset. */
 static void give_back_offset(int fd, uint64_t tracked, long n) {
     if (n)
         monarch_track_seek(fd, tracked, -n);
 }
 
-/* Moves the offset, from which several threads or processes may read at once, over the next n bytes
- * of the file, as far as there are some, and returns them as [w->at, w->at + w->n). 0: nothing was
- * moved, because there are none, or because the number may be another file's by now. `tracked` is
- * the descriptor's word in the table. */
+/* Claims the next n bytes of the file, or as many as are left, by moving the offset over them:
+ * several threads or processes may read from that offset at once. The claimed bytes are [w->at,
+ * w->at + w->n). Returns 0 if none were claimed, because none are left, or because the descriptor
+ * may be another file's by now. `tracked` is the descriptor's word in the table. */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
     /* The result is -1 beyond the largest offset too. The move is atomic also for those that share
      * the offset through another table of descriptors. */
@@ -335,7 +339,8 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
 }
 
 /* Fills the parts one after the other, each in full, `most` bytes in all. A short part is the end
- * of the file, or an error after what was read. OTHER_FILE: nothing was read. */
+ * of the file, or an error after what was read. Returns OTHER_FILE if nothing was read because the
+ * descriptor is another file's. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;
@@ -363,7 +368,7 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
         !served(fd, tracked, TRACK_OFFSET, n, &w) || !claim_offset(fd, tracked, &w, n))
         return monarch_count_read(fd, REAL(readv)(fd, parts, count), -1);
-    long wanted = (long)w.n; /* what the file has grown by since is for the next call */
+    long wanted = (long)w.n; /* bytes by which the file has grown since are for the next call */
     ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
     if (r == OTHER_FILE)
         return REAL(readv)(fd, parts, count);
@@ -409,8 +414,8 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 
 /* --- mappings --------------------------------------------------------------------------------- */
 
-/* Raw system calls, because open is a cancellation point and mmap is not. ThreadSanitizer tracks
- * descriptors by libc's functions, and must see this one. */
+/* These are raw system calls, because open is a cancellation point and mmap is not. ThreadSanitizer
+ * tracks descriptors by libc's functions, and must see this descriptor. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
@@ -447,7 +452,7 @@ static void *map_copy(void *at, size_t n, int prot, int flags, struct monarch_wa
     return r;
 }
 
-/* Counts as read the bytes of the file among `n` from `offset` on; returns their number. */
+/* Counts the file's bytes in [offset, offset + n) as read; returns their number. */
 static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t offset) {
     uint64_t left = (uint64_t)offset < w->entry->size ? w->entry->size - (uint64_t)offset : 0;
     n = n < left ? n : left;
@@ -472,7 +477,8 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
         return r;
     }
     errno = old_errno;
-    /* During the wait another thread may have closed the number, or given it to another file. */
+    /* During the wait another thread may have closed the descriptor, or given its number to another
+     * file. */
     int is_callers = monarch_is_callers(fd, &w);
     if (!is_callers)
         monarch_momentary_begin();
@@ -498,7 +504,7 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
         return map_tracked(at, n, prot, flags, fd, offset, tracked);
     void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    /* A mapping of ours that was there before has gone by a system call that we did not see. */
+    /* A mapping that still waits there was removed by a system call that we did not see. */
     if (r != MAP_FAILED && !(flags & MAP_FIXED))
         monarch_mappings_say(r, n, MONARCH_FORGET);
     return r;

@@ -1,6 +1,7 @@
-/* Calls that remove or change mappings, as far as mappings.h knows them.
+/* Calls that remove or change mappings, which may be waiting for their copies (mappings.h).
  *
- * Each tells before it acts; if it then fails, the mapping stays on the source. */
+ * Each call tells mappings.h of it before it acts. If the call then fails, the mapping stays on the
+ * source. */
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -24,7 +25,7 @@ PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     return REAL(mremap)(at, n, wanted, flags, to);
 }
 
-/* PROT_READ is what a waiting mapping has: nothing changes. */
+/* A waiting mapping has PROT_READ already: a call that asks for PROT_READ changes nothing. */
 PUBLIC int mprotect(void *at, size_t n, int prot) {
     if (prot != PROT_READ)
         monarch_mappings_say(at, n, MONARCH_FORGET);
@@ -50,9 +51,9 @@ PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
 #define MADV_POPULATE_READ 22
 #endif
 
-/* Tells of an advice. Advice on how the range will be read is repeated for the copy. Advice that
- * takes effect at once leaves nothing to repeat. Of any other advice we know too little: the
- * mapping stays on the source. */
+/* Tells mappings.h of an advice. Advice on how the range will be read is repeated for the copy.
+ * Advice that takes effect at once leaves nothing to repeat. After any other advice, of which we
+ * know too little, the mapping stays on the source. */
 static void advised(void *at, size_t n, int advice) {
     if (advice == MADV_WILLNEED || advice == MADV_DONTNEED || advice == MADV_COLD ||
         advice == MADV_PAGEOUT || advice == MADV_POPULATE_READ)

@@ -1,4 +1,5 @@
-/* Records files that posix_spawn opens for writing in the child, inside libc, before it does.
+/* Records, before posix_spawn runs, the files that it will open for writing in the child, inside
+ * libc.
  *
  * A relative path starts from the child's directory, which other actions may change, so only the
  * whole list of actions says which file is meant. The list is libc's own: its layout has never
@@ -89,8 +90,9 @@ static int put_before(char *buffer, size_t *at, const char *part) {
     return 1;
 }
 
-/* The path that the action at `i` opens, at the end of `buffer`, and in *dir the directory of this
- * process from which it starts; NULL if the path is too long. */
+/* Writes the path that action `i` opens to the end of `buffer`, and to *dir the directory
+ * descriptor of this process from which the path starts. Returns the path, or NULL if it is too
+ * long. */
 static char *path_opened(const struct action *x, int i, char *buffer, int *dir) {
     size_t at = MONARCH_PATH_MAX - 1;
     buffer[at] = 0;

@@ -1,7 +1,7 @@
-/* Attributes of a file as if it had no copy.
+/* Tells the attributes of files as if they had no copies.
  *
- * By path they come from the catalog while its copy is served; by descriptor from the kernel and,
- * when the descriptor is a copy's, from the catalog over that. */
+ * By path, the attributes come from the catalog, as long as it may answer. By descriptor, they come
+ * from the kernel; if the descriptor is a copy's, they are replaced by the catalog's. */
 #include <string.h>
 #include <sys/sysmacros.h>
 
@@ -36,7 +36,7 @@ static void fill(const struct session *s, const struct monarch_entry *e, struct 
     st->st_ctim = time_of(e->ctime_ns);
 }
 
-/* 1: answered; 0: ask the kernel. */
+/* Returns 1 if the catalog has answered, 0 if the kernel must be asked. */
 static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     struct monarch_known k;
     struct stat found;
@@ -52,8 +52,8 @@ static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     return 1;
 }
 
-/* The entry behind a copy's attributes, or NULL. Descriptors of copies remain while everything is
- * switched off. */
+/* The entry behind a copy's attributes, or NULL. It is found even while everything is switched off,
+ * because descriptors of copies stay open. */
 static const struct monarch_entry *behind(struct session **s, const struct monarch_catalog **c,
                                           const struct stat *st) {
     *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
@@ -61,7 +61,8 @@ static const struct monarch_entry *behind(struct session **s, const struct monar
 }
 
 /* For a file that was changed but still has the content that was opened: takes owner, mode and
- * links from the source. A function of its own, because few calls need the stack for a path. */
+ * links from the source. This is a separate function, because few calls need the stack for a
+ * path. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -79,7 +80,7 @@ __attribute__((noinline)) static void refresh(const struct session *s,
 }
 
 /* Replaces a copy's attributes by those of its source file, in the version that was opened; returns
- * the entry, or NULL if it is no copy. */
+ * the entry, or NULL if `st` is of no copy. */
 static const struct monarch_entry *correct(struct stat *st) {
     struct session *s;
     const struct monarch_catalog *c;
@@ -87,7 +88,7 @@ static const struct monarch_entry *correct(struct stat *st) {
     if (!e)
         return NULL;
     fill(s, e, st);
-    /* A daemon that has gone is no longer told of changes. */
+    /* A daemon that is gone is no longer told of changes, so the source must be asked. */
     if (s != __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || !monarch_is_serving(s) ||
         monarch_is_changed(s->clients, st->st_dev, e->ino))
         refresh(s, c, e, st);
@@ -126,8 +127,8 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
-    /* A copy that is removed between the kernel's answer and our check has no link any more; a
-     * second answer says so, and the copy is found by that. */
+    /* If a copy is removed between the kernel's answer and our check, it has no link any more. A
+     * second answer says so, and with that answer the copy is found. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;
@@ -215,8 +216,8 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-/* Gets the mtime. Newer kernels leave it out unless it is asked for, and stamped copies are found
- * by it. */
+/* Gets a copy's mtime, by which stamped copies are found. Newer kernels leave the mtime out unless
+ * it is asked for. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;
@@ -228,7 +229,7 @@ __attribute__((noinline)) static void time_of_copy(int dir, const char *path, in
         *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
 }
 
-/* A function of its own, because few calls need the stack for a path. */
+/* This is a separate function, because few calls need the stack for a path. */
 __attribute__((noinline)) static int ask_source(const struct session *s,
                                                 const struct monarch_catalog *c,
                                                 const struct monarch_entry *e, unsigned mask,

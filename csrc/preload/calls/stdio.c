@@ -47,7 +47,7 @@ static void opened_copy(struct session *s, const struct monarch_opening *o, cons
 }
 
 /* Opens a stream on a copy, without following a link in the copy's place, which fopen cannot ask
- * for. NULL for a mode that only fopen understands (`ccs=`): the source is opened. */
+ * for. Returns NULL for a mode that only fopen understands (`ccs=`): then the source is opened. */
 static FILE *open_copy(const struct monarch_opening *o, const char *mode) {
     if (mode[strspn(mode, "rbe")])
         return NULL;
@@ -79,7 +79,8 @@ static FILE *open_for_reading(const char *path, const char *mode) {
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* Only these functions have room for a path on the stack: programs read files from small stacks. */
+/* This function and others with a path on the stack are separate, because programs may read files
+ * from small stacks. */
 __attribute__((noinline)) static FILE *open_again(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
     return open_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode);
@@ -100,8 +101,8 @@ PUBLIC FILE *fopen(const char *path, const char *mode) {
     return monarch_names_copy(path, NULL) ? open_again(path, mode) : open_for_reading(path, mode);
 }
 
-/* freopen closes the stream even when it fails. So the copy is opened first, and reached by its
- * descriptor's name in /proc: it cannot go away in between. */
+/* freopen closes the stream even when it fails. So the copy is opened first, and freopen gets the
+ * name of that descriptor in /proc: the copy cannot go away in between. */
 static FILE *reopen_copy(struct session *s, struct monarch_opening *o, const char *mode,
                          FILE *stream) {
     char name[32];

@@ -1,6 +1,7 @@
 /* inotify watches: a file watched for opens or reads is read from the source from then on.
  *
- * The program would not see the opens and reads of the copy, so all programs read the source. */
+ * The watching program would not see opens and reads of the copy, so all programs read the
+ * source. */
 #include <string.h>
 #include <sys/inotify.h>
 

@@ -10,8 +10,8 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-/* Whether a daemon has to be told of changes. *s becomes its session, or NULL where there is no
- * room to map it. */
+/* Whether a daemon has to be told of changes. *s becomes its session, or NULL if there is no room
+ * to map it. */
 static int is_heard(struct session **s) {
     *s = session_for_change();
     return *s || monarch_lacks_room();
@@ -65,8 +65,8 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
 
 /* Marks every file below a directory, because what happens to the directory happens to all of them:
  * a new name changes their paths, and other permissions may close them. This reads the whole
- * catalog, which a training job does not do in a loop. What the daemon's scan finds meanwhile it
- * asks for again, because the count `renames` has moved. */
+ * catalog, but a training job does not rename directories in a loop. The daemon looks again at what
+ * its scan finds meanwhile, because the count `renames` has moved. */
 static void mark_below_directory(struct session *s, const struct stat *st) {
     __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
     const struct monarch_catalog *c = monarch_catalog_of(s);
@@ -93,8 +93,8 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Whether `st` describes a copy. Works without a daemon, because descriptors of copies outlive
- * it. */
+/* Whether `st` describes a copy. This works without a daemon, because descriptors of copies outlive
+ * their daemon. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;
@@ -122,8 +122,8 @@ int monarch_leads_to_copy(const char *path, char *real) {
            sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
 }
 
-/* Records a change of the file that `st` describes; returns whether that was a copy, whose source
- * file is recorded instead. */
+/* Records a change of the file that `st` describes; returns whether it is a copy. If so, the change
+ * is recorded of the copy's source file. */
 static int record(struct stat *st, char *real) {
     struct session *s;
     int is_due = is_heard(&s), is_copy = describes_copy(st, real);

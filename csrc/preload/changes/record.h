@@ -5,9 +5,9 @@
 
 #include "preload/process/attributes.h"
 
-/* Record that a file is no longer what its copy is. Each returns at once when the path or the
- * descriptor is not on a source's device; the first returns whether it is. `monarch_changed_tree`
- * is for renamed directories. */
+/* Record that a file has changed, so that its copy is not served any more. Nothing is recorded of a
+ * file that is not on a source's device; monarch_changed_path returns whether it is on one.
+ * monarch_changed_tree is for renamed directories. */
 int monarch_changed_path(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
 void monarch_changed_tree(int dir, const char *path);
@@ -17,13 +17,15 @@ void monarch_changed_tree(int dir, const char *path);
  * the source file's path, in `real` (MONARCH_PATH_MAX bytes). `real` is empty if that path leads to
  * another file by now: the call then fails (ENOENT), and no other file is changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
-/* The same for a descriptor. NULL: it is not one of a copy, and the call gets it as it is. */
+/* Does the same for a descriptor. Returns NULL if the descriptor is not a copy's: then the call
+ * gets it unchanged. */
 const char *monarch_fd_to_change(int fd, char *real);
-/* Whether the descriptor is one of a copy / the path is a copy's name in /proc or /dev. Then `real`
- * is as above; nothing is recorded. */
+/* Whether the descriptor is a copy's / the path is the name of a copy's descriptor in /proc or
+ * /dev. If so, `real` becomes the source file's path, as above. Nothing is recorded. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
-/* Compares letter by letter, because the first letters rule out nearly all paths. */
+/* Does what monarch_leads_to_copy does, but compares the path's first letters first: they rule out
+ * nearly all paths. */
 static inline int monarch_names_copy(const char *path, char *real) {
     MAYBE_NULL(path);
     if (!path || path[0] != '/')
@@ -54,10 +56,11 @@ int monarch_means_descriptor(const char *path, int flags);
 /* Called when a name is made or removed: the listing of the directory in which `path` lies is no
  * longer valid. */
 void monarch_changed_names(int dir, const char *path);
-/* The same for a path that need not be kept: the function cuts it in place. */
+/* Does what monarch_changed_names does, for a path that need not be kept: the function cuts it in
+ * place. */
 void monarch_changed_names_of(int dir, char *path);
 /* Called after an open of `path` that may have made the file; `real` is room for a path. */
 void monarch_made(int fd, int dir, const char *path, char *real);
-/* Called after an open of `path` that may write the file, or make it (`created`): records both. The
- * result is as for monarch_fd_to_change. */
+/* Called after an open of `path` that may write the file and, with `created`, may have made it:
+ * records both. Returns what monarch_fd_to_change would. */
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real);

@@ -35,7 +35,7 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 
 /* --- closing ---------------------------------------------------------------------------------- */
 
-/* Ranges of one file that are kept; a program that has more loses the others. */
+/* Most locked ranges of one file that are kept; a program that has more loses the others. */
 #define MOST 128
 #define WORD 24
 
@@ -51,7 +51,7 @@ struct saved_locks {
     int but; /* the descriptor that is closed */
     unsigned count;
     struct range {
-        int fd; /* through which the lock was taken */
+        int fd; /* the descriptor through which the lock was taken */
         struct flock lock;
     } range[MOST];
     struct monarch_reader reader;
@@ -59,7 +59,7 @@ struct saved_locks {
 
 /* --- which locks there are -------------------------------------------------------------------- */
 
-/* Reads the next word of a line, cut to its room; returns whether there is one. */
+/* Reads the next word of a line, cut to WORD bytes; returns whether there is one. */
 static int next_word(struct monarch_reader *r, char *word, char *end) {
     unsigned n = 0;
     do
@@ -123,9 +123,10 @@ static void read_locks_of(int fd, void *data) {
 
 /* --- kept ------------------------------------------------------------------------------------ */
 
-/* Holds the process's read locks meanwhile, on an open file to which only a mapping refers: closing
- * it ends none of the process's locks. What the process has locked for writing cannot be locked a
- * second time, so that another process may take that lock in between. */
+/* Holds the process's read locks during the closing, as locks of a second open file. In the end
+ * only a mapping refers to that file, because unmapping it ends none of the process's locks. What
+ * the process has locked for writing cannot be locked a second time, so another process may take
+ * that lock in between. Returns the mapping, or an error. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
@@ -145,8 +146,8 @@ static long hold_meanwhile(const struct saved_locks *h) {
 static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
-        /* A read lock may be taken through any descriptor. A writable descriptor is the program's,
-         * and may be another file's by now. */
+        /* A read lock may be taken through any descriptor of the file. A write lock needs a
+         * writable descriptor, which is the program's and may be another file's by now. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);
@@ -167,7 +168,7 @@ static void count(int more) {
                                           __ATOMIC_SEQ_CST));
 }
 
-/* The order matters: a thread that sees the second change sees the first. */
+/* The order matters: a thread that sees the second change also sees the first. */
 static void begin_closing(void) {
     count(1);
     __atomic_fetch_add(&so_far, 1, __ATOMIC_SEQ_CST);

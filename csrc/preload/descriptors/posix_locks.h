@@ -5,13 +5,14 @@
 
 #include <stdint.h>
 
-/* Files on which this process has taken locks, or asked for asynchronous signals. */
+/* Note that this process has taken locks on a file, or asked for asynchronous signals of it; and
+ * ask whether it has. */
 void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 
-/* Closes a descriptor that the program never had; the process's locks on the file stay. Nobody else
- * can get a lock on what the process has locked for reading; a lock for writing is dropped and
- * taken again at once. `kept` is another descriptor of the file, -1 if none is known. */
+/* Closes a descriptor that the program never had; the process's locks on the file stay. Meanwhile
+ * nobody else can lock what the process has locked for reading; a lock for writing is dropped and
+ * taken again at once. `kept` is another descriptor of the file, or -1 if none is known. */
 void monarch_close_unseen(int fd, int kept);
 
 /* While such a closing is under way, a lock that another thread takes may be lost, a lock that it
@@ -24,5 +25,5 @@ void monarch_close_unseen(int fd, int kept);
  *             there is no lock to be had;
  *     while (change the lock, monarch_has_closed_since(closings)); */
 #define MONARCH_LOCK_ROUNDS 32
-int monarch_await_closings(uint32_t *closings); /* 0: a closing takes too long */
+int monarch_await_closings(uint32_t *closings); /* returns 0 if a closing takes too long */
 int monarch_has_closed_since(uint32_t closings);

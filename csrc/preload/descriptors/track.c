@@ -55,8 +55,9 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
     return !(seen & TRACK_PINNED) && change(fd, &seen, to);
 }
 
-/* The parent shares the offsets of all open files. What its threads were about to do with a
- * descriptor happens in the parent alone. */
+/* Adapts the words that the child of a fork has inherited. The parent and the child share the
+ * offsets of all open files. What the parent's threads were about to do with a descriptor happens
+ * in the parent alone. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
@@ -93,8 +94,9 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
     if ((unsigned)fd >= MONARCH_TRACKED || !monarch_fills_of(s))
         return;
     monarch_track_mark();
-    /* A child of vfork may write a direct word into a slot that its parent does not use: the
-     * parent's reads go to the kernel, and the daemon checks what it is handed. */
+    /* A child of vfork may write a direct word into a slot that its parent does not use. That does
+     * no harm: the parent's reads still go to the kernel, and the daemon checks what it is
+     * handed. */
     int needs_owner = !(flags & TRACK_DIRECT) || monarch_tracked(fd) || !monarch_track_process();
     if (needs_owner && !monarch_track_is_mine())
         return;
@@ -122,9 +124,10 @@ static int is_of_copy(int fd, uint64_t w) {
     return s->control->source[e->source].dev != dev || e->ino != x.stx_ino;
 }
 
-/* Waits while a word is pinned, in round `n`; returns the word after that. A promotion gives the
- * number to the copy before the kernel closes the source's file, for which the kernel may ask the
- * source: nobody has to wait for that. */
+/* Does round `n` of a wait for a pinned word; returns the word after the round. A promotion gives
+ * the descriptor number to the copy before the kernel closes the source's file. The kernel may ask
+ * the source for that close, and nobody needs to wait for it: once the number is the copy's, the
+ * word is cleared. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);
@@ -134,8 +137,8 @@ static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
 }
 
 void monarch_track_flag_slow(int fd, uint64_t flag) {
-    /* A flag does no harm to the parent of a child of vfork, which only a system call would tell
-     * from us. */
+    /* Only a system call would tell whether this is a child of vfork. That call is spared, because
+     * a flag that such a child sets does its parent no harm. */
     if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE) ? !monarch_track_process()
                                                         : !monarch_track_is_mine())
         return;
@@ -163,11 +166,10 @@ void monarch_track_again(int fd, int fresh) {
 /* The part of the word that stays the same while a thread seeks. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
-/* A close waits for threads that seek on its descriptor. /proc may not tell whether they are in the
- * kernel yet (no descriptor is left, the process is not dumpable). The close then waits for this
- * many rounds of sys_relax in all, less than a second, and takes them to be in the kernel
- * afterwards. The limit counts rounds, because time passes while a process is stopped, and rounds
- * do not. */
+/* A close waits until the threads that seek on its descriptor are in the kernel. If /proc cannot
+ * tell that (no descriptor is left, or the process is not dumpable), the close waits for this many
+ * rounds of sys_relax in all, less than a second, and then takes them to be there. The limit counts
+ * rounds, because time also passes while a process is stopped. */
 #define ENTERED_ROUNDS 800
 
 /* Whether the seeking thread's call has reached the point where the kernel holds the open file,
@@ -264,11 +266,11 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
 
 /* --- seeking ------------------------------------------------------------------------------------
  * The kernel makes lseek wait while another thread reads from the open file, for as long as the
- * source takes. Nothing can be pinned so long; but the number must not become another file's
- * between the check and the call, or the call would move that file's offset. So the word is marked
- * for these few instructions. A thread that wants the number and finds that the mark stays asks
- * /proc whether the call has begun. A duplicate would need no mark, but closing it may ask the
- * source. */
+ * source takes. The descriptor cannot stay pinned for so long, but the number must not become
+ * another file's between the check and the call, or the call would move that file's offset. So the
+ * word is marked for these few instructions. A thread that wants the number and finds that the mark
+ * stays asks /proc whether the call has begun. A duplicate would need no mark, but closing it may
+ * ask the source. */
 
 #define SEEK_ROUNDS 64
 
@@ -283,9 +285,8 @@ static void end_seek(int fd, uint64_t seek) {
         ;
 }
 
-/* Signals are blocked, so that no handler that closes the number waits for its own thread. That
- * does not matter while lseek waits: a signal would not end that wait, as it would not end a
- * read's. */
+/* Signals are blocked, so that no handler that closes the number waits for its own thread. Nothing
+ * is lost while lseek waits: a signal would not end that wait, as it would not end a read's. */
 long monarch_track_seek(int fd, uint64_t tracked, long by) {
     if (!monarch_track_is_mine())
         return -1;

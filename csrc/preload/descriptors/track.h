@@ -12,12 +12,12 @@
  * more flags. */
 #define TRACK_OFFSET 1ULL /* used with its own offset: never replaced */
 #define TRACK_SHARED 2ULL /* duplicated, or locks may hang on it: never replaced */
-/* A thread relies on what the descriptor is. Whoever is about to change that waits until the thread
- * is done, or until the number is a copy's: only the thread that has pinned it for a promotion
- * makes it one. */
+/* A thread relies on the descriptor's staying as it is. Another thread that is about to change it
+ * waits until the first is done, or until the descriptor is a copy's: only the thread that has
+ * pinned it for a promotion makes it a copy's. */
 #define TRACK_PINNED 4ULL
-/* A thread is about to seek: the number must stay that file's until the kernel holds a reference to
- * the open file. */
+/* A thread is about to seek: the descriptor must stay that of its open file until the kernel holds
+ * a reference to the open file. */
 #define TRACK_SEEKING 8ULL
 /* Reads go to the source. As soon as the whole file was read, the descriptor is handed over to the
  * daemon (handover.h). */
@@ -38,11 +38,11 @@ static inline uint64_t monarch_tracked(int fd) {
 static inline struct session *monarch_track_session(uint64_t w) {
     return monarch_session_at(w >> 4 & 31);
 }
-/* The entry's number. For a direct descriptor it may be a number of monarch_unmet, which is no
- * entry's. */
+/* The entry's number. For a direct descriptor it may be a number that monarch_unmet made, which no
+ * entry has. */
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FFFFFF) - 1; }
-/* Called before anything is noted of a descriptor: creates the page by which the child of a fork
- * that we do not see (daemon, forkpty) knows that it is one. */
+/* Called before anything is noted of a descriptor: creates the page by which a process finds that
+ * it is the child of a fork that we did not see (daemon, forkpty). */
 void monarch_track_mark(void);
 /* Whether the table is about this process's descriptors. It is not in a child of vfork, which runs
  * in its parent's memory. */
@@ -51,49 +51,53 @@ int monarch_track_is_mine(void);
  * parent's pid. 0 before anything was noted. */
 uint32_t monarch_track_process(void);
 
-/* `flags`: TRACK_DIRECT or 0. */
+/* Tracks a descriptor of the entry's file at the source. `flags`: TRACK_DIRECT or 0. */
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags);
 void monarch_track_again(int fd, int fresh); /* `fresh` is a duplicate of `fd` */
-/* Called before the program does what the flag stands for: waits for a promotion that is under
- * way. */
+/* Called before the program does what the flag stands for: sets the flag, after a promotion that is
+ * under way has ended. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
-/* Replaces the word `seen` if it is still there. It never replaces a pinned word: the thread that
- * has pinned it would not find its word again, and nobody else unpins it. */
+/* Replaces the descriptor's word if it still is `seen`; returns whether it has. A pinned word is
+ * never replaced: the thread that has pinned it would not find its word again, and nobody else
+ * unpins it. */
 int monarch_track_change(int fd, uint64_t seen, uint64_t to);
 static inline void monarch_track_flag(int fd, uint64_t flag) {
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w && ((w & flag) != flag || (w & TRACK_PINNED)), 0))
         monarch_track_flag_slow(fd, flag);
 }
-/* Pins the descriptor: until it is unpinned, nobody else changes its word, and signals are
- * blocked, so that no handler waits for its own thread. 0: it is not tracked, its word is not
- * `expected` (if that is not 0), or the table is another process's. */
+/* Pins the descriptor: until it is unpinned, nobody else changes its word, and signals are blocked,
+ * so that no handler waits for its own thread. Returns 0 if the descriptor is not tracked or is
+ * never replaced anyway, if its word is not `expected` (unless that is 0), or if the table is
+ * another process's. */
 struct monarch_pin {
     uint64_t word, signals;
 };
 int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin);
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
 
-/* lseek(fd, by, SEEK_CUR) on the open file to which the word `tracked` refers. The call waits for
- * other threads' reads of that open file; a close or replacement of the number meanwhile does not
- * wait. Returns the new offset. -1: the offset was not moved, mostly because the number is another
- * open file's by now. */
+/* Does lseek(fd, by, SEEK_CUR) on the open file to which the word `tracked` refers. The call waits
+ * for other threads' reads of that open file, but a thread that closes or replaces the descriptor
+ * meanwhile does not wait for the call. Returns the new offset, or -1 if the offset was not moved,
+ * mostly because the descriptor is another open file's by now. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);
 
-/* Called before a close. Waits for a promotion of this descriptor in another thread, which ends
- * soon. */
+/* Called before a close: forgets the descriptor, after a promotion in another thread has ended,
+ * which takes little time. */
 void monarch_untrack_slow(int fd);
 static inline void monarch_untrack(int fd) {
     if (__builtin_expect(monarch_tracked(fd) != 0, 0))
         monarch_untrack_slow(fd);
 }
-/* Removes the word `seen` if it is still there, for a caller that knows no more. It does not wait,
- * and another thread's later word stays. */
+/* Removes the descriptor's word if it still is `seen`. It does not wait, and a later word of
+ * another thread stays. */
 void monarch_untrack_seen(int fd, uint64_t seen);
-/* Forgets the descriptors of the session with this number, before another session gets it. */
+/* Forgets the descriptors of the session with this number, before another session gets the
+ * number. */
 void monarch_untrack_session(unsigned number);
-/* Called in the child of a fork. */
+/* Called in the child of a fork: makes the table this process's own. */
 void monarch_track_adopt(void);
-/* Called before a fork: the child will share the offsets of all open files. */
+/* Called before a fork: marks all descriptors as shared, because the child will share their
+ * offsets. */
 void monarch_track_share_all(void);
 void monarch_untrack_range(unsigned first, unsigned last);

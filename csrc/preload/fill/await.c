@@ -16,8 +16,8 @@
 
 /* --- waits in vain ---------------------------------------------------------------------------- */
 
-/* Opens that still skip their wait, and the number that the last wait in vain has made skip it:
- * twice as many each time. */
+/* How many opens still skip their wait, and how many the last wait in vain made skip theirs. The
+ * second number about doubles with each wait in vain. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -55,7 +55,7 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     return 1;
 }
 
-/* Waits for the copy for no longer than the source would take. */
+/* Waits for the copy for at most 1.2 times what the source would take. */
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;
     w->n = w->entry->size;
@@ -71,14 +71,16 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     return is_there;
 }
 
-/* Whether a small file comes from another node, which spares the source its open. The wait's limit
- * is that of a caller that needs a whole file. */
+/* Whether the file is small enough and this node fills it from another node, so that a wait for the
+ * copy spares the source an open. The limit of the wait is that of a caller that needs a whole file
+ * (demand.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* Waits for a file whose fill is under way, because that reads the source already: an open would
- * have the file read twice. The limit is the same. */
+/* Waits for the copy of a file whose fill is under way. That fill reads the source already, so an
+ * open at the source would have the file read twice. The limit of the wait is that of a caller that
+ * needs a whole file. */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())
@@ -112,7 +114,7 @@ int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags
         monarch_entry_is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) ||
         !monarch_fills_of(s) || !wait_as_due(&w, monarch_word_of(&w)))
         return 0;
-    monarch_look_up(s, dir, path, flags, o); /* it may have changed, or its copy be gone */
+    monarch_look_up(s, dir, path, flags, o); /* the file may have changed, or its copy be gone */
     o->waited = 1;
     return o->served;
 }

@@ -5,26 +5,27 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Demands that one call makes at a time: the unit that it needs first, and those that come next. */
+/* Most units that one call demands at a time: the unit that it needs first, and the units after
+ * it. */
 #define AHEAD 8
-/* Slots that are tried for a demand. */
+/* Most slots that are tried for a demand. */
 #define TRIES 32
-/* How often a waiting reader looks at the daemon's signs of life, and how long it tolerates none. A
- * look that finds no new sign rings the daemon, whose loop then beats; each filled unit is a sign
- * too [ns]. */
+/* How often a waiting reader looks for signs of life of the daemon, and how long it waits without a
+ * new one [ns]. When a look finds no new sign, the reader rings the daemon, whose loop then beats.
+ * Each filled unit is a sign too. */
 #define SLICE_NS 50000000L
 #ifndef SILENCE_NS /* tests have more: a busy machine may stop the daemon for longer */
 #define SILENCE_NS 250000000ULL
 #endif
-/* Longest wait for a daemon that lives: its source may be slow, and the reader would get the bytes
- * no faster itself [ns]. */
+/* Longest wait for a daemon that lives [ns]. It is long, because the source may be slow, and then
+ * the reader would get the bytes no faster itself. */
 #ifndef PATIENCE_NS /* tests have less, or more */
 #define PATIENCE_NS 5000000000ULL
 #endif
-/* A wait in vain is a debt that time pays off, so that a few hiccups in a long life turn nothing
- * off for good. Each one costs its file and the process DEBT_NS. A file that owes for more than one
- * wait is read from the source, and so is every file while the process owes for more than seven
- * [ns]. */
+/* Each wait in vain is a debt that time pays off, so that a few hiccups in a long life turn nothing
+ * off for good [ns]. It adds DEBT_NS to the debts of its file and of the process. A file that owes
+ * for more than one wait is read from the source. While the process owes for more than seven waits,
+ * every file is. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
@@ -50,7 +51,7 @@ static uint64_t file_debts[1024] SELDOM; /* by entry */
 static uint64_t debt, waste_debt;
 static uint32_t next_tag;
 
-/* NULL as long as this process has not mapped the segment, see monarch_fills_of. */
+/* The segment `fills`; NULL as long as this process has not mapped it (monarch_fills_of). */
 static const struct monarch_fills *fills_of(const struct session *s) {
     return __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
 }
@@ -63,7 +64,7 @@ static uint64_t signs_of_life(const struct session *s) {
 }
 
 /* What is still owed of a debt. A debt never exceeds `limit`: a larger one comes from another clock
- * (a child in its own time namespace). */
+ * (in a child with its own time namespace) and counts as 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -95,8 +96,9 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* If a whole file does not come within a limit, its parts may still come: that is wasted time and
- * no debt. An open that waits instead of the source keeps its own account (await.c). */
+/* Notes a wait in vain. If a whole file does not come within the caller's limit, its parts may
+ * still come, so the wait is wasted time but no debt. An open that waits in place of the source
+ * keeps its own account (await.c). */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -128,7 +130,7 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
     return (int64_t)((end < w->at + w->n ? end : w->at + w->n) - w->at);
 }
 
-/* Demands a unit; returns the slot of the demand, NULL when there is none. */
+/* Demands a unit. Returns the slot of the demand, or NULL if none is free. */
 static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *demand) {
     uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
     uint32_t first = (tag + monarch_track_process()) * 7;
@@ -151,7 +153,7 @@ static void ring_engine(struct session *s) {
     }
 }
 
-/* Whether a look at the entry would now tell the reader what to do. */
+/* Whether the entry now tells the reader what to do, so that it need not wait. */
 static int is_settled(const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
@@ -161,14 +163,14 @@ static int is_settled(const struct monarch_wanted *w) {
 }
 
 /* Waits until the daemon answers the demand, which it does by storing 0 in its slot and waking the
- * reader. */
+ * reader. Returns 0 after a timeout. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t start = monarch_now_ns(), now = start, alive_ns = start,
              signs = signs_of_life(w->session);
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
-    /* The limit is that of all waits of one read together, also after answers that bring no bytes.
-     */
+    /* The limit is for all waits of one read together, including those that end with an answer but
+     * without bytes. */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {
@@ -221,8 +223,8 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     return wait_at(w, at, demand);
 }
 
-/* Waits for the daemon to publish the copy: after the last unit it still checks that the source has
- * not changed meanwhile. */
+/* Waits for the daemon to publish the copy: after the last unit, the daemon still checks that the
+ * source has not changed meanwhile. */
 static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     struct timespec pause = {0, 200000};
     for (uint64_t start = monarch_now_ns(); monarch_now_ns() - start < limit_ns;) {

@@ -13,9 +13,9 @@ struct monarch_wanted {
      * The version changes once the entry is of another file. */
     uint64_t ino;
     uint32_t version;
-    uint64_t since_ns; /* no bytes have come since then */
-    uint64_t limit_ns; /* bound of the wait; 0: as long as it helps */
-    int is_instead;    /* 1: the wait replaces one for the source, and is no longer than that */
+    uint64_t since_ns; /* the time since which no bytes have come */
+    uint64_t limit_ns; /* bound of the wait; 0: the default of the function that waits */
+    int is_instead;    /* 1: the wait replaces a wait for the source, and is not much longer */
 };
 
 /* The entry's current word. It is not read through `entry`: the daemon may have published a larger
@@ -25,8 +25,8 @@ static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].word, __ATOMIC_ACQUIRE);
 }
 
-/* Whether the entry is of another file by now, or of another version of it. Asked after the word
- * was read, it says whether the copy that the word names is of the caller's file. */
+/* Whether the entry is of another file by now, or of another version of the file. If a caller has
+ * read the word first, 0 means that the copy that the word names is of the caller's file. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
@@ -38,12 +38,12 @@ static inline int monarch_is_fast(const struct session *s, const struct monarch_
            __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
 }
 
-/* The number of bytes, from the first one on, that the copy named by `word` can give now; -1: it
- * never will, or cannot be asked. */
+/* Returns how many of the wanted bytes, from the first one on, the copy that `word` names can give
+ * now; -1 if this copy will never give them, or if `fills` is not mapped. */
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
 
-/* Demands the missing units and waits until the first of them may be there. 0: the source is to
- * answer. */
+/* Demands the missing units and waits until the first of them may be there. Returns 0 if the source
+ * must answer instead. */
 int monarch_demand_and_wait(struct monarch_wanted *w);
 
 /* For callers that cannot be served in parts: waits until the whole copy is complete, if not much
@@ -53,6 +53,6 @@ int monarch_wait_for_all(const struct monarch_wanted *w);
 /* Whether the fill that `word` names is being worked on, instead of waiting for its turn. */
 int monarch_is_under_way(struct session *s, uint64_t word);
 
-/* Demands the first of the bytes without waiting, so that a fill that waits for its turn gets it
- * now. */
+/* Demands the first of the wanted bytes but does not wait for them, so that a fill that waits for
+ * its turn gets it now. */
 void monarch_demand_first(const struct monarch_wanted *w);

@@ -20,19 +20,19 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* A file that is closed after 1 / WORTH of it was read is worth its copy. Of a file of which less
- * was read, the source would have to give more than the program asked for. */
+/* A file that is closed after 1 / WORTH of it was read is worth its copy. To copy a file of which
+ * less was read, the source would have to give more than the program asked for. */
 #define WORTH 2
-/* A program that reads a larger file at random shows it within the first 1 / PART of the file. */
+/* A program that reads a file at random shows that by the time it has read 1 / PART of it. */
 #define PART 8
 /* Digits of a socket's number. */
 #define DIGITS 2
-/* A call that takes a lock, or changes the flags of the open file, waits so long at most for the
+/* Longest time that a call that takes a lock, or changes the flags of the open file, waits for the
  * daemon to close its descriptor of that file [ns]. */
 #define AWAIT_NS 50000000ULL
 
-/* Ends the direct reads of a descriptor: from here on its reads demand what they need of the
- * copy. */
+/* Ends the direct reads of a descriptor and asks for a fill: from here on, its reads demand what
+ * they need of the copy. */
 static void fill_in_parts(struct session *s, const struct monarch_entry *e, int fd,
                           uint64_t tracked) {
     if (monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
@@ -58,8 +58,9 @@ static void await_end(int fd) {
     }
 }
 
-/* Ends the direct reads of a descriptor: its next read asks for a copy. The fill is not ordered
- * here, before the lock is granted, because it would copy what a writer is about to change. */
+/* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read: its next read
+ * asks for a copy. The fill is not ordered here, before the lock is granted, because it would copy
+ * what a writer is about to change. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -78,8 +79,8 @@ void monarch_keep_descriptor(int fd) {
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* The address of a file's socket. If the path is too long for an address, the socket is reached by
- * a descriptor of its directory, which is returned; otherwise returns -1. */
+/* Writes the address of a file's socket to `to`. If the path is too long for an address, the socket
+ * is reached by a descriptor of its directory, and this descriptor is returned; otherwise -1. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -97,8 +98,8 @@ static int address(struct sockaddr_un *to, uint64_t id) {
     return by;
 }
 
-/* Sends the descriptor; returns whether it was sent. No server of the source is asked, and nothing
- * waits. */
+/* Sends the descriptor; returns whether it was sent. The function neither asks the source's server
+ * nor waits. */
 static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
     struct sockaddr_un to;
     struct iovec part = {what, n};
@@ -134,17 +135,17 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 
 #define UNMET 64
 
-/* How much was read of files without an entry, by descriptor. Two descriptors in one slot forget
- * the first. */
+/* How much was read of files without an entry, by descriptor. If two descriptors share a slot, the
+ * first is forgotten. */
 static struct unmet {
-    uint64_t word; /* atomic: of the descriptor, without flags */
+    uint64_t word; /* atomic: the descriptor's word, without flags */
     uint64_t size, bytes;
 } unmet[UNMET] SELDOM;
 
 static struct unmet *unmet_at(int fd) { return &unmet[(unsigned)fd % UNMET]; }
 
-/* Adds `n` to the bytes read of a file without an entry; returns the sum, and its size in *size. 0:
- * the descriptor was forgotten. */
+/* Adds `n` to the bytes read of a file without an entry; returns the sum, and the file's size in
+ * *size. Returns 0 if the descriptor was forgotten. */
 static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) {
     struct unmet *at = unmet_at(fd);
     *size = __atomic_load_n(&at->size, __ATOMIC_RELAXED);
@@ -153,8 +154,9 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
                : 0;
 }
 
-/* Whether a small file of any source on this device is read as fast as its copy. Fills say so;
- * before there are enough of them, this process's own reads do, if there is only one source. */
+/* Whether small files of a source on this device are read as fast as their copies would be. The
+ * daemon's fills tell that. Before there are enough fills, this process's own reads tell it, if
+ * there is only one source. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
     uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
@@ -184,8 +186,8 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     return 1;
 }
 
-/* Finds the kernel's path of the file. A function of its own, so that the stack holds nothing else
- * but the message. */
+/* Writes the kernel's path of the file to the message; returns 0 if that path is in no source. This
+ * is a separate function, so that the stack holds nothing else but the message. */
 __attribute__((noinline)) static int find_path(const struct session *s, int fd,
                                                struct monarch_handover *what) {
     char path[MONARCH_PATH_MAX];
@@ -240,11 +242,12 @@ static int send_entry(int fd, uint64_t id, int is_read) {
     return send_descriptor(fd, id, &what, offsetof(struct monarch_handover, source));
 }
 
-/* Hands over a file with an entry; returns whether it was sent. After a close that nobody has seen,
- * the number may be another file's: the daemon checks. Where locks may hang on the open file, or
- * other processes share it, the daemon opens the file itself. The mark and the claim come before
- * the check for locks: a thread that takes a lock first marks the file and then looks for the
- * claim. */
+/* Hands over a file with an entry; returns whether its descriptor, or another one of the file, was
+ * sent. After a close that nobody has seen, the number may be another file's: the daemon checks
+ * that. If locks may hang on the open file, or other processes share it, the daemon must open the
+ * file itself. TRACK_HANDED and the claim are set before the check for locks: a thread that takes a
+ * lock first notes the lock and then looks for the claim, so one of the two threads sees the
+ * other. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
@@ -285,9 +288,9 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Whether the file is not read from its beginning on. The offset is checked once, when 1 / PART of
- * the file has been read: `bytes` in all, the last `n` of them up to `end`. Small files are taken
- * to be read whole. */
+/* Whether the program reads the file otherwise than from its beginning on. The offset is checked
+ * once, when 1 / PART of the file has been read: `bytes` in all, of which the last `n` ended at
+ * `end` (-1: at the descriptor's offset). Small files are taken to be read whole. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;
@@ -304,12 +307,12 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
             monarch_hand_over(fd, tracked, 1);
         else if (s && s->clients && !(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
-            monarch_claim_file(s, id); /* renewed: reading it takes longer than a claim lasts */
+            monarch_claim_file(s, id); /* renewed: the reading may outlast a claim */
         return;
     }
     const struct monarch_entry *e = monarch_entry_of(s, id);
     bytes = monarch_progress(s, id, n);
-    if (tracked & TRACK_HANDED) /* it is read again: from the copy, as soon as that is there */
+    if (tracked & TRACK_HANDED) /* a second reading: from the copy, as soon as that is there */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);
@@ -319,7 +322,7 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         monarch_claim_file(s, id);
 }
 
-/* The bytes of the file that were read by now, as far as is known; otherwise 0. */
+/* The number of bytes of the file that were read by now, as far as that is known; otherwise 0. */
 static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
     uint64_t id = monarch_track_entry(tracked);
     uint64_t bytes =

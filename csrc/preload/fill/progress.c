@@ -87,7 +87,8 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
     __atomic_store_n(&at->stream, stream, __ATOMIC_RELEASE);
 }
 
-/* A stream has read what lies before its descriptor's offset. */
+/* A stream has read what lies before its descriptor's offset. Notes a file that it has read to the
+ * end. */
 static void look_at_offset(struct session *s, uint64_t id, int fd) {
     const struct monarch_entry *e = followed(s, id);
     if (e && e->size && sys_lseek(fd, 0, SEEK_CUR) == (long)e->size)
@@ -98,7 +99,8 @@ void monarch_progress_end(const FILE *stream, int fd) {
     struct stream *at = place_of(stream);
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w != 0, 0)) {
-        /* If the offset is shared, another may be reading, and lseek would wait for that. */
+        /* If the offset is shared, another process may be reading, and lseek would wait for that
+         * read. */
         if (w & TRACK_OFFSET && !(w & TRACK_SHARED))
             look_at_offset(monarch_track_session(w), monarch_track_entry(w), fd);
     } else if (__builtin_expect(__atomic_load_n(&at->stream, __ATOMIC_ACQUIRE) == stream && fd >= 0,
@@ -112,7 +114,7 @@ void monarch_progress_end(const FILE *stream, int fd) {
 
 /* --- how long the sources take ---------------------------------------------------------------- */
 
-/* Most that one open or read counts for [ns]: one that hung says nothing of the next. */
+/* Most time that one open or read counts for [ns]: one that hung says nothing about the next. */
 #define MOST_NS 1000000000ULL
 /* The page cache serves an open, or a read of a small file, sooner than this [ns]. */
 #define AT_HAND_NS 20000
@@ -120,20 +122,20 @@ void monarch_progress_end(const FILE *stream, int fd) {
  * asks a server for the open takes longer. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
-/* Where most of the last files were sooner than that, one file in so many is followed all the
- * same. */
+/* If most of the last files came sooner than these limits, one file in this many is followed all
+ * the same. */
 #define FOLLOWED 256
-/* The share that one file adds if it was sooner, and takes away if it was not: SHARE_ALL /
- * SHARE_STEP. */
+/* The shares are moving averages, in which the last value has the weight 1 / SHARE_STEP. SHARE_ALL
+ * is the share when all opens or reads were sooner than the limit. */
 #define SHARE_ALL 1024U
 #define SHARE_STEP 16U
 /* The last value's weight in a mean: 1 / WEIGHT. */
 #define WEIGHT 8
 
-/* Statistics of this process's own opens and reads at the sources: their mean, and the shares of
- * those that were sooner than the page cache's and a local disk's limit. A thread that waited for a
- * processor makes a mean longer than it should be. Threads that write at the same time lose one of
- * their values, and children of a fork inherit them all. */
+/* Statistics of this process's own opens and reads at the sources: their mean time, and the shares
+ * of those that were sooner than the limits for the page cache and for a local disk. A thread that
+ * waited for a processor makes a mean longer than it should be. Threads that write at the same time
+ * lose one of their values, and children of a fork inherit them all. */
 static struct taken {
     uint64_t mean_ns;
     uint32_t at_hand, near;

@@ -11,8 +11,8 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* What was asked for of files that are not to be filled at once: entry << 32 | KiB. Two files in
- * one slot reset each other. */
+/* How much was asked for of files that are not to be filled at the first read: entry << 32 | KiB.
+ * Two files in one slot reset each other. */
 static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
@@ -39,9 +39,9 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
 }
 
 /* Tells the daemon of a file that the catalog does not know, by the kernel's name for it, in which
- * links and dots are resolved. Called only once the file is open: the daemon asks the source for
- * what it is told of, and files that do not exist must not cost anything. A function of its own,
- * because few opens need the stack for a path. */
+ * links and dots are resolved. Called only once the file is open: the daemon asks the source about
+ * each file that it is told of, and files that do not exist must cost nothing. This is a separate
+ * function, because few opens need the stack for a path. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
@@ -55,11 +55,11 @@ __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, i
 
 /* --- whose reads are the fill ----------------------------------------------------------------- */
 
-/* One in so many files of a source whose pages are not kept is read as if they were. */
+/* One in this many files of a source whose pages are not kept is read as if its pages were kept. */
 #define LOOKS 128
 
-/* Where the kernel keeps no pages, the daemon would have to read all of the file again. One file in
- * LOOKS shows whether that is still so. */
+/* If the kernel keeps no pages of a source, the daemon would have to read the whole file again. One
+ * file in LOOKS shows whether that is still so. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
     return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
            id % LOOKS == 0;

@@ -1,5 +1,4 @@
-/* Requests to the daemon for a file's copy, and claims of programs that read the file themselves.
- */
+/* Asks the daemon for copies of files, and claims files that a program's own reads are to fill. */
 #pragma once
 
 #include "preload/session/session.h"
@@ -8,8 +7,8 @@
  * it was read to be worth a copy. */
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
-/* Called when `n` bytes of a file without a copy are asked for. If that, with what this process has
- * asked for before, is reason enough to fill the file, tells the daemon. Returns whether it is. */
+/* Called when a program asks for `n` bytes of a file without a copy. If this process has now asked
+ * for enough of the file to fill it, tells the daemon. Returns whether it has. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
 
 /* --- claims: a program reads a file itself, and its reads are to be the fill. As long as a claim
@@ -19,17 +18,19 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
 int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
 /* Claims the file for this process, which reads it: for a second, fills ahead pass it over. */
 void monarch_claim_file(struct session *s, uint64_t id);
-/* For a claimed file whose reads cannot be followed: the daemon fills it instead. */
+/* Gives up the claim of a file whose reads cannot be followed, and asks the daemon to fill the file
+ * instead. */
 void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id);
 
-/* Whether to expect in the page cache what was read of the file `id`, which lies on one of
- * `sources` (a bit each). One file in LOOKS gets 1 in any case, to see whether that has changed. */
+/* Whether what was read of the file `id` is to be expected in the page cache. The file lies on one
+ * of `sources` (a bit each). One file in LOOKS gets 1 in any case, to see whether the kernel keeps
+ * a source's pages by now. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id);
-/* Whether the claim's descriptor is on its way to the daemon. Such a claim keeps its place, because
- * somebody may wait for its end. */
+/* Whether the claim's descriptor is on its way to the daemon. Such a claim keeps its slot, because
+ * somebody may wait for the claim to end. */
 int monarch_is_on_its_way(uint64_t claim, uint64_t now_ns);
-/* Makes the claim for a descriptor that is to be sent. 0: another descriptor of this file is on its
- * way, or another claim has the slot. */
+/* Makes and returns the claim for a descriptor that is to be sent. Returns 0 if the slot's claim is
+ * of a descriptor on its way, be it of this file or of another that shares the slot. */
 uint64_t monarch_begin_claim(struct session *s, uint64_t id);
 /* Ends this claim, which may have got MONARCH_CLAIM_RECALLED meanwhile. */
 void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim);

@@ -29,7 +29,7 @@ static const char *why_source(const struct session *s, const struct monarch_entr
     if (monarch_entry_is_changed(s, e))
         return reasons[MONARCH_CHANGED];
     unsigned state = MONARCH_WORD_STATE(word);
-    return state < MONARCH_BYPASS ? states[state] : reasons[word >> 4 & 7];
+    return state < MONARCH_BYPASS ? states[state] : reasons[MONARCH_WORD_REASON(word)];
 }
 
 static void count_rank(struct session *s, uint64_t bytes, int missed) {
@@ -72,8 +72,8 @@ ssize_t monarch_count_read(int fd, ssize_t n, off_t at) {
     return n;
 }
 
-/* Tells the daemon of an open. It is not rung and looks in its own time. An open that the daemon
- * has not seen yet costs the next open of that file one load. */
+/* Tells the daemon of an open. The daemon is not rung; it looks in its own time. Until it has
+ * looked, another open of that file costs one load only. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)
@@ -88,23 +88,24 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     tell_opened(s, (uint64_t)o->id);
 }
 
-/* Counts an open at the source and its time: by how long programs wait, the daemon sees whether it
- * asks too much of the source. */
+/* Counts an open at the source and the time that it took. From these times, the daemon sees whether
+ * it asks too much of the source. */
 static void count_wait(struct session *s, uint64_t since_ns) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(&n->source_opens, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&n->source_open_ns, monarch_now_ns() - since_ns, __ATOMIC_RELAXED);
 }
 
-/* Whether the file is small and the source returns it as soon as a copy would be: following its
- * descriptor takes longer than reading it. Such a file is taken to be read to its end. */
+/* Whether the file is small and the source returns it as soon as the page cache does. Then
+ * following its descriptor would take longer than reading the file, so the file is taken to be read
+ * to its end. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
 /* Whether the program's reads are to be the file's fill: the file has no copy, no fill of it has
- * begun, and no program has asked for one since the daemon last looked. Policy's order for a larger
- * file may still come while that file is read. */
+ * begun, and no program has asked for one since the daemon last looked. While the program reads a
+ * larger file, the policy may still order its fill. */
 static int is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                           uint64_t word) {
     if (!monarch_is_read_direct(s, e, id))
@@ -157,8 +158,8 @@ void monarch_not_opened(struct session *s, const struct monarch_opening *o) {
     errno = old_errno;
 }
 
-/* With `metadata: source`, each open asks whether the file is still the one that was copied. A file
- * that is not is recorded as changed, for all processes. */
+/* With `metadata: source`, each open asks the source whether the file is still as it was copied. If
+ * not, the file is recorded as changed, for all processes. */
 static int is_as_known(struct session *s, const struct monarch_entry *e, int dir, const char *path,
                        int flags) {
     uint64_t dev = s->control->source[e->source].dev;
@@ -223,7 +224,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         return;
     o->id = id;
     o->entry = e;
-    /* A caller that does not own the file may not ask for O_NOATIME, but owns every copy. */
+    /* O_NOATIME is for a file's owner only. A caller that does not own the file owns its copy all
+     * the same, so the source must answer. */
     if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -241,7 +243,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        monarch_request_fill(s, e, (uint64_t)id, 0); /* a fill ahead is in use from now on */
+        monarch_request_fill(s, e, (uint64_t)id, 0); /* a fill ahead is now for a program */
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {
         o->entry = NULL;

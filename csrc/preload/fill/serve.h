@@ -11,23 +11,25 @@
 /* What an open for reading leads to. */
 struct monarch_opening {
     const struct monarch_entry *entry; /* NULL: the catalog does not know the path */
-    int64_t id;                        /* number of the entry; MONARCH_OUTSIDE: nothing of ours */
+    int64_t id;                        /* number of the entry; MONARCH_OUTSIDE: in no source */
     int served;                        /* 1: `copy` is the path to open instead */
     uint32_t version;                  /* if not served: the entry's version at the look-up */
     uint64_t word;                     /* if served: names the copy */
     int waited;                        /* 1: the copy was not there at first */
     int is_new;                        /* 1: see monarch_opened_elsewhere */
-    int claimed;                       /* 1: its copy is not wanted yet, see monarch_claim_file */
+    int claimed;                       /* 1: the program's reads are to be the fill */
     char copy[MONARCH_COPY_PATH];
 };
 
-/* For open-like calls. If the file has no copy, the daemon is told that one is wanted from here on,
- * unless the program's reads are to be the fill (`claimed`). */
+/* Looks up a path for an open-like call; *out says what serves it. If the file has no copy, the
+ * daemon is told that one is wanted from here on, unless the program's reads are to be the fill
+ * (`claimed`). */
 void monarch_look_up(struct session *s, int dir, const char *path, int flags,
                      struct monarch_opening *out);
 /* monarch_look_up in two steps, between which a copy can be opened: the kernel then works while the
- * entry comes from memory. The first step returns 0 if there is nothing to look up. It guesses:
- * unless out->word is 0, out->copy is probably the copy. The second step says whether it was. */
+ * entry comes from memory. The first step returns 0 if there is nothing to look up. It also guesses
+ * the copy: unless out->word is 0, out->copy is probably the path to open. The second step shows
+ * whether it is: out->served is 1, and out->word names the same copy as before. */
 int monarch_begin_look_up(struct session *s, int dir, const char *path, int flags,
                           struct monarch_aim *a, struct monarch_opening *out);
 void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, const char *path,
@@ -48,16 +50,16 @@ static inline int monarch_flags_of_copy(int flags) {
     return flags & ~(flags & O_DSYNC ? O_DSYNC : O_NOFOLLOW);
 }
 
-/* Called after the open with `flags`, begun at `since_ns`: `fd` is of the source's file. */
+/* Called after an open with `flags` at the source, which began at `since_ns` and returned `fd`. */
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
                            uint64_t since_ns, int fd);
-/* Called after an open at the source has failed: by a fill the daemon learns whether the file has
- * changed. */
+/* Called after an open at the source has failed: asks for a fill of a claimed file, by which the
+ * daemon learns whether the file has changed. */
 void monarch_not_opened(struct session *s, const struct monarch_opening *o);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 
-/* Called after an open of `path`, as `fd`, that as far as we know leads to nothing of ours. Returns
- * whether it does lead to a file of ours. */
+/* Called after an open of a path that, as far as the look-up tells, leads to no source; `fd` is the
+ * descriptor. Returns whether the path leads to a file of a source after all. */
 static inline int monarch_opened_elsewhere(struct session *s, const struct monarch_opening *o,
                                            const char *path, int fd) {
     return __builtin_expect(o->is_new, 0) && monarch_learn_open(s, path, fd);
@@ -67,6 +69,6 @@ static inline int monarch_opened_elsewhere(struct session *s, const struct monar
  * byte by byte. What the library does not see is counted once, by the size of what can be read:
  * streams, mappings, and files that are left to the source. */
 void monarch_count_source(struct session *s, uint64_t n_bytes);
-/* Counts the n bytes that were read from `fd`, which are the source's as long as it is tracked;
- * returns n. `at` is the offset where they began; -1: the descriptor's own offset. */
+/* Counts the n bytes that were read from `fd`, if it is tracked: only then are they the source's.
+ * Returns n. `at` is the offset where they began; -1: the descriptor's own offset. */
 ssize_t monarch_count_read(int fd, ssize_t n, off_t at);

@@ -1,4 +1,5 @@
-/* The working directory, as far as it says whether a relative path can lead to a source. */
+/* Tracks whether the working directory is so far from all sources that relative paths lead to
+ * none. */
 #pragma once
 
 #include <fcntl.h>
@@ -8,14 +9,14 @@
 #include "preload/session/session.h"
 #include "shared/path.h"
 
-/* Where the working directory lies relative to the sources. FAR saves a getcwd for relative paths
- * far from any source; NEAR always asks the kernel, so that a stale answer costs speed only. The
- * bits above the two low ones count changes of directory. */
+/* Where the working directory lies. FAR: neither below nor above any source, so that relative paths
+ * need no getcwd. NEAR: each relative path asks the kernel, so that a stale NEAR costs speed only.
+ * The bits above the two low ones count changes of directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 extern uint64_t monarch_cwd_is HIDDEN; /* atomic */
 
-/* Whether a path is relative and far from every source: without `..` or a link it leads to none
- * from there. That is so for nearly all relative paths of programs. */
+/* Whether a path is relative to a working directory far from every source, and does not go up:
+ * without a link, it leads to no source. Nearly all relative paths of programs are of this kind. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&
@@ -25,7 +26,7 @@ static inline int monarch_is_far(int dir, const char *path) {
 /* Finds out where the working directory lies, if that is not known. */
 void monarch_find_cwd(const struct session *s);
 
-/* Whether, by its letters, `path` is `root` or lies below it. */
+/* Whether `path`, compared as text, is `root` or lies below it. */
 static inline int monarch_is_below(const char *path, const char *root, size_t root_len) {
     return strncmp(path, root, root_len) == 0 && (path[root_len] == '/' || !path[root_len]);
 }

@@ -13,8 +13,8 @@
  * which is learned again when it is next used. */
 #define SETS 1024
 #define WAYS 4
-/* A thread looks again at a directory that leads elsewhere once in so many opens: a link in it may
- * be new. A look is one fstat. */
+/* A thread looks again at a directory that leads elsewhere once in this many opens, because a link
+ * in the directory may be new. A look is one fstat. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* Linux 5.8 */
@@ -83,8 +83,8 @@ static size_t directory_length(const char *path, size_t n) {
     return slash ? (size_t)(slash - path) : 0;
 }
 
-/* Finds a directory above that is known to lead into a source: this one then leads there as
- * well. */
+/* Finds a directory above this one that is known to lead into a source: then this directory leads
+ * there as well. Returns the word of the directory above, or 0. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {
@@ -97,7 +97,8 @@ static uint64_t inherit(const char *path, size_t directory) {
     return 0;
 }
 
-/* Finds what is known of the path itself, which may be the link, and of the directories above. */
+/* Returns what is known of the path itself, which may be the link, or else `word`, of its
+ * directory, or else what is known of a directory above. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -119,8 +120,8 @@ struct monarch_hint monarch_hint_for(const char *path, size_t n) {
 
 /* --- what the kernel says --------------------------------------------------------------------- */
 
-/* The entry of a file by its inode; -1 if there is none. A source may lie within another, so that
- * one file is in both. */
+/* Finds the number of a file's entry by the inode; -1 if there is none. All sources on the device
+ * are searched, because one source may lie within another. */
 static int64_t entry_of(const struct session *s, const struct monarch_catalog *c, uint64_t dev,
                         uint64_t ino) {
     for (int i = monarch_source_on(s, dev, 0); i >= 0; i = monarch_source_on(s, dev, i + 1)) {
@@ -131,8 +132,8 @@ static int64_t entry_of(const struct session *s, const struct monarch_catalog *c
     return -1;
 }
 
-/* Looks at a directory. The kernel's cached attributes will do: it knows which directory a name is
- * without asking the source's server. */
+/* Gets the identity of a directory; returns 0 if `path` leads to none. The kernel's cached
+ * attributes are good enough, so the source's server is not asked. */
 static int look(const char *path, struct statx *x) {
     return sys6(SYS_statx, AT_FDCWD, (long)path, AT_STATX_DONT_SYNC,
                 STATX_TYPE | STATX_INO | STATX_MNT_ID, (long)x, 0) == 0 &&
@@ -140,8 +141,8 @@ static int look(const char *path, struct statx *x) {
 }
 
 /* Whether two looks saw the same directory by the same mount: two mounts of one directory may have
- * different mounts below them. Older headers do not name the mount's field, which lies behind the
- * device. */
+ * different mounts below them. Older headers have no name for the field of the mount, which lies
+ * behind the device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
@@ -151,9 +152,10 @@ static int is_same_directory(const struct statx *a, const struct statx *b) {
            mount_a == mount_b;
 }
 
-/* The source's directory to which `n` bytes of the path lead. Its inode alone would not do: the
- * directory may have been moved since, and another may have its path. So the path that the catalog
- * knows is looked at as well. */
+/* Returns the entry of the source's directory to which the first `n` bytes of the path lead, or
+ * NULL. The inode alone is not enough: the directory may have been moved since the scan, and
+ * another may have its path. So the path that the catalog has for the entry must lead to the same
+ * directory. */
 __attribute__((noinline)) static const struct monarch_entry *
 directory_at(const struct session *s, const struct monarch_catalog *c, const char *path, size_t n) {
     char name[MONARCH_PATH_MAX];
@@ -192,13 +194,14 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
     if (id >= 0) {
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
-        /* The entry's copy is of the daemon's view of the source, so the root must be ours. */
+        /* The entry's copy was made from the daemon's view of the source, so this process must see
+         * the same root. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;
     }
-    /* Most files of the directory may be no files of a source, and should not pay for the few that
-     * are. */
+    /* Most files of the directory may be outside every source, and should not pay for the few that
+     * are not. So the hint is dropped now and then. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;
@@ -206,15 +209,15 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
 
 /* --- learning --------------------------------------------------------------------------------- */
 
-/* Learns from `st`, to which `path` leads, about the first `n` bytes of the path. Returns whether
- * they lead into a source. */
+/* Learns where the first `n` bytes of the path lead; `st` is of the file to which the whole path
+ * leads. Returns whether the path leads into a source. */
 static int learn(struct session *s, const char *path, size_t n, const struct stat *st) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* A file may become known once its source is scanned, and a directory that leads nowhere
-         * may hold links: both are not taken to lead elsewhere. */
+        /* Two kinds of paths are not taken to lead elsewhere: a file on a source's device before
+         * the scan has ended, which may still find it, and a directory, which may hold links. */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;
@@ -236,8 +239,8 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
            learn(s, path, directory_length(path, strlen(path)), &st);
 }
 
-/* Whether a look at what `n` bytes of `path` lead to is worthwhile. Paths whose letters lead into a
- * source are not for this table, nor are relative ones that may do so. */
+/* Whether to look where the first `n` bytes of `path` lead. This table is not for paths that, as
+ * text, lie in a source, nor for relative paths that may lead there. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

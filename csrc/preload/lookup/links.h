@@ -1,9 +1,9 @@
 /* Paths that lie outside every source and lead into one through a link.
  *
  * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. A small table
- * remembers where the directories that paths name have led. An entry of the table is a hint, which
- * is compared with what the kernel says now before anything is served. So the table may be out of
- * date or lose entries, and needs no lock, neither in signal handlers nor across forks. */
+ * remembers where the directories of paths have led. An entry of the table is a hint: before
+ * anything is served, it is compared with what the kernel says now. So the table may be out of date
+ * or lose entries, and needs no lock, neither in signal handlers nor across forks. */
 #pragma once
 
 #include <sys/stat.h>
@@ -29,22 +29,24 @@ extern uint32_t monarch_links_met HIDDEN;
 /* The hint for a path of `n` bytes, absolute or relative to the working directory. */
 struct monarch_hint monarch_hint_for(const char *path, size_t n);
 
-/* The entry of the directory to which the first `prefix` bytes of `path` lead now. NULL if that is
- * no directory of a source; then the hint is dropped. */
+/* Returns the entry of the directory to which the first `prefix` bytes of `path` lead now. If that
+ * is no directory of a source, drops the hint and returns NULL. */
 const struct monarch_entry *monarch_enter_directory(struct session *s,
                                                     const struct monarch_catalog *c,
                                                     const char *path, size_t prefix);
-/* The entry of the file to which `path` leads now, if the file is as it was scanned; otherwise
- * MONARCH_OUTSIDE. Costs one system call at the source. *version becomes the entry's version, which
- * stays the same as long as the entry is of that file. */
+/* Returns the number of the entry of the file to which `path` leads now, if the file is unchanged
+ * since the scan; otherwise MONARCH_OUTSIDE. The call costs one system call at the source. *version
+ * becomes the entry's version, which stays the same as long as the entry is of that file. */
 int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
                            const char *path, int follow, uint32_t *version);
 
-/* Called after the source has opened a path that the hint calls new: learns where it leads. Returns
- * whether that is a file of a source, so that a look-up by the path may find it now. */
+/* Called after an open at the source of a path whose hint was MONARCH_LEAD_NEW: learns where the
+ * path leads. Returns whether it leads to a file of a source; if so, a look-up of the path may find
+ * the file now. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
-/* The same after a successful stat or opendir of a directory, by any path. Stats of files are too
- * many to learn from. */
+/* Called after a successful stat of a directory by any path: learns where the path leads.
+ * monarch_learn_listed does so after an opendir. There are too many stats of files to learn from
+ * these. */
 void monarch_learn_directory(const char *path, const struct stat *st);
 static inline void monarch_learn_stat(const char *path, const struct stat *st) {
     if (__builtin_expect(S_ISDIR(st->st_mode), 0))

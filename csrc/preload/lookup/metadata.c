@@ -12,7 +12,7 @@
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-/* What was compared with the source may be answered for a limited time. */
+/* The catalog may answer for a limited time after its directories were compared with the source. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
     if (at && monarch_now_ns() - at < s->control->revalidate_ns)
@@ -46,10 +46,10 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
     return monarch_time_ns(t->tv_sec, t->tv_nsec) == ns;
 }
 
-/* Whether the directory still is the one that was listed, as a plain opendir would see it. NFS asks
- * its server whenever a directory is opened, FUSE whenever one is listed; the attributes that both
- * cache, and that a plain stat returns, may be a minute older. A function of its own, because few
- * calls need the stack for the answer. */
+/* Whether the directory is unchanged since it was listed. The answer is as fresh as that of a plain
+ * opendir: NFS asks its server whenever a directory is opened, and FUSE whenever one is listed. The
+ * attributes that both of them cache, and that a plain stat returns, may be a minute older. This is
+ * a separate function, because few calls need the stack for the answer. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;
@@ -61,8 +61,8 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         makedev(now.stx_dev_major, now.stx_dev_minor) == dev &&
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
-    /* The directory has changed: from now on the source lists it, and a listing needs no look
-     * first. Other errors may pass. */
+    /* The directory has changed: from now on the source lists it, and no look is needed before
+     * that. Other errors may be temporary. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;
@@ -70,12 +70,13 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
 
 /* --- listings --------------------------------------------------------------------------------- */
 
-/* Whether the listing lies within the catalog: a damaged one would lead anywhere. */
+/* Whether the listing lies within the catalog: a damaged listing could lead anywhere. */
 static int is_within(const struct monarch_catalog *c, uint64_t listing) {
     return monarch_listing_first(listing) + monarch_listing_length(listing) <= c->capacity;
 }
 
-/* The listing of the directory's last walk; 0 if the directory is known to have changed. */
+/* The listing that the last walk of the directory made; 0 if the directory is known to have
+ * changed. */
 static uint64_t last_listing(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -96,8 +97,9 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* Checked once more after the look: the daemon marks a directory before it notes the new times,
-     * which the look may just have found unchanged. */
+    /* The listing is checked once more after the look. The look may have compared the directory
+     * with new times that the daemon has just noted for it; but the daemon marks a changed
+     * directory before it notes these times. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);
@@ -106,7 +108,7 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 
 /* --- attributes ------------------------------------------------------------------------------- */
 
-/* A file's attributes are those that were scanned, or of which its copy was made, until somebody
+/* A file has the attributes that were scanned, or with which its copy was made, until somebody
  * reports a change. */
 static int can_tell(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
@@ -115,8 +117,8 @@ static int can_tell(const struct monarch_known *k) {
         return monarch_listing_of(k) != 0;
     if (e->kind == MONARCH_OTHER || monarch_entry_is_changed(k->session, e))
         return 0;
-    /* Before the first comparison there is nothing to compare with: the scan looked at these
-     * attributes just now. */
+    /* Before the first comparison with the source, the attributes need not be fresh: the scan has
+     * just read them. */
     const struct monarch_control *control = k->session->control;
     if ((!control->revalidate_ns || __atomic_load_n(&control->compared_ns, __ATOMIC_ACQUIRE)) &&
         !monarch_is_fresh(k->session))
@@ -137,7 +139,7 @@ int monarch_know_near(int dir, const char *path, int follow, struct monarch_know
     if (!s || !s->control->metadata_cached)
         return 0;
     int64_t id = monarch_locate(s, &k->catalog, dir, path, follow);
-    /* Another user may not see all that ours may. */
+    /* Another user may have fewer rights than the daemon's. */
     if (id < 0 || s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return 0;
     monarch_tick(s);

@@ -1,6 +1,6 @@
-/* What the catalog answers for a path in place of the source. It answers only for what exists: that
- * a file does not exist is for the source to say, because a process without the library may have
- * made the file since the scan. */
+/* Answers questions about a path from the catalog, in place of the source. It answers only for what
+ * exists. Only the source can say that a file does not exist, because a process without the library
+ * may have made the file since the scan. */
 #pragma once
 
 #include "preload/lookup/where.h"
@@ -15,16 +15,16 @@ struct monarch_known {
 
 int monarch_know_near(int dir, const char *path, int follow, struct monarch_known *k);
 
-/* Whether the catalog has an entry for what `path` leads to, and this process may be told of it.
- * The functions below say what the catalog can answer for it. */
+/* Whether the catalog has an entry for what `path` leads to, and this process may be told of it; *k
+ * is then that entry. The functions below say what the catalog can answer for the entry. */
 static inline int monarch_know(int dir, const char *path, int follow, struct monarch_known *k) {
     MAYBE_NULL(path);
     return path && !monarch_leads_nowhere(dir, path) && monarch_know_near(dir, path, follow, k);
 }
 
-/* Whether the entry's attributes can be answered. Those of a directory can as long as its listing
- * can, so that a program that compares a directory's times before and after it lists it sees a
- * change. */
+/* Whether the catalog can answer with the entry's attributes. For a directory, it can only as long
+ * as it can list the directory: a program that compares a directory's times before and after
+ * listing it must see a change. */
 int monarch_can_tell(const struct monarch_known *k);
 
 /* Called after the entry's attributes were read: whether they are of one version. */
@@ -34,9 +34,10 @@ int monarch_is_same_version(const struct monarch_known *k);
  * not, the daemon is told. */
 int monarch_is_fresh(struct session *s);
 
-/* The listing of a directory, as long as a look at the source holds; 0: there is none. */
+/* The listing of a directory, if the last look at the source still holds; otherwise 0. */
 uint64_t monarch_listing_of(const struct monarch_known *k);
-/* The same, with a new look if none holds: one statx of `path`, which has led to the entry. */
+/* The listing of a directory. If no look holds, takes a new one: a statx of `path`, which has led
+ * to the entry. Returns 0 if the directory may have changed. */
 uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const char *path);
 
 /* Counts an answer of the catalog in place of the source. */

@@ -1,4 +1,4 @@
-/* Looks up paths as the process gives them: relative ones, those of directory descriptors, through
+/* Looks up paths as the process gives them: relative, by a directory descriptor, or through
  * links. */
 #pragma once
 
@@ -6,44 +6,46 @@
 #include "preload/lookup/links.h"
 
 /* Whether the path is far from every source (monarch_is_far) and this process has met no link into
- * one. Asked before anything else. */
+ * one. This check is cheap, and comes before any other. */
 static inline int monarch_leads_nowhere(int dir, const char *path) {
     return !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED) && monarch_is_far(dir, path);
 }
 
-/* The number of the catalog's entry for a path, MONARCH_OUTSIDE or MONARCH_UNKNOWN. *c becomes the
- * catalog that was asked. Most processes never need a catalog, and so map none. */
+/* Returns the number of the catalog's entry for a path, MONARCH_OUTSIDE or MONARCH_UNKNOWN. *c
+ * becomes the catalog that was asked. Most processes never need a catalog, and therefore map
+ * none. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
 
-/* monarch_locate in two steps: monarch_aim and monarch_locate_aimed. A plain path, absolute and in
- * a source, is looked up by `hash`. */
+/* What the first step of monarch_locate (monarch_aim) hands to the second (monarch_locate_aimed). A
+ * plain path, absolute and in a source, is looked up by `hash`. */
 struct monarch_aim {
     const struct monarch_catalog *catalog;
     /* If not NULL, the first `skip` bytes of the path lead, through a link outside, to this
      * directory of a source. */
     const struct monarch_entry *base;
     size_t skip;
-    enum monarch_lead lead; /* how the path leads into a source, if not by its letters */
+    enum monarch_lead lead; /* how the path leads into a source, unless its text does */
     uint32_t version; /* with MONARCH_LEAD_FILES: the entry's version, see monarch_enter_file */
-    int is_open;      /* 1: an open asks; only opens use the hint MONARCH_LEAD_FILES */
-    int is_new;       /* 1: the path's letters lead to no source, and no hint says more */
+    int is_open;      /* 1: this is for an open; only opens use MONARCH_LEAD_FILES */
+    int is_new;       /* 1: as text, the path lies in no source, and no hint says more */
     const char *rel;  /* the path within the source */
     size_t len;
     uint64_t hash;
-    int is_alias; /* 1: the path ends with the name that leads to the source, which may be a link */
+    int is_alias;   /* 1: the path's last name is what leads into the source; it may be a link */
     int64_t likely; /* the answer of monarch_guess, or -1 */
     int source;     /* -1: an odd path, resolved the slower, exact way */
 };
-/* The first step. 0: as far as the path tells, it leads to nothing of ours. */
+/* The first step. Returns 0 if, as far as the path itself tells, it leads to no source. */
 int monarch_aim(struct session *s, int dir, const char *path, int is_open, struct monarch_aim *a);
 int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
                              int follow);
 
-/* Resolves to the place itself: the path relative to the source, without links and dots. */
+/* Resolves the path to a place: the entry, and the path within the source without links and
+ * dots. */
 void monarch_locate_place(struct session *s, const struct monarch_aim *a, int dir, const char *path,
                           int follow, struct monarch_place *place);
 
-/* The kernel's name of an open file (MONARCH_PATH_MAX bytes); 0: there is none. The file may have
- * lost that name since. */
+/* Writes the kernel's name of an open file to `out` (MONARCH_PATH_MAX bytes). Returns 0 if there is
+ * none. The file may have lost that name since. */
 int monarch_name_of(int fd, char *out);

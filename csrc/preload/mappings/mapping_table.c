@@ -7,7 +7,7 @@
 
 #include "preload/process/attributes.h"
 
-/* After this time the lock's holder is gone: a vfork's child that was killed [ns]. */
+/* After this time the lock's holder is taken to be gone: a child of vfork that was killed [ns]. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 
@@ -29,10 +29,11 @@ void monarch_slots_recount(void) {
     __atomic_store_n(&monarch_mappings_waiting, GET(given_up) ? 0 : n, __ATOMIC_RELEASE);
 }
 
-/* [adopt] In the child of a fork. Another thread of the parent may have been changing the table at
- * that moment, and nobody knows how far it had come; then the child frees all slots. A replacement
- * goes on in the parent alone, before or after this process was made: a thread that replaces first
- * checks what is mapped there. */
+/* [adopt] Called in the child of a fork. If another thread of the parent was changing the table at
+ * that moment, nobody knows how far it had come, so the child frees all slots. A replacement that
+ * was under way goes on in the parent alone, so its slot waits again here. The mapping may have
+ * been replaced before the fork or not: a thread that replaces first checks what is mapped
+ * there. */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
     for (int i = 0; i < SLOTS; i++)
@@ -181,7 +182,7 @@ int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
         sys_signals(SIG_SETMASK, set);
         return !busy;
     }
-    /* No replacement begins any more; one that has begun must end first. */
+    /* The lock is lost: no replacement begins any more, but one that has begun must end first. */
     int busy = is_busy(begin, end);
     if (!is_busy(0, UINT64_MAX))
         __atomic_store_n(&monarch_mappings_waiting, 0, __ATOMIC_RELEASE);

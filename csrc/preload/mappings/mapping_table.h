@@ -26,7 +26,7 @@ struct slot {
     uint32_t tries;
 };
 
-/* What belongs to this process alone. All zeros in the child of a fork. */
+/* What belongs to this process alone. In the child of a fork, it is all zeros. */
 struct own {
     uint32_t lock;   /* atomic */
     uint32_t pid;    /* 0: the table is still the parent's */
@@ -40,18 +40,19 @@ extern struct slot monarch_slots[SLOTS];
 #define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
-/* [lock] The caller has blocked signals. 0: the lock is lost, and nothing is ever replaced
- * again. */
+/* [lock] Takes the table's lock; the caller has blocked signals. Returns 0 if the lock is lost:
+ * then nothing is ever replaced again. */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);
 int monarch_slots_are_lost(void);
-/* Called with the lock held. A range for which there is no slot stays on the source. */
+/* Called with the lock held. If no slot is free, the range stays on the source. */
 void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);
 
-/* Whether nothing waits in the range; takes no lock. If so, the mapping is not ours to tell of. */
+/* Whether no mapping waits in the range; takes no lock. If none does, there is nothing to say of
+ * the range. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
-/* See monarch_mappings_say. 0: a replacement is under way in the range; call again. */
+/* See monarch_mappings_say. Returns 0 while a replacement is under way in the range: call again. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what);

@@ -1,8 +1,8 @@
 /* Records what the interposed calls do to mappings that wait for their copies.
  *
  * What belongs to this process alone (the table's lock, the thread) lies on a page of its own. The
- * kernel clears the page in the child of a fork, by whatever call that is made, and shares it with
- * the child of a vfork. */
+ * kernel clears this page in the child of a fork, whichever call makes the child, and shares the
+ * page with the child of a vfork. */
 #include "preload/mappings/mappings.h"
 
 #include <errno.h>
@@ -16,7 +16,8 @@
 static struct own *own;  /* atomic; NULL until the first mapping */
 static uint32_t refused; /* atomic, 1: all memory is locked */
 
-/* Rounded to whole pages, as the kernel does; some machines have pages of 64 KiB. */
+/* The ends of a range, rounded to whole pages as the kernel does; some machines have pages of 64
+ * KiB. */
 static uint64_t begin_of(const void *at) { return (uint64_t)at & ~(getauxval(AT_PAGESZ) - 1); }
 static uint64_t end_of(const void *at, uint64_t n) {
     uint64_t page = getauxval(AT_PAGESZ), end = (uint64_t)at + n;
@@ -26,8 +27,9 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* The thread is within one system call and holds no lock. It ends about as soon as the caller
-     * would get the kernel's own lock of the address space, for which it is about to ask. */
+    /* The thread is within one system call and holds no lock of ours. That call ends about as soon
+     * as the caller would get the kernel's lock of the address space, for which the caller is about
+     * to ask anyway. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);
 }
@@ -38,8 +40,8 @@ void monarch_mappings_refuse(int refuse) {
         monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
 }
 
-/* [start] Starts the thread, if needed; the caller has blocked signals. If it cannot be started,
- * nobody can replace mappings: then all slots are freed. */
+/* [start] Starts the thread, if needed; the caller has blocked signals. If the thread cannot be
+ * started, nobody can replace mappings, so all slots are freed. */
 static void start(struct own *o) {
     int old_errno = errno;
     if (!monarch_slots_lock(o))
@@ -62,7 +64,7 @@ static void start(struct own *o) {
 
 static struct own *own_page(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE), *none = NULL;
-    /* Without such a page no thread could tell a fork's child from its parent. */
+    /* Without this page no thread could tell a fork's child from its parent. */
     if (o || !(o = sys_new_wiped_page()))
         return o;
     o->pid = (uint32_t)sys_getpid();

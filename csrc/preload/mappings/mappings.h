@@ -14,7 +14,7 @@ int monarch_mapping_can_wait(int prot, int flags);
 void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, int flags,
                          uint64_t offset);
 
-/* Called before the call that removes or changes a mapping. When it returns, no replacement is
+/* Called before a system call that removes or changes a mapping. When it returns, no replacement is
  * under way in the range, and after MONARCH_FORGET none will begin. `what`: MONARCH_FORGET, or an
  * advice that is repeated for the copy. */
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what);

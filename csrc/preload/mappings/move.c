@@ -16,8 +16,8 @@
 /* Time between two looks of the thread: while a copy is being made, and before that [ns]. */
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
-/* The thread's stack. Its frames take 6 KiB; glibc takes static thread-locals out of the stack, and
- * signals take their frame [bytes]. */
+/* Size of the thread's stack [bytes]. Our frames take 6 KiB; glibc puts the static thread-locals on
+ * the stack as well, and a signal needs a frame. */
 #define STACK 262144
 /* Limits after which a mapping is left alone: looks at an entry that is PRESENT but whose copy
  * cannot be mapped (no descriptors, no address space), and the time for which a daemon shows no
@@ -46,7 +46,7 @@ static enum verdict judge(const struct slot *s, uint64_t *word) {
 
 #define NO_COPY (-4096) /* not the number of any error */
 
-/* A descriptor of the copy, or an error; NO_COPY if it must not be used. */
+/* Opens the copy. Returns a descriptor or an error; NO_COPY if the copy must not be used. */
 static int open_copy(const struct slot *s, uint64_t word) {
     const struct monarch_control *k = s->session->control;
     const struct monarch_tier *tier = &k->tier[MONARCH_WORD_TIER(word)];
@@ -56,8 +56,8 @@ static int open_copy(const struct slot *s, uint64_t word) {
     monarch_copy_path(s->session, word, path);
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
-    /* Closing any descriptor of a file drops the process's locks on it, also those taken through
-     * another. */
+    /* Closing any descriptor of a file drops the process's locks on the file, also those taken
+     * through another descriptor. */
     if (!S_ISREG(st.st_mode) || st.st_dev != tier->dev || st.st_ino != e->copy_ino ||
         (uint64_t)st.st_size != e->size || monarch_has_locks(st.st_dev, st.st_ino))
         return NO_COPY;
@@ -65,7 +65,9 @@ static int open_copy(const struct slot *s, uint64_t word) {
 }
 
 /* Maps the copy over the source's mapping. The kernel removes the old mapping before it asks the
- * file system, so a trial mapping is made elsewhere first, to see that the copy can be mapped. */
+ * file system, so a trial mapping is made elsewhere first, to see that the copy can be mapped.
+ * Returns 1 if the copy is mapped, 0 if that may be tried again, -1 if the check just before the
+ * replacement fails. */
 static int map_over(const struct slot *s, int copy, uint64_t word) {
     uint64_t n = s->end - s->begin, now;
     int flags = s->flags & (MAP_SHARED | MAP_PRIVATE | MAP_NORESERVE), done = 0;
@@ -91,7 +93,8 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
     return done;
 }
 
-/* [take] [mark] Takes the slot: from here on, whoever changes the range waits for us. */
+/* [take] [mark] Takes the slot: from here on, a thread that is about to change the range waits for
+ * this one. */
 static int take(struct own *o, struct slot *s, const struct slot *seen) {
     int taken = 0;
     if (!monarch_slots_lock(o))
@@ -101,8 +104,8 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
         taken = 1;
     }
     monarch_slots_unlock(o);
-    /* [given_up] A thread that has lost the lock looks for REPLACING after it has given up, so that
-     * one of us sees the other. */
+    /* [given_up] A thread that has lost the lock looks for REPLACING after it has given up, so one
+     * of the two threads sees the other. */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;
@@ -110,7 +113,7 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
     return taken;
 }
 
-/* [drop] Frees the slot if it is as it was seen and there is no hope. */
+/* [drop] Frees the slot if it is still as it was seen, and is hopeless or was tried TRIES times. */
 static void drop(struct own *o, struct slot *s, const struct slot *seen, int hopeless) {
     if (!monarch_slots_lock(o))
         return;
@@ -126,7 +129,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* [release] Without the lock, which may be lost while somebody waits for this slot. */
+        /* [release] The slot is released without the lock, which may be lost while somebody waits
+         * for this slot. */
         __atomic_store_n(&s->state, done || s->tries > TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();
@@ -144,7 +148,7 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Whether the daemon has shown any sign of life of late. A killed daemon leaves its session as it
+/* Whether the daemon has shown a sign of life lately. A killed daemon leaves its session as it
  * was. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-/* Atomic: the number of ranges that wait. A process that maps nothing of ours pays for this load
+/* Atomic: the number of ranges that wait. A process that maps no source file pays for this load
  * alone. */
 extern uint32_t monarch_mappings_waiting;
 

@@ -11,18 +11,18 @@
 #define LIMIT_NS 1000000000ULL
 #define STACK_BYTES 16384
 
-/* Lies at the beginning of the thread's memory; the thread's stack comes after it. */
+/* This struct lies at the beginning of the thread's memory; the thread's stack comes after it. */
 struct apart {
     uint32_t runs; /* futex: the kernel clears it when the thread has left this memory */
     void (*work)(void *data);
     uint64_t data[MONARCH_APART_BYTES / 8];
 };
 
-/* Runs the work in a table of its own. close_range leaves all descriptors out while it copies the
- * table (Linux 6.13; from 5.9 on at most the lowest 64 are copied and closed). On older kernels
- * unshare copies the whole table, and closing descriptor 0, mostly the standard input, makes a
- * number free. Either way the process's own table is unchanged, and no lock ends, because locks
- * belong to a table. */
+/* Runs the work with a table of descriptors of its own. close_range copies the table without its
+ * descriptors (Linux 6.13; from 5.9 on, it copies at most the lowest 64 and closes them). On older
+ * kernels unshare copies the whole table, and closing descriptor 0, mostly the standard input,
+ * makes a number free. Either way the process's own table is unchanged, and no lock ends, because
+ * locks belong to a table. */
 static int run(void *at) {
     struct apart *a = at;
     if (sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
@@ -31,8 +31,8 @@ static int run(void *at) {
     return 0;
 }
 
-/* Signals are blocked: no handler may run in the thread, which has no thread-local memory of its
- * own. */
+/* Starts the thread with signals blocked: no handler may run in it, because it has no thread-local
+ * memory of its own. */
 static int start(struct apart *a) {
     const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD |
                       CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;
@@ -45,7 +45,8 @@ static int start(struct apart *a) {
     return tid > 0;
 }
 
-/* The thread's memory is freed only once it has ended: a thread that hangs goes on using it. */
+/* The thread's memory is freed only once the thread has ended: a thread that hangs goes on using
+ * it. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n) {
     struct apart *a = n <= MONARCH_APART_BYTES ? sys_new_pages(STACK_BYTES) : NULL;
     if (!a)

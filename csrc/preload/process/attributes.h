@@ -5,11 +5,12 @@
  * access would go through a pointer. */
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* For large tables that are seldom used. They lie behind all small variables, which then share a
- * page: every page that is written to costs each process that a job starts. */
+/* For large tables that are seldom used. They lie behind all small variables, so that these share
+ * one page: every page that is written to is a cost for each process that a job starts. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
-/* Makes the compiler keep our checks for NULL: the headers declare such pointers as never null. */
+/* Makes the compiler keep our checks for NULL, although libc's headers declare the pointer as never
+ * null. */
 #define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
 
 #define PUBLIC __attribute__((visibility("default")))

@@ -1,5 +1,5 @@
-/* The one table of what is interposed. A `64` twin is an alias of its function, never a copy;
- * FORTIFIED names are what _FORTIFY_SOURCE makes of the plain ones.
+/* The one table of the functions that are interposed. A `64` twin is an alias of its function,
+ * never a copy; FORTIFIED names are what _FORTIFY_SOURCE makes of the plain ones.
  *
  *   X(name, return type, arguments)          found in the libraries behind us at its first call
  *   F(name, return type, arguments)          found as well, at the start, and not interposed
@@ -207,8 +207,8 @@ struct file_handle;
     X(setns, int, (int fd, int type))
 
 /* Functions that we call but do not interpose. The pthread functions are for the thread of move.c:
- * linking to them would require a newer libc than we do. __tsan_init exists under ThreadSanitizer
- * only. */
+ * linking to them would require a newer libc than the rest of the library needs. __tsan_init exists
+ * under ThreadSanitizer only. */
 #define MONARCH_FOUND(F)                                                                  \
     F(fdopendir, DIR *, (int fd))                                                         \
     F(pthread_create, int,                                                                \
@@ -219,8 +219,8 @@ struct file_handle;
     F(pthread_attr_setdetachstate, int, (pthread_attr_t * attr, int state))               \
     F(__tsan_init, void, (void))
 
-/* Gives a function another name. `.set`, because the headers give the two spellings different
- * types, though the same layout. A file's twins stand at its end. */
+/* Gives a function another name. The assembler's `.set` is used, because the headers declare the
+ * two names with different types, though of the same layout. A file's twins stand at its end. */
 #define TWIN(alias, name) __asm__(".globl " #alias "\n.set " #alias ", " #name);
 
 #define X(name, ret, args) typedef ret(*name##_call) args;
@@ -239,7 +239,8 @@ extern struct real_calls monarch_real HIDDEN;
 __attribute__((cold)) void monarch_real_init(void) HIDDEN;
 __attribute__((cold)) void *monarch_real_find(void **at, const char *name) HIDDEN;
 
-/* The function, or NULL before its first call. The lowest values are no functions, see real.c. */
+/* The function, or NULL if it was not found yet. The values 0 and 1 are no functions (see ABSENT in
+ * real.c). */
 static inline void *monarch_real_if_found(void **at) {
     void *found = __atomic_load_n(at, __ATOMIC_RELAXED);
     return __builtin_expect((uintptr_t)found > 1, 1) ? found : NULL;
@@ -250,11 +251,11 @@ static inline void *monarch_real_of(void **at, const char *name) {
     return __builtin_expect(found != NULL, 1) ? found : monarch_real_find(at, name);
 }
 
-/* The next library's function; NULL if there is none. Constructors of other libraries may call us
- * before ours has run. */
+/* The function of the libraries behind ours; NULL if none has it. It is found at its first call,
+ * which may come before our constructor, from the constructor of another library. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
-/* The same without a search, for functions that have no stack for it; NULL before the first
- * call. */
+/* The function if it was found before, otherwise NULL. Nothing is searched: this is for callers
+ * that have no stack for a search. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
 /* The result of a system call of our own, as libc would return it. */

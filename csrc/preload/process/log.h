@@ -1,5 +1,4 @@
-/* MONARCH_LOG=debug: writes what the library does in a process, one line each, to a file per
- * process. */
+/* Logs what the library does, to one file for each process, if MONARCH_LOG is `debug`. */
 #pragma once
 
 extern int monarch_logging;

@@ -65,7 +65,7 @@ int monarch_is_mapped(uint64_t begin, uint64_t end, const struct monarch_mapped 
                       uint64_t offset, int shared) {
     struct monarch_reader r;
     struct line l;
-    uint64_t upto = begin; /* end of the match so far; neighbours in one file may share a line */
+    uint64_t upto = begin; /* end of the match so far; a line may cover several mappings */
     if (!monarch_reader_open(&r, MAPS))
         return 0;
     while (upto < end && read_line(&r, &l)) {

@@ -1,16 +1,17 @@
-/* Asks the kernel what is mapped at an address: /proc/self/maps. */
+/* Asks the kernel, through /proc/self/maps, what is mapped at an address. */
 #pragma once
 
 #include <stdint.h>
 
-/* A file as the kernel identifies it there. stat may identify it differently (overlayfs, btrfs), so
+/* A file as /proc/self/maps identifies it. stat may identify it differently (overlayfs, btrfs), so
  * the identity is read when a mapping is made, and compared later. */
 struct monarch_mapped {
     uint64_t major, minor, ino;
 };
 
-/* Finds the file mapped at `at`; 0 if there is none. */
+/* Finds the file that is mapped at `at`. Returns 0 if there is none. */
 int monarch_mapped_file(uint64_t at, struct monarch_mapped *out);
-/* Whether all of [begin, end) maps this file from `offset` on, for reading only. */
+/* Whether all of [begin, end) maps this file from `offset` on, for reading only, and MAP_SHARED or
+ * not as `shared` says. */
 int monarch_is_mapped(uint64_t begin, uint64_t end, const struct monarch_mapped *file,
                       uint64_t offset, int shared);

@@ -2,19 +2,20 @@
 
 #include "shared/sys.h"
 
-/* Longest wait of a fork: the tier, or the source, may hang [ns]. */
+/* Longest time that a fork waits for such descriptors, whose tier or source may hang [ns]. */
 #define FORK_NS 20000000ULL
-/* How long a fork, from its beginning, may keep other threads from opening. After that the kernel
- * has long copied the descriptors, or a handler has jumped out of the fork [ns]. */
+/* Longest time for which a fork keeps other threads from opening such a descriptor [ns]. By then
+ * the kernel has long copied the descriptors, or a signal handler has jumped out of the fork. */
 #define FORKING_NS 100000000ULL
 
-static uint32_t open_now, forking; /* atomic: threads */
+static uint32_t open_now, forking; /* atomic: numbers of threads */
 static uint64_t fork_ns;           /* atomic: when the last fork began */
 
 static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATOMIC_SEQ_CST); }
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
-/* Never below 0: both counts are reset when a child is noticed whose fork we did not see. */
+/* The count never falls below 0: both counts are reset when the library finds itself in the child
+ * of a fork that it did not see. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&

@@ -4,11 +4,13 @@
  * long. */
 #pragma once
 
-/* Called around such a descriptor's life. The first waits while another thread forks. */
+/* Called before such a descriptor is opened, and after it was closed. The first waits while another
+ * thread forks. */
 void monarch_momentary_begin(void);
 void monarch_momentary_end(void);
 
-/* Called around a fork in the parent. The first waits until no such descriptor is open. */
+/* Called in the parent, before and after a fork. The first waits until no such descriptor is
+ * open. */
 void monarch_momentary_before_fork(void);
 void monarch_momentary_after_fork(void);
 /* Called in the child of a fork, which has only one of the parent's threads. */

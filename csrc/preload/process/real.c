@@ -14,10 +14,10 @@
 
 struct real_calls monarch_real;
 
-/* Most tables that are kept. If more libraries stand before libc, the rest of those are not
- * searched. */
+/* Most tables that are kept. If more libraries come before libc, the last of these are not
+ * searched; libc always is. */
 #define TABLES 64
-/* Stands for a function that no library has. */
+/* The value of a function that no library has. */
 #define ABSENT ((void *)1)
 
 /* The dynamic symbol table of one loaded library. */
@@ -59,7 +59,8 @@ static int read_table(struct table *t, const struct dl_phdr_info *info) {
     if (!dyn)
         return 0;
     for (; dyn->d_tag != DT_NULL; dyn++) {
-        /* glibc relocates these in place; the kernel's vDSO has them still relative. */
+        /* glibc has relocated these addresses in place; in the kernel's vDSO they are still
+         * relative. */
         ElfW(Addr) at = dyn->d_un.d_ptr < t->base ? dyn->d_un.d_ptr + t->base : dyn->d_un.d_ptr;
         if (dyn->d_tag == DT_SYMTAB)
             t->symbols = (const void *)at;
@@ -80,7 +81,8 @@ static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
     return at;
 }
 
-/* A default version beats a hidden one (`__xstat` has only hidden ones since glibc 2.33). */
+/* Returns the symbol's address, or NULL. A default version is preferred to a hidden one (`__xstat`
+ * has only hidden ones since glibc 2.33). */
 static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
     const ElfW(Addr) *bloom = (const void *)(h + 4);

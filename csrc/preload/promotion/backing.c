@@ -52,8 +52,8 @@ static int is_ours(int backing) {
 
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
-/* Makes a duplicate of `of` with a high number; -1 if there is none. What is closed on the way is a
- * descriptor that the program never had. */
+/* Makes a duplicate of `of` with a high number. Returns -1 if no number is free, or none that the
+ * table holds; then the duplicate, which the program never had, is closed unseen. */
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(of, command, FIRST_NUMBER);
@@ -95,8 +95,8 @@ static int set_backing(int fd, int high) {
     return known;
 }
 
-/* Moves a backing descriptor to another number: the program, which does not know of it, is about to
- * give its number to another file. */
+/* Moves a backing descriptor to another number: the program, which does not know of this
+ * descriptor, is about to give its number to another file. */
 static void give_way(int backing, int fd) {
     int high = high_duplicate(backing, close_on_exec(fd));
     if (high >= 0 && note(fd, high, backing))
@@ -104,11 +104,11 @@ static void give_way(int backing, int fd) {
     else if (high >= 0)
         monarch_close_unseen(high, backing);
     else
-        monarch_backing_close_slow(fd); /* no number left: its locks end */
+        monarch_backing_close_slow(fd); /* no number is left: its locks end */
 }
 
-/* Drops the process's POSIX locks on the copy's source file. Closing any descriptor of a file drops
- * them, also those that were taken through another. */
+/* Drops all POSIX locks of the process on the copy's source file, as the close of any descriptor of
+ * that file would. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -202,7 +202,7 @@ void monarch_backing_flag_slow(int fd, int flag) {
 #define KCMP_FILE 0
 
 struct duplicates {
-    int of, by; /* by: what `act` uses */
+    int of, by; /* by: the descriptor that `act` uses, or -1 */
     void (*act)(int fd, const struct duplicates *d);
 };
 
@@ -213,8 +213,8 @@ static void if_duplicate(int fd, void *data) {
         d->act(fd, d);
 }
 
-/* Calls act for each other descriptor of this process that shares `fd`'s open file; for none if the
- * kernel does not compare descriptors. */
+/* Calls act for each other descriptor of this process that shares `fd`'s open file. Calls it for
+ * none if the kernel does not compare descriptors (kcmp). */
 static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
     struct duplicates d = {fd, by, act};
     monarch_for_descriptors(if_duplicate, &d);
@@ -266,7 +266,8 @@ static int open_backing(int fd, const char *path, const struct session *s,
     return is_it ? high : fresh >= 0 || fresh == -ENOENT || fresh == -ELOOP ? -1 : -2;
 }
 
-/* The backing descriptor that `fd` has, or a new one. */
+/* Returns the backing descriptor that `fd` has, or a new one; errors are as for
+ * monarch_backing_fd. */
 static int find_or_open(int fd) {
     char path[MONARCH_PATH_MAX];
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
@@ -283,7 +284,7 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    if (known >= 0) /* that of an earlier descriptor, which was closed unseen */
+    if (known >= 0) /* it is of an earlier descriptor, which was closed unseen */
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
         return -1;

@@ -11,18 +11,18 @@
  * nothing more. */
 extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
 
-/* The backing descriptor of a copy's descriptor, opened if need be, at the same offset. -1: the
- * descriptor is not one of a copy, or its file has no name any more. -2: the backing descriptor
- * cannot be opened. */
+/* Returns the backing descriptor of a copy's descriptor, opened if need be and set to the same
+ * offset. Returns -1 if the descriptor is not a copy's, or if the source file has lost its name; -2
+ * if the backing descriptor cannot be opened. */
 int monarch_backing_fd(int fd);
 
-/* Called after a lock was granted, before which a writer may have held it. If the file differs from
- * the copy, the descriptor and its duplicates in this process become the source's. */
+/* Called after a lock was granted, which a writer may have held before. If the source file differs
+ * from the copy by now, the descriptor and its duplicates in this process become the source's. */
 void monarch_backing_compare(int fd);
 
-/* For calls that later tell the program the descriptor's number, or last until the file is changed:
- * a copy's descriptor and its duplicates in this process become the source's. 0: no further
- * descriptor can be had. */
+/* Makes a copy's descriptor, and its duplicates in this process, the source's. This is for calls
+ * that later tell the program the descriptor's number, or that last until the file is changed.
+ * Returns 0 if no further descriptor can be had. */
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were asked for on a backing descriptor: they end when any descriptor of
@@ -40,8 +40,8 @@ void monarch_backing_replace_slow(int fd, int fresh, int flags);
 void monarch_backing_duplicate_slow(int fd, int fresh);
 void monarch_backing_flag_slow(int fd, int flag);
 
-/* Called before a range is closed. Backing descriptors of descriptors outside the range stay open.
- * that_stays returns the next of them that is not below `from`, or last + 1. */
+/* Called before a range is closed. Backing descriptors of descriptors outside the range stay open:
+ * monarch_backing_that_stays returns the first of these from `from` on, or last + 1. */
 void monarch_backing_close_range(unsigned first, unsigned last);
 uint64_t monarch_backing_that_stays(uint64_t from, unsigned first, unsigned last);
 void monarch_backing_flag_range(unsigned first, unsigned last); /* marks close-on-exec */

@@ -12,10 +12,11 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Files whose descriptors are being replaced: the kernel drops a process's POSIX locks on the old
- * file when it closes that, for which some sources ask their server (flush). Each slot is the
- * process << 40 | a hash of the file. A slot is free if it is 0, or of a process that this one was
- * forked from. */
+/* Files whose descriptors are being replaced. With a replacement the kernel closes the old file,
+ * which drops the process's POSIX locks on it; some sources ask their server for that (flush). So a
+ * thread that is about to take a lock on the file waits for the close. Each slot is the process <<
+ * 40 | a hash of the file. A slot is free if it is 0, or of a process from which this one was
+ * forked. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;
@@ -24,7 +25,7 @@ static uint64_t closing_of(uint64_t dev, uint64_t ino) {
     return (uint64_t)monarch_track_process() << 40 | monarch_mix(ino ^ monarch_mix(dev)) >> 24;
 }
 
-/* Takes a slot; NULL: all slots are in use. */
+/* Takes a slot. Returns NULL if all slots are in use. */
 static uint64_t *begin_closing(uint64_t mark) {
     for (int i = 0; i < CLOSINGS; i++) {
         uint64_t w = __atomic_load_n(&closings[i], __ATOMIC_SEQ_CST);
@@ -107,9 +108,9 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     char path[MONARCH_COPY_PATH];
     struct monarch_pin pin;
-    /* An offset that is not 0 was moved by a call that we did not see: such a descriptor stays. The
-     * offset is asked before the descriptor is pinned, because lseek waits for other threads'
-     * reads. */
+    /* An offset that is not 0 was moved by a call that we did not see: such a descriptor stays the
+     * source's. The offset is asked before the descriptor is pinned, because lseek waits for other
+     * threads' reads. */
     if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PINNED) ||
         MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_mine() ||
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)

@@ -16,13 +16,13 @@ int monarch_is_still(int fd, const struct session *s, const struct monarch_entry
 int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
 /* Called when locks are taken, or asynchronous signals asked for, on the file behind this
- * descriptor: closing any descriptor of the file would drop them, so from here on none of its
- * descriptors is replaced. 0: a descriptor that was being replaced was not closed within 5 s,
- * because the source does not answer. */
+ * descriptor. Closing any descriptor of the file would drop them, so from here on no descriptor of
+ * the file is replaced. Returns 0 if a descriptor that was being replaced was not closed within 5
+ * s, because the source does not answer. */
 int monarch_keep_locks(int fd);
 /* Called after a lock was granted on a source's file: if the file differs from what the catalog
  * knows of it, records it as changed, so that the source answers its reads. */
 void monarch_compare_source(int fd);
-/* Called before asking whether a descriptor is a copy's: from here on the answer stays the same. 0
- * as for monarch_keep_locks. */
+/* Called before asking whether a descriptor is a copy's: from here on the answer stays the same.
+ * Returns 0 as monarch_keep_locks does. */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }

@@ -26,15 +26,16 @@ int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e
 
 /* --- from a copy to its file ------------------------------------------------------------------ */
 
-/* The mode is compared first: hardly any other file has it, so that the catalog need not be
- * asked. */
+/* Whether a file with this mode may be a copy. Hardly any other file has this mode, so nearly all
+ * files are ruled out without the catalog. */
 int monarch_has_mode_of_copy(unsigned mode) {
     return (mode & (S_IFMT | 07777)) == (S_IFREG | 0400);
 }
 
-/* A file system may reuse the inode of a copy that is gone for anybody's new file. So the size must
- * be the entry's, and an entry without a PRESENT copy vouches only for a dropped copy that is still
- * open: that has no name any more, or still has the copy's name, which goes in a moment. */
+/* Whether `st` describes the entry's copy. The inode is not enough: once a copy is gone, the file
+ * system may give its inode to anybody's new file. So the size must be the entry's. If the entry's
+ * copy is not PRESENT, `st` can only be of a dropped copy that is still open: that copy has no name
+ * any more, or still has its name, which is about to be removed. */
 static int is_copy_of(const struct session *s, const struct monarch_entry *e,
                       const struct stat *st) {
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -69,8 +70,8 @@ monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const 
         int t = monarch_tier_on(*s, st->st_dev, 0);
         if (t < 0)
             continue;
-        /* An old session's catalog is used only if it is mapped: a new daemon may have made one of
-         * the same name. */
+        /* Of an old session, only a catalog that is mapped already is used: a new daemon may have
+         * made a catalog of the same name. */
         *c = newest ? monarch_catalog_of(*s) : __atomic_load_n(&(*s)->catalog, __ATOMIC_ACQUIRE);
         for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {
             const struct monarch_entry *e = copy_in(*s, *c, (unsigned)t, st);

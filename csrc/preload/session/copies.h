@@ -1,4 +1,5 @@
-/* Paths of copies and of their source files, and the way back from a descriptor's attributes. */
+/* Builds the paths of copies and of source files, and finds a copy's entry by the copy's
+ * attributes. */
 #pragma once
 
 #include <string.h>
@@ -25,16 +26,18 @@ static inline void monarch_copy_path(const struct session *s, uint64_t word, cha
     name[MONARCH_COPY_NAME] = 0;
 }
 
-/* Writes the entry's path at the source (MONARCH_PATH_MAX bytes); 0 if the path is longer. */
+/* Writes the entry's path at the source to `path` (MONARCH_PATH_MAX bytes). Returns 0 if it does
+ * not fit. */
 int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
                         const struct monarch_entry *e, char *path);
-/* Whether a file with the attributes `st` is as the catalog describes it. */
+/* Whether a file with the attributes `st` is the entry's file, unchanged since the scan. */
 int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e,
                           const struct stat *st);
 
 int monarch_has_mode_of_copy(unsigned mode);
-/* The entry whose copy `st` describes, or NULL. Of `st` the device, inode, mode, links, size and
- * mtime are used. *s is the newest session; on return *s and *c are the session and the catalog of
- * the entry, because descriptors outlive the daemon that made their copies. */
+/* Returns the entry whose copy has the attributes `st`, or NULL. It reads the device, inode, mode,
+ * link count, size and mtime of `st`. The caller sets *s to the newest session. On return, *s and
+ * *c are the session and the catalog of the entry; they may be an earlier daemon's, because
+ * descriptors outlive the daemon that made their copies. */
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st);

@@ -18,7 +18,7 @@ static int may_read_everything(const struct monarch_control *k) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2] = {{.effective = 0}};
     const uint32_t mask = 1U << CAP_DAC_OVERRIDE | 1U << CAP_DAC_READ_SEARCH;
-    /* In its own user namespace, root is root over some files only. */
+    /* A process that is root only in its own user namespace may read only some files. */
     return sys6(SYS_capget, (long)&header, (long)data, 0, 0, 0, 0) == 0 &&
            (data[0].effective & mask) && are_our_users(k);
 }
@@ -32,7 +32,7 @@ static int may_read_everything(const struct monarch_control *k) {
 #define UNMAPPED 65534 /* what a user namespace shows for a group that has no number in it */
 
 /* Whether all of the daemon's groups are among the `n` groups. Both lists are usually sorted, so
- * that each search continues where the last one ended. */
+ * each search continues where the last one ended. */
 static int has_groups(const struct monarch_control *k, const uint32_t *groups, long n) {
     long at = 0, unmapped = 0, missing = 0;
     for (long i = 0; i < n; i++)
@@ -44,13 +44,15 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
         if (tried == n && ++missing > unmapped)
             return 0;
     }
-    /* In a container the process keeps the groups that it came with, most of which have no number
-     * there, and no call adds one of these. So there, and only there, missing groups are accepted
-     * as long as they are no more than the unmapped ones. */
+    /* In a container, which has its own user namespace, the process keeps the groups that it came
+     * with. Most of them have no number there (UNMAPPED), and no call can add such a group. So
+     * there, and only there, groups may be missing, as long as no more are missing than are
+     * unmapped. */
     return !missing || !are_our_users(k);
 }
 
-/* Gets the effective group and all others. -EINVAL: there are more than `room`. */
+/* Writes the effective group and all others to `groups`. Returns their number, or an error: -EINVAL
+ * if there are more than `room`. */
 static long get_groups(uint32_t *groups, long room) {
     groups[0] = (uint32_t)sys6(SYS_getegid, 0, 0, 0, 0, 0, 0);
     long n = sys6(SYS_getgroups, room - 1, (long)(groups + 1), 0, 0, 0, 0);
@@ -78,7 +80,7 @@ static int has_daemons_groups(const struct monarch_control *k) {
 
 /* ---------------------------------------------------------------------------------------------- */
 
-/* Another user has no rights to copies. */
+/* Another user than the daemon's is not checked, because it has no rights to copies. */
 int monarch_rights_suffice(const struct session *s) {
     const struct monarch_control *k = s->control;
     if (sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) == (long)k->owner) {

@@ -5,5 +5,5 @@
 
 #include "preload/session/session.h"
 
-/* 0: every read goes to the source. */
+/* Returns 0 if this process may not: then every read goes to the source. */
 int monarch_rights_suffice(const struct session *s);

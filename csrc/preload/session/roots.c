@@ -8,9 +8,9 @@ static uint32_t foreign; /* atomic: some thread sees other mounts or another roo
 
 /* --- mounts --------------------------------------------------------------------------------- */
 
-/* Whether a mount point lies below `path`; 1 in doubt. Asked in another mount namespace than the
- * daemon's (a container), where what is mounted below a source is not what was scanned. The stack
- * may be small. */
+/* Whether a mount point lies below `path`; 1 in doubt. This matters in another mount namespace than
+ * the daemon's (a container): what is mounted there below a source was not scanned. mountinfo is
+ * read in small pieces, because the stack may be small. */
 __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
     char buf[512];
     unsigned field = 0; /* field of the line, from 0; the fifth is the mount point */
@@ -30,7 +30,7 @@ __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t 
                 field++;
             } else if (field == 4 && !differs) {
                 differs = same == path_len || *at != path[same];
-                /* Blanks are written as \040: the comparison then ends, in doubt. */
+                /* mountinfo writes a blank as \040, at which the comparison ends in doubt. */
                 found = differs && *at == (same == path_len ? '/' : '\\');
                 same++;
             }
@@ -78,8 +78,9 @@ int monarch_has_foreign_tier(const struct monarch_control *k) {
 
 /* --- roots ---------------------------------------------------------------------------------- */
 
-/* A session has a word for the sources' paths and one for their aliases. The lower half has two
- * bits per source, 1: the root is ours, 2: it is another; the upper half counts changes of root. */
+/* session.roots has one word for the sources' paths and one for their aliases. The lower half of a
+ * word has two bits per source: 0 not known, 1 the root is ours, 2 it is another directory. The
+ * upper half counts the process's changes of root. */
 static_assert(MONARCH_MAX_SOURCES <= 16, "their bits fill the lower half");
 
 static int is_ours_now(const struct session *s, unsigned source, int by_alias) {
@@ -103,8 +104,8 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
         /* After a chroot the tiers' paths may lead elsewhere too. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
-        /* An answer from before a chroot must not outlive it: the count has changed then, and we
-         * ask again. */
+        /* An answer from before a chroot must not be stored after it: the chroot has changed the
+         * count, and the loop asks again. */
         while (seen >> 32 == then >> 32)
             if (__atomic_compare_exchange_n(word, &seen, seen | (same ? 1ULL : 2ULL) << source * 2,
                                             0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))

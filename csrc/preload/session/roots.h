@@ -3,13 +3,14 @@
 
 #include "preload/session/session.h"
 
-/* Whether the source's root, as this process sees it, is the directory that was scanned. */
+/* Whether the source's path (by_alias: its alias) leads this process to the directory that was
+ * scanned. */
 int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias);
 static inline int monarch_root_is_ours(struct session *s, unsigned source, int by_alias) {
     uint64_t known = __atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3;
     return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
 }
-/* The same by either the source's path or its alias: a program may use the alias alone. */
+/* Whether the path or the alias leads there: a program may use the alias alone. */
 static inline int monarch_sees_source(struct session *s, unsigned source) {
     for (int by_alias = 0; by_alias < 2; by_alias++)
         if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)
@@ -22,7 +23,7 @@ int monarch_mounts_are_ours(struct session *s);
 void monarch_roots_may_differ(void);  /* after chroot */
 void monarch_roots_are_foreign(void); /* in another mount namespace, for good */
 
-/* Whether a tier's path leads this process to another directory than the daemon's, with other
- * content under the names of copies. A path that leads nowhere (a container without the tier)
- * serves nothing. */
+/* Whether a tier's path leads this process to another directory than the daemon, so that other
+ * files may have the names of copies. If so, warns the user. A path that leads nowhere (in a
+ * container without the tier) does no harm: nothing is served from it. */
 int monarch_has_foreign_tier(const struct monarch_control *k);

@@ -12,10 +12,12 @@
 #include "shared/xxh3.h"
 
 #define DIR_MAX 256
-/* "catalog.", 20 digits and the NUL; a first open may be on a small stack [bytes]. */
+/* Room for "catalog.", 20 digits and the NUL [bytes]. It is small, because a first open may be on a
+ * small stack. */
 #define NAME_BYTES 29
-/* Addresses kept for the next daemon. A process rarely has more than two sessions at a time; an
- * address that finds no place here costs address space and no memory. */
+/* Addresses of each kind that are kept for later sessions. A process rarely has more than two
+ * sessions at a time. An address that finds no place here stays mapped, which costs address space
+ * but no memory. */
 #define SPARES 4
 
 static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
@@ -46,8 +48,8 @@ __attribute__((noinline)) static int open_segment(const char *name, int flags) {
     return sys_openat(AT_FDCWD, path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 }
 
-/* Sets the size to 0 for a file that is not ours alone: another user who can write to it could
- * redirect our reads. */
+/* Gets the segment's size and identity. The size is 0 for a file that is not this user's alone:
+ * another user who can write to it could redirect our reads. */
 __attribute__((noinline)) static void look_at(int fd, struct monarch_segment *out) {
     struct stat st;
     out->size = 0;
@@ -75,7 +77,7 @@ int monarch_was_stopped(void) {
     return fd >= 0;
 }
 
-/* A mapping to be made, and what became of it. */
+/* A mapping to be made, and its result. */
 struct request {
     char name[NAME_BYTES];
     struct monarch_segment found;
@@ -85,8 +87,9 @@ struct request {
 };
 static_assert(sizeof(struct request) <= MONARCH_APART_BYTES, "it is copied");
 
-/* Runs `map`, in a thread with its own descriptors if the process has none left: a change that is
- * not recorded would let other processes read the old copy. */
+/* Runs `map`. If the process has no descriptor left, runs it again in a thread with its own table
+ * of descriptors: a change that could not be recorded would let other processes read the old
+ * copy. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)
@@ -137,7 +140,7 @@ static int paths_fit(const struct monarch_control *k) {
 }
 
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size) {
-    /* Another version's may be shorter, but begins alike. */
+    /* A segment of another version may be shorter, but its first fields are the same. */
     if (size < offsetof(struct monarch_control, state) || k->magic != MONARCH_MAGIC)
         return 0;
     if (k->version != MONARCH_VERSION) {
@@ -235,7 +238,7 @@ void monarch_release_session(struct session *s) {
     monarch_discard_range(MONARCH_RANGE_CLIENTS, s->clients, 1);
 }
 
-/* --- those that are mapped later -------------------------------------------------------------- */
+/* --- segments that are mapped later ----------------------------------------------------------- */
 
 const struct monarch_fills *monarch_fills_of(struct session *s) {
     const struct monarch_fills *old = __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
@@ -245,8 +248,9 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     struct monarch_fills *fresh = monarch_map_range(MONARCH_RANGE_FILLS, &reused);
     if (!fresh)
         return NULL;
-    /* The segment was found by name. A daemon that replaces this one closes its session before it
-     * creates its own segments, so a session that still serves owns the segment. */
+    /* The segment was found by name. A daemon that replaces this session's daemon closes this
+     * session before it creates segments. So if this session still serves, the segment is its
+     * own. */
     if (monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->fills, &old, fresh, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return fresh;
@@ -254,7 +258,7 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     return old;
 }
 
-/* Whether the header's offsets are right: those of a damaged header would lead anywhere. */
+/* Whether the header's offsets are right: the offsets of a damaged header could lead anywhere. */
 static int is_sound(const struct monarch_catalog *c, uint64_t size) {
     struct monarch_catalog right;
     if (size < sizeof *c || c->magic != MONARCH_MAGIC || c->capacity > MONARCH_MAX_ENTRIES ||
@@ -276,7 +280,7 @@ const struct monarch_catalog *monarch_catalog_slow(struct session *s,
     if (!monarch_map_segment(name, &found))
         return old;
     const struct monarch_catalog *c = found.map;
-    /* A new daemon may have made this catalog, under a name that the old one's had as well. */
+    /* A new daemon may have made this catalog, under the same name as one of the old daemon's. */
     if (is_sound(c, found.size) && c->generation == generation && monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->catalog, &old, c, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         uint32_t n = __atomic_fetch_add(&s->older_used, 1, __ATOMIC_RELAXED);

@@ -3,8 +3,8 @@
 
 #include "preload/session/session.h"
 
-/* Finds the session's directory from the configuration's path; 0 if MONARCH_CONFIG names no
- * file. */
+/* Computes the path of the session's directory from the configuration's path. Returns 0 if the
+ * configuration does not exist. */
 int monarch_find_session_dir(const char *config);
 const char *monarch_session_dir(void);
 /* Whether the last daemon of the session was stopped by a user. */
@@ -14,26 +14,33 @@ struct monarch_segment {
     const void *map;
     uint64_t size, dev, ino;
 };
-/* Maps a whole segment for reading; 0 if there is none, or it is not ours alone. */
+/* Maps a whole segment for reading. Returns 0 if there is none, or if it is not this user's
+ * alone. */
 int monarch_map_segment(const char *name, struct monarch_segment *out);
 
-/* Opens a segment; -errno on failure. *size is 0 if it is empty or not ours alone. */
+/* Opens a segment. Returns its descriptor, or -errno. *size is 0 if the segment is empty or not
+ * this user's alone. */
 int monarch_open_segment(const char *name, int flags, uint64_t *size);
 
-/* Whether a daemon of this version serves, and no field of its segment would lead us astray. */
+/* Whether a daemon of this version serves, and the counts and lengths in its segment are in their
+ * bounds. */
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size);
 
-/* Whether the name `control` still leads to the segment that the session has mapped. It does not
- * after somebody has removed the session's directory: then nobody tells us when the daemon ends. */
+/* Whether the name `control` still leads to the segment that the session has mapped. It no longer
+ * does once somebody has removed the session's directory: then nothing tells us when the daemon
+ * ends. */
 int monarch_is_linked(const struct session *s);
 
-/* Segments that have the same size in every session, so that their addresses are reused. */
+/* Segments whose size is the same in every session, so that their addresses can be reused. */
 enum monarch_range { MONARCH_RANGE_CLIENTS, MONARCH_RANGE_FILLS, MONARCH_RANGES };
-/* Maps such a segment; NULL on failure. *reused: other threads may still know the address. */
+/* Maps one of these segments. Returns NULL on failure. *reused becomes 1 if an earlier session used
+ * the address, so that other threads may still know it. */
 void *monarch_map_range(enum monarch_range kind, int *reused);
-/* Gives back a range that no other thread has seen. A reused range is cleared and kept instead. */
+/* Unmaps a range that no other thread has seen. A range with `reused` is cleared instead, and its
+ * address kept for a later session. */
 void monarch_discard_range(enum monarch_range kind, void *at, int reused);
 
-/* Maps zeros over all that the session has mapped: a thread that has hung in a call since may still
- * read there, or count. It then finds no file, no tier and no daemon. */
+/* Maps zeros over all segments of the session. They are not unmapped, because a thread that has
+ * hung in a call may still read or count there. That thread then finds no file, no tier and no
+ * daemon. */
 void monarch_release_session(struct session *s);

@@ -1,27 +1,29 @@
-/* The process's connection to a daemon's session: found at load, followed when daemons come and go,
- * never waited for. Nothing here takes a lock or keeps a descriptor open. */
+/* The process's connection to a daemon's session. The session is found at load, and followed when
+ * daemons come and go. No function here waits for a daemon, takes a lock or keeps a descriptor
+ * open. */
 #pragma once
 
 #include "shared/catalog.h"
 
-/* Number of replaced catalogs that a process remembers: a larger catalog does not know copies that
- * were dropped before it was made, and descriptors of those copies may still be open. */
+/* Number of replaced catalogs that a process keeps. A newer, larger catalog does not know the
+ * copies that were dropped before it was made, and descriptors of these copies may still be
+ * open. */
 #define MONARCH_OLDER 8
 
 /* A session is never freed: threads that hang in a call, waiting mappings and the words of track.h
- * refer to it. Once nothing of its segments is needed, zeros are mapped over them. */
+ * refer to it. Once its segments are no longer needed, zeros are mapped over them. */
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
     const struct monarch_fills *fills;     /* atomic, NULL until it is needed */
     const struct monarch_catalog *catalog; /* atomic */
     uint64_t roots[2];                     /* atomic: see monarch_root_is_ours */
-    /* Atomic. Low bit: 1 if a switch file exists, or nothing may be read from copies. Upper bits:
-     * the number of the look that found that. */
+    /* Atomic. Low bit: 1 if nothing may be read from copies, because a switch file exists, for
+     * example. Upper bits: the number of the look that has found that (attach.c). */
     uint32_t off;
-    uint32_t mounts;        /* atomic: 1 our mount namespace is the daemon's, 2 it is not */
+    uint32_t mounts;        /* atomic: 1 our mount namespace is the daemon's, 2 not, 0 not known */
     struct session *before; /* atomic: the session of an earlier daemon; its copies may be open */
-    /* Atomic. Replaced catalogs, of which the oldest may be missing; they stay mapped for their
+    /* Atomic. The last MONARCH_OLDER catalogs that were replaced; they stay mapped for their
      * readers. */
     const struct monarch_catalog *older[MONARCH_OLDER];
     uint32_t older_used; /* atomic */
@@ -29,7 +31,7 @@ struct session {
     uint64_t dev, ino;   /* identify the segment `control` */
     uint64_t linked_ns; /* atomic: when a change last saw the name `control` lead to this segment */
     uint32_t listings;  /* atomic: open directories that list from its catalog */
-    uint32_t needed;    /* atomic: the last search that found an open copy of it, see attach.c */
+    uint32_t needed;    /* atomic: the last search that found one of its copies open (attach.c) */
     uint32_t released;  /* atomic, 1: nothing is mapped any more */
     uint32_t distrusts; /* 1: when we attached, a tier was another directory than the daemon's */
     uint32_t reused;    /* 1: `clients` lies at an address that an earlier session used */
@@ -50,7 +52,7 @@ static inline int monarch_is_off(const struct session *s) {
     return (int)(__atomic_load_n(&s->off, __ATOMIC_RELAXED) & 1);
 }
 
-/* The session for a read or a look-up; NULL: the source is to answer. */
+/* The session that serves a read or a look-up. NULL: the source must answer. */
 static inline struct session *session_for_reading(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     if (__builtin_expect(!s, 1))
@@ -60,8 +62,8 @@ static inline struct session *session_for_reading(void) {
     return monarch_session_slow();
 }
 
-/* The session for a change. A change is recorded also while everything is switched off: what was
- * changed then must not be served from its copy later. */
+/* The session in which to record a change, or NULL. Changes are recorded even while everything is
+ * switched off: a file that is changed then must not be served from its copy later. */
 struct session *monarch_session_for_change(void);
 static inline struct session *session_for_change(void) {
     return __builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1)
@@ -72,8 +74,8 @@ static inline struct session *session_for_change(void) {
 /* The newest session, if this is its number (5 bits); otherwise a session that serves nothing. */
 struct session *monarch_session_at(unsigned number);
 
-/* Replaces `old` by the newest catalog, if that can be mapped; returns the session's catalog after
- * that. */
+/* Replaces `old` by the newest catalog, if that can be mapped. Returns the catalog that the session
+ * has then. */
 const struct monarch_catalog *monarch_catalog_slow(struct session *s,
                                                    const struct monarch_catalog *old);
 /* The newest catalog that can be mapped; NULL before there is one. */
@@ -85,33 +87,36 @@ static inline const struct monarch_catalog *monarch_catalog_of(struct session *s
     return monarch_catalog_slow(s, c);
 }
 
-/* The entry in the newest catalog; NULL if there is none of this number. */
+/* Entry `id` of the newest catalog; NULL if the catalog has no entry of this number. */
 static inline const struct monarch_entry *monarch_entry_of(struct session *s, uint64_t id) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
 }
 
-/* Whether the entry's file is no longer what the catalog and its copy say. */
+/* Whether the entry's file was recorded as changed, so that the catalog and the copy are out of
+ * date. */
 static inline int monarch_entry_is_changed(const struct session *s, const struct monarch_entry *e) {
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
-/* The segment `fills`, mapped when it is first needed; most processes never need it. NULL:
- * unfinished copies are not read. */
+/* The segment `fills`. It is mapped when it is first needed, because most processes never need it.
+ * NULL if it cannot be mapped: then unfinished copies are not read. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
 /* Checks the switch files, our rights, and that the session's directory is still there; at most
  * once a second. */
 void monarch_tick(struct session *s);
-/* The user or the groups may have changed: checks our rights at once, for the newest session. */
+/* Called when the user or the groups may have changed: checks at once whether our rights suffice
+ * for the newest session. */
 void monarch_rights_may_differ(void);
 
 struct monarch_stats *monarch_my_stats(struct session *s);
 
-/* The node's rank that this process belongs to, as its launcher numbers it: the number + 1. A rank
- * is a training process with its workers. 0: no launcher has given a number. */
+/* The rank of this node to which this process belongs: the launcher's number + 1. A rank is a
+ * training process with its workers. 0 if no launcher has given a number. */
 extern unsigned monarch_rank __attribute__((visibility("hidden")));
-/* Call it in a constructor: later, other threads may change the environment. */
+/* Reads monarch_rank from the environment. Called in a constructor: later, other threads may change
+ * the environment. */
 void monarch_rank_init(void);
 
 /* The number of the first source / tier from `from` on that lies on this device; -1 if there is
@@ -123,7 +128,7 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
 /* Wakes the daemon if it sleeps. */
 void monarch_ring(struct session *s);
-/* Whether there may be room for a path. */
+/* Whether monarch_hint_scan may have room for a path. */
 int monarch_may_hint_scan(const struct session *s);
 /* Sends the daemon a path that its catalog does not know. The path is a hint: it is dropped when
  * there is no room. */

@@ -19,7 +19,8 @@ struct told {
 };
 static_assert(sizeof(struct told) <= MONARCH_APART_BYTES, "it is copied");
 
-/* Opens a segment of at least `least` bytes that is ours alone; -errno on failure. */
+/* Opens a segment that has at least `least` bytes and is this user's alone. Returns its descriptor,
+ * or -errno. */
 static int open_ours(const char *name, int flags, uint64_t least, struct told *t) {
     uint64_t size;
     int fd = monarch_open_segment(name, flags, &size);

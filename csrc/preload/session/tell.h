@@ -1,15 +1,15 @@
-/* Reports changes of a process that has no room to map a daemon's segments.
+/* Reports file changes to the daemon from a process that has no room to map the daemon's segments.
  *
- * The limit is RLIMIT_AS or vm.max_map_count. The changes are written to files of the session, and
- * the daemon marks them in the changed filter. */
+ * Such a process has reached RLIMIT_AS or vm.max_map_count. The changes are written to files of the
+ * session, and the daemon marks them in the changed filter. */
 #pragma once
 
 #include <sys/stat.h>
 
-/* Whether, when this process last looked for a daemon, one served that it had no room to attach
- * to. */
+/* Whether this process, when it last looked for a daemon, found one to which it had no room to
+ * attach. */
 int monarch_lacks_room(void);
 
-/* Tells such a daemon that a file has changed, or (is_tree) a directory with all that is below it.
- * Returns whether it was told, which it is only of files on a source's device. */
+/* Tells that daemon that a file has changed or, with is_tree, a directory and all that is below it.
+ * Returns whether the daemon was told; it is told only of files on a source's device. */
 int monarch_tell_change(const struct stat *st, int is_tree);

@@ -7,8 +7,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Environment variable set once the line was written, for processes that this one starts or
- * becomes: after exec, only the environment knows that the warning was given. */
+/* Environment variable that is set once the line was written. It tells the processes that this one
+ * starts or becomes: after exec, only the environment knows that the warning was given. */
 #define SAID "MONARCH_WARNED"
 
 static struct stat stderr_at_load;
@@ -28,8 +28,8 @@ static int stderr_is_what_it_was(void) {
 
 #define PART_BYTES 1024 /* bytes of an environment read at a time: the stack may be small */
 
-/* Whether the parent has warned already, which it has if it was started with the library and a
- * configuration too: a job is many processes and should say a thing once. */
+/* Whether the parent has warned already. It has if it, too, was started with the library and a
+ * configuration. A job has many processes and should warn once. */
 __attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
     char path[32], buf[PART_BYTES + 32];

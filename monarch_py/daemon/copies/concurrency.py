@@ -1,8 +1,6 @@
 """Sets how many fills are in flight at the sources, by what they bring and how long programs
 wait."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -196,7 +194,7 @@ class ReadsInFlight:
             self.width = max(self.least, int(self.width * BACK))
         self._keep(BACK_HOLD)
 
-    def _judge(self, rate: _Rate) -> None:
+    def _judge(self, rate: "_Rate") -> None:
         if self._trial is None:
             self._kept += 1
             if self._kept >= self._hold:
@@ -213,7 +211,7 @@ class ReadsInFlight:
             self.width = before
             self._keep(self._hold if self._down else min(HOLD, 2 * self._hold))
 
-    def _try(self, rate: _Rate) -> None:
+    def _try(self, rate: "_Rate") -> None:
         """Puts the next width on trial; `rate` is what it is compared with."""
         wanted = self.width // 2 if self._down else self.width * 2
         wanted = min(max(wanted, self.least), self.most)
@@ -238,11 +236,11 @@ class _Rate:
     files: int
 
     @classmethod
-    def between(cls, since_s: float, before: Counted, now_s: float, so_far: Counted) -> _Rate:
+    def between(cls, since_s: float, before: Counted, now_s: float, so_far: Counted) -> "_Rate":
         files, seconds = so_far.files - before.files, now_s - since_s
         return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
 
-    def growth_over(self, before: _Rate) -> float:
+    def growth_over(self, before: "_Rate") -> float:
         """By which factor more comes than before. Where the files are of another kind, the smaller
         factor of the two counts is taken: larger files bring more bytes, and smaller ones more
         files, with nothing gained."""

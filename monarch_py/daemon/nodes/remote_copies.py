@@ -5,8 +5,6 @@ is known to have the file: it has given all of it before, or all nodes are beyon
 use in a plan.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 
@@ -53,7 +51,7 @@ class RouteChooser:
         self._tried: dict[int, float] = {}  # when each place was last asked
 
     @classmethod
-    def of(cls, config: Config, engine: Engine, peers: Mapping[int, Peer]) -> RouteChooser:
+    def of(cls, config: Config, engine: Engine, peers: Mapping[int, Peer]) -> "RouteChooser":
         places = len(peers) + 2  # the sources, and each node by its number, this one too
         throughput = Throughput(places, lambda: engine.flows(places), config.performance)
         return cls(engine, throughput, peers, chooses=config.peers.fetch == "fastest")

@@ -1,7 +1,5 @@
 """A piecewise linear model of the time of preprocessing by the number of threads (Lobster 4.1)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +23,7 @@ class PiecewiseLinear:
     intercept: Floats
 
     @classmethod
-    def fit(cls, x: npt.ArrayLike, y: npt.ArrayLike, pieces: int) -> PiecewiseLinear:
+    def fit(cls, x: npt.ArrayLike, y: npt.ArrayLike, pieces: int) -> "PiecewiseLinear":
         """The lines that fit the measurements best, by least squares.
 
         x : (points,), for example threads;  y : (points,), for example seconds per batch;  pieces :
