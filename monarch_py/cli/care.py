@@ -19,7 +19,7 @@ from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
-# Widths of the first two columns: those of the longest level and of the longest name of a thing.
+# Widths of the first two columns: the longest level, and the longest name of an examined thing.
 WIDTHS = (7, 15)
 
 

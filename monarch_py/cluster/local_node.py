@@ -181,7 +181,7 @@ def _check_record(config: Config, record: list[Listed], name: str) -> None:
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino
         # One sample with the same inode is enough, since the other files may have been replaced
-        # meanwhile.
+        # since they were listed.
         if not is_same or (samples and all(_inode(file) != ino for file, ino in samples)):
             raise _other_source(source.path, name)
 

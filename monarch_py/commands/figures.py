@@ -52,8 +52,8 @@ class Figures:
 
 
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> npt.NDArray[np.int32]:
-    """The node that owns each unit, (units,); PFS if no node owns it. The owners are those that the
-    daemons choose: by uses, or by hash if there are too many nodes and units for that.
+    """The node that owns each unit, (units,); PFS if no node owns it. The owners are chosen as the
+    daemons choose them: by uses, or by hash if there are too many nodes and units for that.
 
     sizes : (units,) [bytes];  quota : what each node can hold [bytes]; None for everything
     """

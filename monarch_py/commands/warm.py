@@ -26,7 +26,8 @@ from monarch_py.util.hanging import LIMIT_S, hanging
 ORDER = 65536
 # Number of directories in one request. A path of 4 KiB that is not valid text takes 24 KiB in JSON.
 DIRECTORIES = 32
-# Number of files that the daemon looks at in one request. Other commands wait meanwhile.
+# Number of files that the daemon looks at in one request. It is small because other commands wait
+# during the request.
 LOOKS = 64
 # Least pause between two looks at the catalog [s]. The pause is longer if the looks would take more
 # than a tenth of the time.

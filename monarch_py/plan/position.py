@@ -381,9 +381,9 @@ class PositionEstimator:
         return any(last.is_chance for last in self._evidence(self._least))
 
     def _evidence(self, accesses: int) -> list[_Evidence]:
-        """How well the last accesses fit: those of as many looks as are needed for `accesses`
-        accesses. Returns one item for all units and one for the units in runs of the node, without
-        an item that proves nothing; an empty list if fewer accesses are known."""
+        """How well the last accesses fit. Takes whole looks until they have `accesses` accesses.
+        Returns one item for all units and one for the units in runs of the node, but no item that
+        proves nothing; an empty list if fewer accesses are known."""
         if self.weighed < accesses:
             return []
         last, known = [], 0

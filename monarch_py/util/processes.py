@@ -19,7 +19,8 @@ REAP_LIMIT_S = 0.5
 
 
 def end(process: "subprocess.Popen[Any]", limit_s: float) -> None:
-    """Ends a child and waits for its end: with SIGTERM, and after a while with SIGKILL."""
+    """Ends a child process with SIGTERM, or with SIGKILL if it has not ended after `limit_s`.
+    Returns once the process has ended."""
     process.terminate()
     try:
         process.wait(limit_s)
