@@ -1,6 +1,6 @@
 """The errors that end a command with one sentence instead of a traceback.
 
-Each says whose fault it is and carries the exit status of the command that meets it::
+Each class says whose fault the error is, and carries the exit status of the command::
 
     MonarchError            1   something went wrong; the message says what
     ├── ConfigError         2   the configuration cannot work
@@ -15,7 +15,7 @@ from typing import ClassVar
 
 
 class MonarchError(Exception):
-    """The base of all errors of this package: its message is one sentence for the user."""
+    """The base of all errors of this package. The message is one sentence for the user."""
 
     exit_status: ClassVar[int] = 1
 

@@ -1,6 +1,6 @@
 """The C parts as Python sees them: layouts as numpy dtypes, types of arrays, enumerations.
 
-No layout is written down here: every offset, size and number comes from the compiled headers.
+This module writes down no layout: every offset, size and number comes from the compiled headers.
 """
 
 from enum import IntEnum
@@ -14,7 +14,7 @@ import monarch_py._native
 
 ffi: Any = monarch_py._native.ffi
 lib: Any = monarch_py._native.lib
-# What arrays hold; `Ids` are numbers of entries in the catalog.
+# Types of arrays, by what they hold; `Ids` hold numbers of entries in the catalog.
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -74,14 +74,14 @@ class JobStatus(IntEnum):
     ABANDONED = lib.MONARCH_ABANDONED
 
 
-# The C types of arrays, by dtype; `struct_dtype` adds those of structs.
+# The C type of an array's elements, by dtype; `struct_dtype` adds the types of structs.
 INTEGERS = ("int8", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
 C_TYPES: dict[np.dtype[Any], str] = {np.dtype(name): f"{name}_t" for name in INTEGERS}
 C_TYPES[np.dtype(np.float64)] = "double"
 
 
 def struct_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a C struct of plain numbers and pointers: same offsets, same size."""
+    """The numpy dtype with the offsets and the size of a C struct of plain numbers and pointers."""
     ctype = ffi.typeof(name)
     names, formats, offsets = [], [], []
     for field, info in ctype.fields:
@@ -104,9 +104,10 @@ HOME = struct_dtype("struct monarch_home")
 
 
 def pointer(array: Array, dtype: npt.DTypeLike | None = None) -> Any:
-    """The memory of an array as a C array of its dtype's type. The array must be contiguous.
+    """The memory of an array as a C array of the type that its dtype stands for. Without `dtype`,
+    the array must be contiguous.
 
-    dtype : what C takes; it reads a copy where the array is another one or not contiguous
+    dtype : what C takes. C reads a copy if the array has another dtype or is not contiguous
     """
     if dtype is not None:
         array = np.ascontiguousarray(array, dtype)
@@ -114,7 +115,8 @@ def pointer(array: Array, dtype: npt.DTypeLike | None = None) -> Any:
 
 
 def not_null(pointer: Any, why_not: str) -> Any:
-    """What C has made. MemoryError, with a sentence, if it is NULL."""
+    """Returns `pointer`, the result of a C function. Raises MemoryError, with the sentence
+    `why_not`, if it is NULL."""
     if pointer == ffi.NULL:
         raise MemoryError(why_not)
     return pointer

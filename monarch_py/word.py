@@ -12,7 +12,7 @@ Words = npt.NDArray[np.uint64]
 
 
 def make(state: int, reason: int = 0, tier: Any = 0, copy: Any = 0) -> Any:
-    """Packs a word (uint64); if `tier` or `copy` is an array, so is the result."""
+    """Packs a word (uint64). If `tier` or `copy` is an array, the result is an array of words."""
     tiers, copies = np.asarray(tier, dtype=np.uint64), np.asarray(copy, dtype=np.uint64)
     return np.uint64(state | reason << 4) | (tiers << np.uint64(8)) | (copies << np.uint64(12))
 

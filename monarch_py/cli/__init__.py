@@ -1,6 +1,6 @@
-"""The `monarch` command. Each module holds the commands of one concern.
+"""The `monarch` command. Each module of this package holds the commands of one concern.
 
-An error that a user can correct becomes one sentence and an exit status here.
+This module turns an error that a user can correct into one sentence and an exit status.
 """
 
 import os
@@ -22,8 +22,8 @@ from monarch_py.util.spelling import hint
 __all__ = ["main"]
 
 
-# module -> its commands. A module is loaded when one of them is called: `status` needs none of the
-# daemon's code.
+# The commands of each module. A module is loaded only when one of its commands is called, so that
+# `status`, for example, does not load the daemon's code.
 MODULES = {
     "care": ("clear", "doctor", "verify"),
     "lifecycle": ("run", "serve", "start", "stop"),
@@ -37,8 +37,8 @@ MODULES = {
 COMMANDS = {command: module for module, commands in MODULES.items() for command in commands}
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 DID_YOU_MEAN = r"\.? \(?Did you mean(.*?)\)?$"
-# Raised for a group without a command, which then shows its help. Older versions of click show the
-# help by themselves.
+# The exception that click raises for a group without a command; the group's help is shown then.
+# Older versions of click lack the exception, and show the help themselves.
 NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
@@ -91,7 +91,8 @@ def _help(words: tuple[str, ...]) -> None:
 
 
 def _leave_the_library() -> None:
-    """Executes this command again without our preload library, which `module load` sets.
+    """Executes this command again without our preload library, if LD_PRELOAD names it, as after
+    `module load`.
 
     A daemon under the library would scan and fill from its own copies, and `verify --source` would
     compare a copy with itself. The job that `run` starts gets the library from `run`.
@@ -107,7 +108,8 @@ def _leave_the_library() -> None:
 
 
 def _sentence(error: click.ClickException) -> str:
-    """A message of click in our style, with a hint where the options are explained."""
+    """A message of click in the style of Monarch's own, with a hint at the command that explains
+    the options."""
     text = re.sub(DID_YOU_MEAN, r"; did you mean\1", error.format_message().rstrip("."))
     context = getattr(error, "ctx", None)
     if isinstance(error, click.UsageError) and context is not None and ";" not in text:
@@ -116,7 +118,7 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _run() -> int:
-    """Runs the command; returns the status to exit with."""
+    """Runs the command, and returns the status to exit with."""
     try:
         group.main(prog_name="monarch", standalone_mode=False)
     except MonarchError as error:
@@ -139,7 +141,7 @@ def _run() -> int:
 
 
 def main() -> None:
-    """Entry point: exits with the command's status."""
+    """The entry point. Runs the command and exits with its status."""
     _leave_the_library()
     prepare()
     sys.exit(written(_run()))

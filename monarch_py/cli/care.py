@@ -19,7 +19,7 @@ from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
-# Widths of the first two columns: the longest level, and the longest name of a thing.
+# Widths of the first two columns: the longest level, and the longest name of an examined thing.
 WIDTHS = (7, 15)
 
 
@@ -85,7 +85,7 @@ def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
 
 
 def _tell_out_of_use(sentences: list[str]) -> None:
-    """Prints the sentences and ends the command, if there are any."""
+    """Prints the sentences. If there are any, ends the command with TierError's exit status."""
     for sentence in sentences:
         tell(sentence)
     if sentences:

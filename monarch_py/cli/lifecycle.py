@@ -23,7 +23,7 @@ from monarch_py.ipc.session import SessionDir, holder_of, served_configurations
 from monarch_py.util.launcher import Launch, launched
 from monarch_py.util.processes import Identity
 
-# How long `stop` waits; removing many copies takes seconds [s].
+# How long `stop` waits for the daemon's end [s]. Removing many copies takes seconds.
 STOP_LIMIT_S = 60.0
 
 
@@ -68,10 +68,10 @@ def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[s
 
 
 def _writable(json_file: Path) -> Path | None:
-    """The file if a report can be written there; None, after telling the user, if not. It is
-    checked now, before the command may run for days."""
+    """The file if a report can be written there; otherwise tells the user and returns None. The
+    check comes first, because the command may run for days."""
     try:
-        if not json_file.is_fifo():  # whose reader may not be there yet
+        if not json_file.is_fifo():  # opening a FIFO would wait for its reader
             json_file.open("a").close()
     except OSError as error:
         tell(f"--json {json_file}: cannot be written ({error.strerror}); there will be no report")
@@ -94,7 +94,7 @@ def _tell_summary(outcome: Outcome) -> None:
     if is_disabled():
         return  # the user was told before the command ran
     lines = summary(outcome.report, since(outcome.before, outcome.report))
-    # The first line has our name already.
+    # Remove our name from the first line, because `tell` puts it before the text.
     tell("\n".join(lines).removeprefix("monarch: "))
 
 
@@ -119,7 +119,7 @@ def _with_others(alone: bool) -> Launch | None:
 
 
 def _tell(node: Node, config_file: Path) -> None:
-    """Tells the user what was started; only rank 0 does."""
+    """Tells the user which daemons were started. Only rank 0 does so."""
     if node.rank:
         return
     for warning in node.warnings:
@@ -184,12 +184,13 @@ def serve(config_file: Path, alone: bool) -> None:
     _tell(node, config_file)
     if not node.started:
         raise SessionError("all daemons run already; stop them with `monarch stop` first")
-    if node.process is not None:  # else another step waits for it
+    if node.process is not None:  # otherwise the daemon ran already, and another step waits for it
         wait_for(node.process, SessionDir.of(config_file))
 
 
 def _asked_to_stop(session: SessionDir) -> Identity:
-    """Asks the daemon to stop. NoDaemonError, which names other daemons to stop, if none serves."""
+    """Asks the daemon to stop, and returns the daemon's process. If no daemon serves, raises
+    NoDaemonError, which names other daemons of this user."""
     try:
         return Identity(**DaemonConnection(session).ask("stop"))
     except NoDaemonError:

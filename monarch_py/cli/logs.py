@@ -13,12 +13,13 @@ from monarch_py.cli.options import served_config_option
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir
 
-# Lines of the last daemon's log to print, which show how it ended.
+# How many lines of the previous daemon's log to print. They show how that daemon ended.
 LINES_BEFORE = 20
 # Pause of `--follow` between two looks for new lines [s].
 LOOK_S = 0.2
 PIECE_BYTES = 1 << 20
-# Enough for the time in the first line, which tells one log from another.
+# How much of a log's beginning is compared. It includes the time in the first line, which differs
+# from log to log.
 FIRST_BYTES = 64
 INTERRUPTED = 130
 
@@ -62,8 +63,8 @@ def logs(config_file: Path, lines: int | None, *, follow: bool) -> None:
 
 
 def _last(path: Path, lines: int | None) -> tuple[bytes, int] | None:
-    """The last lines of a log (all if `lines` is None), and the offset of their end; None if there
-    is no log."""
+    """The last lines of a log (all lines if `lines` is None), and the offset of their end; None if
+    there is no log."""
     try:
         with path.open("rb") as file:
             return b"".join(file if lines is None else deque(file, lines)), file.tell()
@@ -74,8 +75,8 @@ def _last(path: Path, lines: int | None) -> tuple[bytes, int] | None:
 
 
 def _new(path: Path, begin: int) -> Iterator[bytes]:
-    """Yields the bytes after `begin` as they come, without end. The next daemon empties the log and
-    writes its own, so a log whose beginning has changed is printed from its first line."""
+    """Yields the bytes after the offset `begin` as they come, without end. The next daemon empties
+    the log and writes its own, so a log whose beginning has changed is yielded from its start."""
     first = b""
     with suppress(OSError), path.open("rb") as file:
         first = file.read(FIRST_BYTES)

@@ -1,6 +1,6 @@
-"""Messages of the commands, and what becomes of output that cannot be written.
+"""Writes the commands' messages, and handles output that cannot be written.
 
-Commands that print no tables load this, and not `screen`.
+Commands that print no tables load only this module, and not `screen`.
 """
 
 import codecs
@@ -9,13 +9,13 @@ import os
 import signal
 import sys
 
-# Errors of writing to a disk, a pipe or a terminal.
+# Errors (errno) of writing to a disk, a pipe or a terminal.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
 def prepare() -> None:
-    """Makes the output accept names that are not text, or that its encoding lacks. Call it once,
-    before anything is written."""
+    """Makes standard output and standard error accept names that are not valid text or that their
+    encoding cannot express. Call it once, before anything is written."""
     codecs.register_error("monarch", _encode_name)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -23,8 +23,8 @@ def prepare() -> None:
 
 
 def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Writes bytes of a name that are not text unchanged (PEP 383), and characters that the
-    encoding lacks as escapes."""
+    """The error handler for characters that cannot be encoded. It writes bytes of a name that are
+    not valid text (PEP 383) unchanged, and characters that the encoding lacks as escapes."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     try:
@@ -34,7 +34,8 @@ def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def tell(text: str) -> None:
-    """Writes a line to the user on standard error. A full disk there does not change our status."""
+    """Writes a line to the user on standard error. If that fails, as on a full disk, the command
+    goes on."""
     try:
         sys.stderr.write(f"monarch: {text}\n")
         sys.stderr.flush()
@@ -48,7 +49,8 @@ def warn(text: str) -> None:
 
 
 def written(status: int) -> int:
-    """Flushes the output. Returns the status to exit with: `status`, or that of a failed write."""
+    """Flushes the output. Returns the status to exit with: `status`, or the status of a failed
+    write."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -58,17 +60,17 @@ def written(status: int) -> int:
 
 def output_failed(error: OSError) -> int:
     """The status to exit with after standard output could not be written. Raises `error` again if
-    it is about something else."""
+    it has another cause."""
     if error.filename is not None or error.errno not in OUTPUT_ERRORS:
         raise error
     _discard(sys.stdout.fileno())
-    if error.errno == errno.EPIPE:  # its reader has gone: `monarch status | head`
+    if error.errno == errno.EPIPE:  # the reader of the pipe has gone: `monarch status | head`
         return 128 + signal.SIGPIPE
     tell(f"the output could not be written ({error.strerror})")
     return 1
 
 
 def _discard(fd: int) -> None:
-    """Replaces a descriptor by /dev/null. Otherwise the rest of the buffer would fail again when
-    Python ends."""
+    """Replaces a descriptor by /dev/null. Otherwise writing the rest of the buffer would fail again
+    when Python ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

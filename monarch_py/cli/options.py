@@ -25,8 +25,9 @@ def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
     if value is None:
         raise ConfigError("no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG")
     file = with_rank(value)
-    # Under a launcher every rank would report a missing file; `bring_up` reports it once for all.
-    # A daemon may outlive its configuration file, and can still be stopped; its log outlives both.
+    # Report a missing file now, with two exceptions. Under a launcher every rank would report it,
+    # so `bring_up` reports it once for all. If the session still exists, its daemon can be stopped
+    # and its log read without the file.
     if launched() is None and not file.exists() and not SessionDir.of(file).path.exists():
         load_config(file)  # raises ConfigError, which says why it cannot be read
     return file
@@ -37,8 +38,8 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 
 def _only_served() -> Path:
-    """The configuration that this user's only daemon on this node serves. ConfigError if there is
-    no daemon, or several."""
+    """The configuration of this user's only daemon on this node. Raises ConfigError if there is no
+    daemon, or several."""
     served = served_configurations()
     if not served:
         raise ConfigError(
@@ -70,7 +71,7 @@ def _config(
 
 
 config_option = _config(_required)
-# For commands that ask a running daemon.
+# The option of commands that ask a running daemon.
 served_config_option = _config(_served, "$MONARCH_CONFIG, else that of your only daemon here")
 optional_config_option = _config(_optional)
 
@@ -87,7 +88,7 @@ as_json: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, 
 
 
 def checked(config_file: Path, *, with_sources: bool = True) -> Config:
-    """Loads the configuration and shows its warnings. ConfigError if it cannot work.
+    """Loads the configuration and shows its warnings. Raises ConfigError if it cannot work.
 
     with_sources : as for load_config
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from monarch_py.commands.figures import Figures
     from monarch_py.plan.plan import Plan
 
-# How tables and pictures call `figures.PLACES`.
+# The names of `figures.PLACES` in tables and pictures.
 PLACES = ("own copies", "other nodes", "source")
 KINDS = ("image_folder", "files", "tfrecord", "webdataset", "hdf5", "fixed")
 

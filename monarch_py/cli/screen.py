@@ -1,7 +1,8 @@
-"""The output of the commands: tables that fit, names as they are.
+"""Prints the commands' output: tables that fit the terminal, and names as they are.
 
-Text is never markup, since a path may contain brackets. Without a terminal, a table is plain text
-with one line per row, however long. On a terminal, a table that is too wide becomes a list.
+Text is never taken as markup, since a path may contain brackets. Without a terminal, a table is
+plain text with one line per row, however long the line is. On a terminal, a table that is too wide
+becomes a list.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from rich.text import Text
 
 
 def console() -> Console:
-    """The console of standard output. Without a terminal it does not fold lines."""
+    """The console of standard output. If that is no terminal, the console does not fold lines."""
     made = Console(highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
         made.width = 10_000
@@ -35,8 +36,8 @@ def show(what: RenderableType) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1
 ) -> None:
-    """Prints a table whose first `left` columns are text and the others numbers. A cell that is
-    None is empty; columns whose cells are all empty are left out."""
+    """Prints a table whose first `left` columns are text and whose other columns are numbers. None
+    stands for an empty cell; a column whose cells are all empty is left out."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     kept = [i for i in range(len(columns)) if any(row[i] for row in cells)] or [0]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
@@ -55,7 +56,8 @@ def print_table(
 
 
 def _print_list(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints the first cell of each row uncut on its own line, and the named other cells below."""
+    """Prints the first cell of each row in full on its own line, and the other cells below it, each
+    with the name of its column."""
     for first, *others in rows:
         click.echo(first)
         cells = [

@@ -37,9 +37,9 @@ prepend-path LD_PRELOAD {{{library}}}
 
 
 def _modulefile(config_file: Path | None) -> str:
-    """The Tcl modulefile by which an administrator offers Monarch to all users of a system. If it
-    names a configuration, users need none of their own."""
-    # In Tcl's braces no character is special.
+    """The Tcl modulefile by which an administrator offers Monarch to all users of a system. If the
+    modulefile names a configuration, users need none of their own."""
+    # No character is special within Tcl's braces.
     commands = Path(sys.executable).parent
     text = MODULEFILE.format(version=__version__, commands=commands, library=LIBRARY)
     config = f"setenv MONARCH_CONFIG {{{config_file.resolve()}}}\n" if config_file else ""
@@ -70,7 +70,8 @@ def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -
         click.echo(_modulefile(config_file), nl=False)
     else:
         if config_file is not None and not config_file.is_file():
-            load_config(config_file)  # reports it; only the job's nodes can check the rest
+            # Reports that the file is missing. Only the job's nodes can check its content.
+            load_config(config_file)
         quoted = shlex.quote(str(LIBRARY))
         click.echo(f'export LD_PRELOAD={quoted}"${{LD_PRELOAD:+:$LD_PRELOAD}}"')
         if config_file is not None:
@@ -87,7 +88,7 @@ def demo(size: int, workdir: Path | None, keep: bool) -> None:
     """Train a small model on a slow source, first without Monarch and then with it."""
     from monarch_py.demo.run import run_demo
 
-    # SystemExit on these signals, so that the demo removes what it has made.
+    # The signals raise SystemExit, so that the demo removes what it has made.
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         sys.exit(run_demo(console(), size_bytes=size, workdir=workdir, keep=keep))
 

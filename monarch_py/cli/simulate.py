@@ -17,12 +17,13 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.util.spelling import hint
 
 COLUMNS = ("policy", "total", "first", "later", "waited", "ready", "local", "remote", "PFS")
-# From this total on, times are shown in hours, since their columns have six places.
+# Times are shown in hours if a total is this long or longer, since their columns have six places.
 HOURS_FROM_S = 100_000.0
 
 
 def _scenario_file(given: str) -> Path:
-    """A file, from its path or the name of a shipped scenario; ConfigError for anything else."""
+    """The file of a scenario, given as a path or as the name of a shipped scenario. Raises
+    ConfigError if there is no such scenario."""
     from monarch_py.simulator.keys import shipped_scenarios
 
     shipped = shipped_scenarios()
@@ -89,7 +90,7 @@ def simulate(
 
 def _tell(policy: str) -> None:
     """Shows on a terminal which policy is being simulated, since large scenarios take minutes. The
-    next line replaces this one."""
+    next call replaces the line."""
     if sys.stderr.isatty():
         click.echo(f"\r\033[K{f'simulating {policy} ...' if policy else ''}", nl=False, err=True)
 
@@ -133,7 +134,7 @@ def _show(document: dict[str, Any], nodes: int) -> None:
 
 
 def _daemons(policies: Collection[str], nodes: int) -> list[str]:
-    """A line that says which of these policies the daemon uses."""
+    """The line that says which of these policies the daemon uses, if it uses any of them."""
     from monarch_py.policies.named import DAEMON
 
     own = [n for n, where in DAEMON.items() if (where == "one node") == (nodes == 1)]
@@ -142,7 +143,7 @@ def _daemons(policies: Collection[str], nodes: int) -> list[str]:
 
 
 def _row(result: dict[str, Any], unit: float) -> list[str]:
-    """The cells of a policy's row. unit : of the times [s]"""
+    """The cells of a policy's row. unit : the unit in which times are shown [s]"""
     epochs, share = result["epoch_seconds"], result["share"]
     later = sum(epochs[1:]) / len(epochs[1:]) if epochs[1:] else None
     return [
@@ -181,7 +182,7 @@ def calibrate(config_file: Path, output: Path | None, *, force: bool) -> None:
             f"{output} exists already, and may hold lines that you have filled in; name another"
             " file, or give --force to overwrite it"
         )
-    # SystemExit on SIGTERM, so that a cancelled job leaves nothing in the tiers.
+    # SIGTERM raises SystemExit, so that a cancelled job leaves nothing in the tiers.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     measured = measuring.calibrate(config, lambda what: click.echo(f"measuring {what}", err=True))
     text = measuring.scenario_text(config, measured)

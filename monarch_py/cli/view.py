@@ -35,7 +35,8 @@ def _tiers(report: dict[str, Any]) -> None:
 
 
 def _files(tier: dict[str, Any]) -> str:
-    """The number of copies, and of copies that another configuration left in the same directory."""
+    """The number of copies, and the number of copies in the same directory that another
+    configuration has left there."""
     foreign = tier.get("foreign", 0)
     return f"{tier['files']} ({foreign} of other sources)" if foreign else str(tier["files"])
 
@@ -107,7 +108,7 @@ def _print_all(nodes: list[dict[str, Any]]) -> None:
     rows = []
     for node in nodes:
         report = node["status"]
-        # A daemon that runs alone has no name.
+        # The name of a daemon that runs alone is empty.
         row: list[Any] = [node["rank"], node["name"] or socket.gethostname()]
         if report is None:
             rows.append([*row, node["why"], "", "", "", "", ""])

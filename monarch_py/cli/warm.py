@@ -26,13 +26,14 @@ from monarch_py.util.units import counted, format_size
 
 # Time between two lines of progress if standard error is not a terminal [s].
 LINE_S = 5.0
-# The rate is the mean over this time, which smooths large files and pauses [s].
+# Time over which the rate is averaged, so that large files and pauses are smoothed [s].
 RATE_S = 20.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _end(number: int, _frame: object) -> None:
-    """The first signal ends the command in order; a second one ends the process at once."""
+    """Handles the first signal: ends the command in order, and lets a second signal end the process
+    at once."""
     handle(SIGNALS, signal.SIG_DFL)
     sys.exit(128 + number)
 
@@ -41,7 +42,7 @@ def _end(number: int, _frame: object) -> None:
 
 
 def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
-    """Describes the progress. left_s : the remaining time; None if it is not known"""
+    """The text of the progress. left_s : the remaining time; None if it is not known"""
     to_fill = progress.filled_files + progress.left_files
     if not to_fill:
         return _nothing_yet(progress)
@@ -58,7 +59,7 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """The text while no file is known that must be copied."""
+    """The text of the progress while no file is known that must be copied."""
     found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"
@@ -66,7 +67,7 @@ def _nothing_yet(progress: Progress) -> str:
 
 
 def _to_fill(progress: Progress) -> int:
-    """Bytes that have been filled or will be, if all goes well."""
+    """The bytes that have been filled, and the bytes that will be filled if no fill fails."""
     return max(0, progress.bytes - progress.there_bytes - progress.at_source_bytes)
 
 
@@ -80,7 +81,7 @@ class _Display:
         (self._task,) = bar.tasks
 
     def show(self, progress: Progress) -> None:
-        # A task whose total changes forgets its rate, so that it gets the total once that is known.
+        # Set the total only once it is final, because a task whose total changes forgets its rate.
         total = _to_fill(progress) if progress.complete else None
         self._bar.update(self._task.id, total=total, completed=progress.filled_bytes)
         text = _text(progress, self._task.speed or 0, self._task.time_remaining)
@@ -113,8 +114,11 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 
 
 def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> str:
-    """The summary of the command. hint : what makes room for the files that had none, "" if that is
-    not known;  has_tiers : False if no tier can be used"""
+    """The summary of the command.
+
+    hint : what makes room for the files that had none; "" if that is not known
+    has_tiers : whether any tier can be used
+    """
     filled = (
         f"{counted(progress.filled_files, 'file')} ({format_size(progress.filled_bytes)}) filled"
     )

@@ -1,1 +1,4 @@
-"""Brings up one daemon per node and tells each of the others. MPI is needed for nothing else."""
+"""Brings up one daemon per node and tells each daemon about the others.
+
+MPI is used for nothing else.
+"""

@@ -10,15 +10,16 @@ from monarch_py.errors import ConfigError
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only the node itself reaches the address."""
+    """Whether only this node itself can reach the address."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def serving_address(config: Config) -> str:
-    """The address that `peers` of the configuration names. Without one, an address of the host's
-    name; if no interface has that address, or it is a loopback, the first address of an interface.
+    """The address that `peers` of the configuration names. If it names none, the address to which
+    the host's name resolves; if that address is a loopback or belongs to no interface, the first
+    address of an interface.
 
-    ConfigError if the named interface has no address.
+    Raises ConfigError if the configuration names an interface that has no address.
     """
     peers = config.peers
     if peers.address is not None:
@@ -38,8 +39,8 @@ def serving_address(config: Config) -> str:
 
 
 def _addresses() -> dict[str, list[str]]:
-    """The addresses of each interface that is up, IPv4 first. Addresses that are valid only with
-    the interface's name (link-local ones) are left out."""
+    """The addresses of each interface that is up, IPv4 first. Link-local addresses are left out,
+    because they are valid only together with the interface's name."""
     states = psutil.net_if_stats()
     found = {}
     for name, addresses in psutil.net_if_addrs().items():

@@ -1,4 +1,4 @@
-"""Collective steps: after each step every rank knows its outcome on all ranks.
+"""Collective steps: after each step every rank knows the step's outcome on all ranks.
 
 So the ranks either all go on, or all end with the same message.
 """
@@ -13,12 +13,13 @@ from monarch_py.errors import MonarchError
 
 T = TypeVar("T")
 
-# Most names of nodes in one sentence; the others are counted.
+# Largest number of nodes that one sentence names; further nodes are only counted.
 MOST_NAMES = 4
 
 
 class EndError(MonarchError):
-    """One rank cannot go on, so all ranks end: each raises this with the same words."""
+    """At least one rank cannot go on, so all ranks end: each rank raises this error with the same
+    words."""
 
     def __init__(self, words: list[str], exit_status: int) -> None:
         super().__init__("\nmonarch: ".join(words))
@@ -34,14 +35,14 @@ class _Outcome:
 
 
 def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """Does one step on every rank. Returns the results of all ranks, in their order. EndError if
-    the step failed on any rank."""
+    """Does one step on every rank. Returns the results of all ranks, in the order of the ranks.
+    Raises EndError if the step failed on any rank."""
     outcome = _Outcome(ranks.names[ranks.rank])
     try:
         outcome.value = work()
     except MonarchError as error:
         outcome.problem, outcome.exit_status = str(error), error.exit_status
-    except Exception as error:  # reported below, or the others would wait for this rank
+    except Exception as error:  # shared below; otherwise the other ranks would wait for this one
         traceback.print_exc()
         outcome.problem, outcome.exit_status = f"{type(error).__name__}: {error}", 1
     outcomes = ranks.gather(outcome)
@@ -53,7 +54,8 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
 
 
 def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
-    """Merges the same words of several nodes into one sentence that begins with their names."""
+    """Merges equal sentences of several nodes into one sentence that begins with the nodes' names.
+    said : (name of a node, its sentence)"""
     speakers: dict[str, list[str]] = {}
     for name, words in said:
         speakers.setdefault(words, []).append(name)
@@ -61,7 +63,7 @@ def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """The first MOST_NAMES names, and how many more there are."""
     if len(names) <= MOST_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"

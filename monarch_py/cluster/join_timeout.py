@@ -9,20 +9,20 @@ from typing import NoReturn
 
 from monarch_py.util.launcher import Launch
 
-# All ranks reach MPI_Init within this time of each other, even if each imports Python from a slow
-# file system [s].
+# Time limit for MPI_Init [s]. All ranks call it within this time of each other, even if each of
+# them imports Python from a slow file system.
 JOIN_LIMIT_S = 120.0
-# Each rank waits APART_S longer than the rank before it, up to APART_RANKS times, so that the
-# launcher has ended it before it prints the same message [s].
+# Each rank waits APART_S [s] longer than the rank before it, up to rank APART_RANKS. So the first
+# rank prints the message, and the launcher ends the other ranks before they print it too.
 APART_S, APART_RANKS = 1.0, 10
 
 
 @contextmanager
 def bounded_join(launch: Launch) -> Iterator[None]:
-    """Kills this process if the block takes too long; the launcher then ends all others.
+    """Kills this process if the block takes too long; the launcher then ends all other ranks.
 
-    MPI_Init holds Python's lock, so no thread or signal handler of Python could run meanwhile.
-    Instead, a child process watches the time. It ends with the block, or with this process.
+    MPI_Init holds Python's lock, so no thread or signal handler of Python can run meanwhile.
+    Instead, a child process watches the time. The child ends with the block or with this process.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
@@ -38,7 +38,8 @@ def bounded_join(launch: Launch) -> Iterator[None]:
 
 
 def _watch(reading: int, launch: Launch) -> NoReturn:
-    """The body of the child. It ends with its parent, so it holds inherited pipes no longer."""
+    """The body of the child process. The child ends with its parent, so that it does not keep
+    inherited pipes open."""
     try:
         limit_s = JOIN_LIMIT_S + APART_S * min(launch.rank, APART_RANKS)
         parent = os.getppid()
@@ -55,8 +56,8 @@ def _watch(reading: int, launch: Launch) -> NoReturn:
 
 
 def end_with_the_others() -> None:
-    """Ends this process by a signal if MPICH's launcher started it. That launcher ignores a rank
-    that exits with a status before MPI_Init, and the other ranks would wait for it."""
+    """Ends this process by a signal if MPICH's launcher started it. The launcher ignores a rank
+    that exits with a status before MPI_Init, and the other ranks would wait for that rank."""
     if "PMI_FD" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

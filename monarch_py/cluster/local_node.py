@@ -23,19 +23,20 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
-# How long to wait for another start, which may list the sources for minutes, and the pause between
-# two looks at its lock [s].
+# TURN_LIMIT_S: how long to wait for another command that starts a daemon, which may list the
+# sources for minutes. TURN_PAUSE_S: pause between two attempts to get the lock [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
-# Attempts to reach the other nodes: a busy daemon may answer late once.
+# Number of attempts to reach the other nodes. There are two, because a busy daemon may be late.
 LOOKS = 2
 
 
 class LocalNode:
     """This rank's node.
 
-    record : the list of the sources' files, on the rank that made it
+    record : the list of the sources' files, on the rank that has made the list
     began : when that rank began the list, on time.monotonic() [s]
-    process, lifeline : of the daemon, once this rank has started it
+    process, lifeline : the daemon's process, and the descriptor whose closing ends the daemon;
+        None until this rank has started the daemon
     """
 
     def __init__(self, config_file: Path, name: str) -> None:
@@ -48,12 +49,12 @@ class LocalNode:
         self._shares: Shares | None = None
 
     def take_turn(self) -> None:
-        """Waits for other commands that start or end a daemon here. SessionError if they take too
-        long."""
+        """Waits until no other command starts or ends a daemon on this node, and keeps others from
+        doing so. Raises SessionError if that takes too long."""
         try:
             config = load_config(self._config_file)
         except MonarchError:
-            return  # `prepare` reports it, as on the other nodes
+            return  # `prepare` reports the error, as on the other nodes
         self._shares = Shares(SessionDir.of(config.file))
         limit = time.monotonic() + TURN_LIMIT_S
         while not self._shares.try_turn():
@@ -89,7 +90,8 @@ class LocalNode:
             raise SessionError(f"a source cannot be listed: {error}") from error
 
     def start(self, cluster: Cluster, record: bytes, began: float) -> list[str]:
-        """Starts the daemon with rank 0's list. Returns its troubles (`ipc.connection`)."""
+        """Starts the daemon with rank 0's list of the sources. Returns the daemon's troubles
+        (`ipc.connection`)."""
         _check_record(self._config, read_record(record), cluster.members[0].name)
         fd = written(record)
         try:
@@ -100,7 +102,7 @@ class LocalNode:
     # --- rejoining a cluster that runs ------------------------------------------------------------
 
     def cluster(self) -> Cluster:
-        """The cluster as the daemon that runs here knows it."""
+        """The cluster, as this node's running daemon knows it."""
         return msgspec.convert(self._daemon.ask("cluster"), Cluster)
 
     @property
@@ -108,14 +110,15 @@ class LocalNode:
         return DaemonConnection(SessionDir.of(self._config.file))
 
     def roots(self) -> list[int | None]:
-        """The inode number of each source's directory; None if it cannot be seen."""
+        """The inode number of each source's directory; None for a directory that cannot be
+        examined."""
         return [_inode(source.real_path) for source in self._config.sources]
 
     def come_back(self, cluster: Cluster, roots: Sequence[int | None], name: str) -> list[str]:
-        """Starts the daemon at the address by which the others know it; it lists the sources
-        itself. Returns its troubles (`ipc.connection`).
+        """Starts the daemon at the address by which the other daemons know it. The daemon lists the
+        sources itself. Returns the daemon's troubles (`ipc.connection`).
 
-        name, roots : a node whose daemon runs, and its `roots`
+        name, roots : name of a node whose daemon runs, and the `roots` of that node
         """
         assert self._listener is not None
         for source, ours, theirs in zip(self._config.sources, self.roots(), roots, strict=True):
@@ -141,7 +144,8 @@ class LocalNode:
         return troubles(self._daemon.ask("status"))
 
     def unreached(self) -> list[dict[str, Any]]:
-        """The other nodes whose daemons this node's daemon does not reach, as `all` tells them."""
+        """The other nodes whose daemons this node's daemon does not reach, as the daemon's command
+        `all` reports them."""
         silent: list[dict[str, Any]] = []
         with suppress(SessionError):  # the answer may take too long if thousands of nodes are off
             for _ in range(LOOKS):
@@ -151,7 +155,7 @@ class LocalNode:
         return silent
 
     def end(self) -> None:
-        """Ends the daemon that this rank has started, if any."""
+        """Ends the daemon if this rank has started it."""
         if self.lifeline is not None:
             os.close(self.lifeline)
         if self.process is not None:
@@ -171,12 +175,13 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
 
 
 def _check_record(config: Config, record: list[Listed], name: str) -> None:
-    """SessionError unless each source here is what the named node has listed: the same file system,
-    with the same inode numbers."""
+    """Checks that each source here is what the named node has listed: the same file system, with
+    the same inode numbers. Raises SessionError if one is not."""
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino
-        # One sample with the same inode is enough, since files may have been replaced meanwhile.
+        # One sample with the same inode is enough, since the other files may have been replaced
+        # since they were listed.
         if not is_same or (samples and all(_inode(file) != ino for file, ino in samples)):
             raise _other_source(source.path, name)
 

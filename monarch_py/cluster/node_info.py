@@ -1,4 +1,4 @@
-"""What each node tells of itself before the daemons start, and whether the nodes fit together."""
+"""What each node reports of itself before the daemons start, and whether the nodes fit together."""
 
 import hashlib
 import os
@@ -19,20 +19,22 @@ from monarch_py.peers.server import listen
 from monarch_py.storage.manifest import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for differences between nodes that the configuration file does not decide.
+# Hints for differences between nodes that have another cause than the configuration file.
 _MENDS = {"Monarch": "install the same version there", "plan": "give them the same file"}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What one rank tells of its node.
+    """What one rank reports of its node.
 
-    name : of the node, for people
-    place : host, boot, session and file system of the shared memory; no two daemons have the same
+    name : the node's name, for messages
+    place : host, boot, session and file system of the shared memory, which together are different
+        for every daemon
     file : the configuration
-    address : where the daemon will listen; None if a daemon runs here already
-    running : the name of that daemon's cluster, "" if it runs alone; None without a daemon
-    agreed : key -> value that must be the same on all nodes
+    address : where the daemon will listen; None if a daemon already runs on the node
+    running : the name of the running daemon's cluster; "" if the daemon works alone; None if no
+        daemon runs
+    agreed : settings that must be equal on all nodes, key -> value
     """
 
     name: str
@@ -46,8 +48,8 @@ class NodeInfo:
 
 
 def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None]:
-    """This node's information, and the listening socket if no daemon runs here. ConfigError,
-    SessionError."""
+    """This node's information, and the listening socket if no daemon runs here. Raises ConfigError
+    or SessionError if this node cannot take part."""
     session = SessionDir.of(config.file)
     session.make()
     running, is_current = _running(DaemonConnection(session))
@@ -56,7 +58,7 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
         listener = listen(serving_address(config), config.peers.port)
     info = NodeInfo(
         name=name,
-        # The boot's identity tells two machines with the same name apart.
+        # The boot's identity distinguishes two machines with the same name.
         place=(socket.gethostname(), boot_id(), str(session.path), str(os.stat(shm_root()).st_dev)),
         file=str(config.file),
         address=None if listener is None else listener.getsockname()[:2],
@@ -69,8 +71,8 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
 
 
 def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
-    """The cluster of the daemon that runs here (None without one), and whether that daemon has read
-    the present text of the configuration."""
+    """The name of the running daemon's cluster (None if no daemon runs here), and whether the
+    daemon has read the present text of the configuration."""
     try:
         found = connection.ask("where")
     except SessionError:
@@ -79,7 +81,8 @@ def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
 
 
 def _agreed(config: Config) -> dict[str, str]:
-    """The settings that decide how nodes name a file to each other, and which files they share."""
+    """The settings on which all nodes must agree: they decide how nodes name a file to each other,
+    and which files they share."""
     agreed = {"Monarch": __version__, "block_size": f"{config.block_size_bytes} bytes"}
     for i, source in enumerate(config.sources):
         key = f"sources[{i}]"
@@ -89,15 +92,16 @@ def _agreed(config: Config) -> dict[str, str]:
         agreed[f"{key}.min_size"] = f"{source.min_size_bytes} bytes"
         most = source.max_size_bytes
         agreed[f"{key}.max_size"] = "none" if most is None else f"{most} bytes"
-    # Plans decide which node owns a file. With another plan on one node, files would have no owner
-    # or two.
+    # Plans decide which node owns a file. If one node had another plan, some files would have no
+    # owner, and others two.
     for i, plan in enumerate(config.plans):
         agreed[f"plan[{i}]"] = f"one with the SHA-256 {_digest(plan)}"
     return agreed
 
 
 def _digest(file: Path) -> str:
-    """SessionError if it cannot be read."""
+    """The first 16 hexadecimal digits of the file's SHA-256. Raises SessionError if the file cannot
+    be read."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError as error:
@@ -105,7 +109,8 @@ def _digest(file: Path) -> str:
 
 
 def check_infos(infos: Sequence[NodeInfo]) -> None:
-    """SessionError, in the same words on every rank, if the nodes do not fit together."""
+    """Checks that the nodes fit together. Raises SessionError, with the same words on every rank,
+    if they do not."""
     _check_places(infos)
     _check_running(infos)
     _check_addresses(infos)
@@ -114,8 +119,8 @@ def check_infos(infos: Sequence[NodeInfo]) -> None:
 
 
 def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
-    """SessionError, in the same words on every rank, if the running daemons were started with other
-    nodes, or with nodes whose settings or quotas have changed since."""
+    """Checks that the running daemons were started with these nodes, and that no node's settings or
+    quotas have changed since. Raises SessionError, with the same words on every rank, otherwise."""
     before, now = [member.name for member in cluster.members], [info.name for info in infos]
     if before != now:
         raise SessionError(
@@ -152,7 +157,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _check_running(infos: Sequence[NodeInfo]) -> None:
-    """SessionError unless all daemons that run are of one cluster."""
+    """Raises SessionError unless all running daemons belong to one cluster."""
     together = Counter(info.running for info in infos if info.running)
     cluster = together.most_common(1)[0][0] if together else None
     others = [info.name for info in infos if info.running not in (None, cluster)]

@@ -30,12 +30,12 @@ from monarch_py.util.launcher import Launch
 class Node:
     """This rank's daemon, once all daemons are up.
 
-    process : the daemon's; None if it ran already
+    process : the daemon's process; None if the daemon ran already
     lifeline : descriptor whose closing ends the daemon, unless `detach` was called
-    rank : of this node
-    names : of all nodes, in the order of their ranks
+    rank : this node's rank
+    names : the names of all nodes, in the order of their ranks
     started : names of the nodes whose daemons did not run before
-    warnings : of all nodes, one sentence each
+    warnings : the warnings of all nodes, one sentence each
     """
 
     process: subprocess.Popen[bytes] | None
@@ -51,14 +51,15 @@ class Node:
             os.write(self.lifeline, STAY)
             os.close(self.lifeline)
         if self.process is not None:
-            self.process.returncode = 0  # not ours to wait for any more
+            self.process.returncode = 0  # this process does not wait for the daemon any more
 
 
 def bring_up(config_file: Path, launch: Launch) -> Node:
-    """Starts this node's daemon while all other ranks start theirs; returns when all of them serve.
+    """Starts this node's daemon while all other ranks start theirs; returns when all daemons serve.
 
-    SystemExit on all ranks if one of them fails: rank 0 has printed why, and every daemon that this
-    call started has ended. A rank that cannot join the others prints why itself, and exits.
+    If one rank fails, all ranks raise SystemExit: rank 0 has then printed why, and every daemon
+    that this call started has ended. A rank that cannot join the others prints why itself, and
+    exits.
     """
     try:
         ranks = Ranks(launch)
@@ -75,7 +76,8 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
     except MonarchError as end:  # raised on all ranks
         if ranks.rank == 0:
             sys.stderr.write(f"monarch: {end}\n")
-        # Wait for all ranks, since a launcher may kill the others when one exits with an error.
+        # Wait for all ranks, since a launcher may kill the others when one rank exits with an
+        # error.
         ranks.meet()
         ranks.leave()
         sys.exit(end.exit_status)
@@ -89,12 +91,13 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
 
 
 def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
-    # If two starts run at once and their rank 0 is on the same node, one waits for the other.
+    # If two such commands run at once and rank 0 of both is on the same node, the second command
+    # waits here for the first.
     together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
     infos = together(ranks, here.prepare)
     warnings = told_once((info.name, words) for info in infos for words in info.warnings)
     check_infos(infos)
-    # Of one cluster, since the nodes fit together.
+    # The ranks whose daemons run. The daemons are of one cluster, as `check_infos` has checked.
     running = [rank for rank, info in enumerate(infos) if info.running is not None]
     try:
         if not running:
@@ -116,7 +119,8 @@ def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
 
 
 def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str]:
-    """One sentence for each reason, on all nodes that the asker's daemon does not reach for it."""
+    """One sentence for each reason why the asker's daemon does not reach nodes. The sentence names
+    all nodes that it does not reach for that reason."""
     found = []
     for why in dict.fromkeys(node["why"] for node in silent):
         nodes = [node for node in silent if node["why"] == why]
@@ -133,7 +137,8 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
     """Starts the daemons of all nodes. Returns the troubles of each node's daemon."""
     together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
-    # `now` is the same moment on all nodes, up to a pause of `meet`; their clocks may differ.
+    # The nodes' clocks may differ, but `meet` returns on all nodes at the same moment, up to one of
+    # its pauses. So `now` means the same moment on all nodes.
     now = time.monotonic()
     record, age, secret = ranks.broadcast((here.record, now - here.began, new_secret()))
     cluster = Cluster(ranks.rank, _members(infos), secret, infos[0].agreed)
@@ -143,8 +148,8 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
 def _come_back(
     ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo], running: Sequence[int]
 ) -> list[list[str]]:
-    """Starts the daemons that do not run, in the cluster of those that run. A running daemon tells
-    the cluster and its secret. Returns the troubles of each node's daemon."""
+    """Starts the daemons that do not run, as members of the running daemons' cluster. The first
+    running daemon gives the cluster with its secret. Returns the troubles of each node's daemon."""
     first = running[0]
     told = together(ranks, lambda: (here.cluster(), here.roots()) if ranks.rank == first else None)[
         first

@@ -1,4 +1,4 @@
-"""The MPI ranks that bring up the daemons together, and their collective calls."""
+"""The MPI ranks that together bring up the daemons, and the ranks' collective calls."""
 
 import socket
 import time
@@ -11,18 +11,20 @@ from monarch_py.util.launcher import Launch
 
 T = TypeVar("T")
 
-# Pauses of `meet` between two looks [s]. A rank that blocks in MPI burns a core, and rank 0 may
-# scan for minutes. So ranks poll until all have arrived, and only then call what blocks.
+# Shortest and longest pause of `meet` between two looks [s]. A rank that blocks in MPI burns a
+# core, and rank 0 may scan for minutes. So the ranks poll until all of them have arrived, and only
+# then make a blocking call.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02
 HINT = "start each node's daemon by itself with --alone"
 
 
 class Ranks:
-    """All ranks, joined by the constructor; every rank makes the same calls in the same order.
+    """All ranks. Every rank must make the same calls in the same order.
 
-    names : of the nodes, for people, in the order of the ranks
+    The constructor joins the ranks. It raises SessionError if mpi4py cannot be loaded, or if MPI
+    does not see all ranks that the launcher has started.
 
-    SessionError without mpi4py, or if MPI does not see all ranks that the launcher has started.
+    names : the nodes' names, for messages, in the order of the ranks
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -40,7 +42,7 @@ class Ranks:
             )
 
     def meet(self) -> None:
-        """Returns when all ranks have called it."""
+        """Returns when all ranks have called `meet`."""
         request, pause = self._comm.Ibarrier(), FIRST_PAUSE_S
         while not request.Test():
             time.sleep(pause)
@@ -63,12 +65,14 @@ class Ranks:
         self._mpi.Finalize()
 
     def abort(self) -> None:
-        """Kills all ranks at once, this one too, because they would wait for one that fails."""
+        """Kills all ranks at once, including this one. Call it if this rank fails, since the others
+        would wait for it."""
         self._comm.Abort(1)
 
 
 def _names(hosts: list[str]) -> list[str]:
-    """The hosts' names; where several ranks are on one host, each with the rank's number."""
+    """The name of each rank's host. If several ranks are on one host, the name is followed by the
+    rank's number."""
     ranks_on = Counter(hosts)
     return [host if ranks_on[host] == 1 else f"{host}#{i}" for i, host in enumerate(hosts)]
 

@@ -1,1 +1,1 @@
-"""The work behind each command. Parsing arguments and printing results is the job of cli."""
+"""The work behind each command. The package cli parses arguments and prints results."""

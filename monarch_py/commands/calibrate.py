@@ -1,7 +1,8 @@
 """`monarch calibrate`: measures tiers and source, and writes a scenario for the simulator.
 
-Rates are those of the performance model (NoPFS, section 4): the sum over all threads, for several
-numbers of threads. Values that cannot be measured on one node are marked with a question mark.
+A rate is defined as in the performance model (NoPFS, section 4): the sum over all threads, for each
+of several numbers of threads. Values that cannot be measured on one node are marked with a question
+mark.
 """
 
 import json
@@ -26,14 +27,14 @@ from monarch_py.util.units import GIB, MIB
 
 # Numbers of threads to measure with.
 THREADS = (1, 2, 4, 8)
-# One measurement ends after this many bytes or seconds: enough for a rate, and a short wait.
+# One measurement ends after this many bytes or seconds, which are enough for a rate.
 MOST_BYTES = 256 * MIB
 MOST_SECONDS = 5.0
 PIECE_BYTES = 1 * MIB
 # A tier is measured with one file of this size per thread; the files are smaller if the tier's
 # quota requires it.
 SCRATCH_BYTES = 32 * MIB
-# Source files to list; those that are read are chosen among them.
+# Number of source files to list; the files to read are chosen among them.
 LISTED_FILES = 100_000
 
 Curve = dict[int, float]
@@ -41,9 +42,10 @@ Curve = dict[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Rates [bytes/s] by number of threads: reading the source, and reading and writing each tier.
+    """Rates [bytes/s] by number of threads: for reading the source, and for reading and writing
+    each tier.
 
-    source_bytes : read from the source for the last of its rates
+    source_bytes : bytes that were read for the last of the source's rates
     """
 
     source: Curve
@@ -58,7 +60,8 @@ def _drop_pages(fd: int) -> None:
 
 
 def _read(path: Path, until: float, most: int = MOST_BYTES) -> int:
-    """Reads a file, at most until the time `until` and at most `most` bytes. Returns the bytes."""
+    """Reads a file until its end, the time `until` or `most` bytes. Returns how many bytes were
+    read."""
     buffer = bytearray(PIECE_BYTES)
     done = 0
     with open(path, "rb", buffering=0) as file:
@@ -70,7 +73,8 @@ def _read(path: Path, until: float, most: int = MOST_BYTES) -> int:
 
 
 def _write(path: Path, piece: bytes, size: int, until: float) -> int:
-    """Writes a file of `size` bytes, at most until the time `until`. Returns the bytes."""
+    """Writes a file until it has `size` bytes or the time `until` comes. Returns how many bytes
+    were written."""
     done = 0
     with open(path, "wb", buffering=0) as file:
         while done < size and time.monotonic() < until:
@@ -80,8 +84,8 @@ def _write(path: Path, piece: bytes, size: int, until: float) -> int:
 
 
 def _rate(work: Callable[[Path, float], int], paths: Sequence[Path], threads: int) -> float:
-    """Bytes per second of `work` over all paths with `threads` threads. OSError of the first
-    failure."""
+    """Does `work` on all paths with `threads` threads. Returns the bytes per second of all threads
+    together. Raises the first OSError of `work`."""
     begun = time.monotonic()
     until = begun + MOST_SECONDS
     with ThreadPoolExecutor(threads) as pool:
@@ -90,7 +94,7 @@ def _rate(work: Callable[[Path, float], int], paths: Sequence[Path], threads: in
 
 
 def _source_files(config: Config) -> list[tuple[Path, int]]:
-    """Files of the first source that its patterns include, with their sizes [bytes]."""
+    """The files of the first source that its patterns select, with their sizes [bytes]."""
     source = config.sources[0]
     fits = PathFilter(source.include, source.exclude)
 
@@ -108,10 +112,10 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
 
 
 def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
-    """Rates by number of threads, and the bytes that were read for the last of them.
+    """The source's rates by number of threads, and the bytes that were read for the last rate.
 
-    Each number of threads reads other files, if there are enough, because a file that was read once
-    may be in a cache. A number of threads larger than the number of files is not measured.
+    Each number of threads reads different files, if there are enough, because a file that was read
+    once may be in a cache. A number of threads larger than the number of files is not measured.
     """
     order = np.random.default_rng(0).permutation(len(files))
     numbers = [threads for threads in THREADS if threads <= len(files)]
@@ -131,7 +135,8 @@ def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
 
 @contextmanager
 def _scratch(tier: Path, size: int) -> Iterator[Path]:
-    """A temporary directory in the tier with room for `size` bytes. TierError without room."""
+    """A temporary directory in the tier with room for `size` bytes. Raises TierError if there is no
+    room for them."""
     needed = 2 * size
     try:
         with tempfile.TemporaryDirectory(prefix=".monarch-calibrate-", dir=tier) as made:
@@ -170,8 +175,10 @@ def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> C
     For each number of threads it reads up to 256 MiB of the source and drops the pages. In every
     tier it writes up to 256 MiB, never more than the quota, to a temporary directory.
 
-    tell : called with what is measured next. TierError if a tier has no room; ConfigError if the
-    source has no files or cannot be read.
+    tell : called with a text that says what is measured next
+
+    Raises TierError if a tier has no room, and ConfigError if the source has no files or cannot be
+    read.
     """
     tell(f"source {config.sources[0].path}")
     files = _source_files(config)
@@ -190,7 +197,8 @@ def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> C
 
 
 def _rate_text(rate: float) -> str:
-    """A small rate is written in whole bytes, since a scenario does not accept a rate of 0."""
+    """The rate as a scenario spells it. A small rate is written in whole bytes, at least 1, because
+    a scenario does not accept a rate of 0."""
     return f"{rate / MIB:.1f}MiB/s" if rate >= MIB else f"{max(1.0, rate):.0f}B/s"
 
 
@@ -204,12 +212,13 @@ def _curve_text(curve: Curve) -> str:
 
 
 def scenario_text(config: Config, measured: Calibration) -> str:
-    """The scenario (YAML): measured values, and marked ones that only the user knows.
+    """The scenario (YAML): the measured values, and marked values that only the user knows.
 
-    The staging buffer is the memory that readers hold, at the rate of the fastest tier.
+    The staging buffer stands for the memory of the readers. It gets the rates of the first tier.
     """
     staging = min(GIB, max(64 * MIB, config.tiers[0].quota_bytes // 8))
-    # No more threads than were measured: nobody knows the rates beyond. The daemon finds them out.
+    # No more threads than were measured, because rates for more threads are unknown. The daemon
+    # finds out for itself how many threads are best.
     threads = min(config.copy_threads, max(THREADS))
     classes = [("staging", staging, measured.read[0], measured.write[0])]
     for n, (tier, read, write) in enumerate(
@@ -229,7 +238,7 @@ def scenario_text(config: Config, measured: Calibration) -> str:
 
 
 def _job_lines(config: Config) -> list[str]:
-    # A dollar sign in a path would begin a variable, so it is doubled.
+    # Double each dollar sign in the path, since a single one would begin a variable.
     dataset = json.dumps(str(config.sources[0].real_path).replace("$", "$$"))
     return [
         f"# Measured by `monarch calibrate` with {config.file}.",

@@ -29,15 +29,15 @@ from monarch_py.util.ownership import doubts, why_not_private
 from monarch_py.util.units import format_size
 
 NONE_RUNS = "none runs; `monarch run` starts one for its command, `monarch start` one that stays"
-# Shared memory that a catalog takes per file: at most 192 bytes and the path. (`least_shm_bytes`
-# counts the segments of fixed size.)
+# Shared memory that a catalog takes per file [bytes]: at most 192 bytes and the path.
+# (`least_shm_bytes` counts the segments of fixed size.)
 CATALOG_BYTES_PER_FILE = 288
-# The daemon needs two descriptors for each block that it copies, and a job's locks may take one for
-# each file.
+# The least limit on open descriptors. The daemon needs two descriptors for each block that it
+# copies, and a job's locks may take one for each file.
 MIN_DESCRIPTORS = 256
-# Limit for loading MPI, which searches for fabrics and is slow on some machines [s].
+# Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
-# Runs in its own process, so that doctor survives a broken MPI and can report it.
+# A program that runs in its own process, so that doctor survives a broken MPI and can report it.
 MPI_VERSION = """
 import mpi4py
 mpi4py.rc(initialize=False, finalize=False)
@@ -48,8 +48,12 @@ print(MPI.Get_library_version().split("\\n")[0].strip("\\0"))
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result. level : 'ok', 'note' (nothing was examined), 'warning' or 'problem';  hint : what
-    to do; '' if nothing."""
+    """One result of doctor.
+
+    level : 'ok', 'note' (nothing was examined), 'warning' or 'problem'
+    what : the thing that was examined
+    hint : what the user can do; '' if there is nothing to do
+    """
 
     level: str
     what: str
@@ -90,7 +94,8 @@ def _library() -> Finding:
 
 
 def _in_the_way(path: Path, what: str, hint: str) -> Finding | None:
-    """A finding if the path, which the daemon makes private to this user, exists and is not."""
+    """A finding if the path, which the daemon would make private to this user, exists already and
+    is not private; None otherwise."""
     try:
         why = why_not_private(path)
     except OSError:
@@ -108,7 +113,7 @@ def _shared_memory() -> Finding:
     except OSError as error:
         return Finding("problem", what, f"{root}: {error.strerror}", "set MONARCH_SHM")
     needed = least_shm_bytes()
-    # Files beyond MAX_FILES are left to the source, however much room there is.
+    # Files beyond MONARCH_MAX_FILES are left to the source, even if shared memory has more room.
     files = min(max(0, free - needed) // CATALOG_BYTES_PER_FILE, lib.MONARCH_MAX_FILES)
     text = f"{root}: {format_size(free)} free, room for the catalog of {files:,} files"
     if free >= needed:
@@ -124,8 +129,8 @@ def is_disabled() -> bool:
 
 
 def switches(config: Config | None) -> Iterator[Finding]:
-    """Switches that turn everything off now, files and this process's environment; and a level of
-    the log that is none."""
+    """Findings on the switches (files, and this process's environment) that turn Monarch off now,
+    and on a value of the log level that is not known."""
     files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
     for path in files:
         if path is None:
@@ -143,7 +148,7 @@ def switches(config: Config | None) -> Iterator[Finding]:
 
 
 def _places(config: Config) -> Iterator[Finding]:
-    """Whether other users can replace the tiers' directories, or own them."""
+    """Findings on tiers whose directories other users own or can replace."""
     for tier in (*config.tiers, *([config.staging] if config.staging else [])):
         what = f"tier ({tier.kind})"
         for doubt in doubts(tier.mount_point):
@@ -173,8 +178,8 @@ def _tiers(config: Config) -> Iterator[Finding]:
 
 
 def _manifests(config: Config) -> Iterator[Finding]:
-    """Manifests of persistent tiers that no daemon holds. A damaged manifest is only a warning,
-    since it does not keep a daemon from starting."""
+    """Findings on the manifests of persistent tiers that no daemon holds. A damaged manifest is
+    only a warning, because a daemon starts in spite of it."""
     for tier in config.tiers:
         root = tier_root(tier.mount_point)
         path = root / "manifest.sqlite"
@@ -183,7 +188,7 @@ def _manifests(config: Config) -> Iterator[Finding]:
         try:
             manifest = Manifest(path)
             manifest.check()
-            manifest.load()  # every column, as a daemon would
+            manifest.load()  # fails on a malformed column, as a daemon's load would
             manifest.close()
         except TierError as error:
             yield Finding("warning", f"tier ({tier.kind})", str(error))
@@ -199,7 +204,7 @@ def _sources(config: Config) -> Iterator[Finding]:
 
 
 def _many_nodes() -> Finding:
-    """Whether `mpiexec monarch start` can bring up daemons on several nodes together."""
+    """A finding on whether `mpiexec monarch start` can bring up daemons on several nodes."""
     what = "many nodes"
     if importlib.util.find_spec("mpi4py") is None:
         text = "mpi4py is not installed, so this node works alone (pip install mpi4py mpich)"
@@ -232,7 +237,8 @@ def _address(config: Config) -> Iterator[Finding]:
 
 
 def _libcrypto(config: Config) -> Iterator[Finding]:
-    """Daemons that know of each other need libcrypto to start; a daemon alone does not."""
+    """A finding if libcrypto is missing and may be needed. Daemons of several nodes need it to
+    start; a daemon that works alone does not."""
     names_peers = config.peers != PeersConfig()
     may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
     if may_join and not has_libcrypto():
@@ -260,7 +266,7 @@ def _daemon(config: Config) -> Iterator[Finding]:
 
 
 def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding]:
-    """Whether `monarch run` could start a daemon."""
+    """Findings on whether `monarch run` could start a daemon, if none answers."""
     if (holder := holder_of(connection.session.lock)) is not None:
         found = f"{holder} does not answer: it is starting, ending or stopped"
         hint = "run doctor again; if the process still does not answer, end it"
@@ -280,7 +286,8 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
 
 
 def _container(config: Config) -> Iterator[Finding]:
-    """The paths that a container must share if the job runs inside and the daemon outside."""
+    """Findings on the paths that a container must share with the host if the job runs inside the
+    container and the daemon outside."""
     places = [shm_root(), LIBRARY.parent, config.file]
     places += [source.path for source in config.sources]
     places += [tier.mount_point for tier in config.tiers]
@@ -290,7 +297,8 @@ def _container(config: Config) -> Iterator[Finding]:
 
 
 def _limits() -> Iterator[Finding]:
-    """Resource limits that would keep programs from using Monarch, or the daemon from working."""
+    """Findings on resource limits that would keep programs from using Monarch, or the daemon from
+    working."""
     segments = sum(ffi.sizeof(f"struct monarch_{name}") for name in ("clients", "control", "fills"))
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY and space < 32 * segments:

@@ -17,7 +17,7 @@ from monarch_py.policies.view import PFS
 Sizes = npt.NDArray[np.int64]
 
 
-# From where nodes read: their own copies, copies of other nodes, the source.
+# Where nodes read from: their own copies, copies of other nodes, the source.
 PLACES = ("local", "remote", "source")
 
 
@@ -26,9 +26,9 @@ class Figures:
     """The figures of a plan, as seen by one node.
 
     frequency : (most + 1,) int64, how many units the node accesses 0, 1, ... times
-    expected : the same by the binomial distribution, (epochs + 1,) float64 (NoPFS, 3.1), if each
-        unit is a file of one sample; else None
-    spread : of the frequencies, see access.spread
+    expected : (epochs + 1,) float64, the `frequency` that the binomial distribution predicts
+        (NoPFS, 3.1) if each unit is a file of one sample; else None
+    spread : the spread of the node's frequencies (access.spread)
     owned_units, owned_bytes : (nodes,) int64, what each node owns
     epochs : (epochs, 3) int64, what all nodes together read in each epoch, by PLACES [bytes]
     """
@@ -52,10 +52,10 @@ class Figures:
 
 
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> npt.NDArray[np.int32]:
-    """(units,) the node that owns each unit, PFS for none, by the placement that daemons make: by
-    uses, or by hash where the nodes and units are too many for that.
+    """The node that owns each unit, (units,); PFS if no node owns it. The owners are chosen as the
+    daemons choose them: by uses, or by hash if there are too many nodes and units for that.
 
-    sizes : (units,) [bytes];  quota : what each node can hold [bytes]; None = everything
+    sizes : (units,) [bytes];  quota : what each node can hold [bytes]; None for everything
     """
     room = int(sizes.sum()) if quota is None else quota
     quotas = np.full(timeline.nodes, room, dtype=np.int64)
@@ -65,8 +65,8 @@ def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> npt.NDArra
 
 
 def read_bytes(timeline: Timeline, owner: npt.NDArray[np.int32], sizes: Sizes) -> Sizes:
-    """(epochs, 3) the bytes that each epoch reads, by PLACES. The source is read once for a unit
-    that has an owner, in the first epoch that uses it, and each time for a unit without one."""
+    """The bytes that all nodes read in each epoch, (epochs, 3), by PLACES. A unit that has an owner
+    is read from the source once, at its first access; a unit without an owner at every access."""
     found = np.zeros((timeline.epochs, len(PLACES)), dtype=np.int64)
     seen = np.zeros(timeline.units, dtype=bool)
     for section in timeline.sections():
@@ -84,7 +84,7 @@ def _read_in(
     first = np.zeros(rows.size, dtype=bool)
     flat = rows.reshape(-1)
     fresh = np.flatnonzero((flat >= 0) & ~seen[flat])
-    # The first access of a unit that was never read before goes to the source.
+    # The first access to a unit goes to the source.
     _, at = np.unique(flat[fresh], return_index=True)
     first[fresh[at]] = True
     seen[flat[fresh]] = True
@@ -97,7 +97,7 @@ def _read_in(
 def figures_of(plan: Plan, node: int = 0, quota: int | None = None) -> Figures:
     """The figures of a plan.
 
-    quota : what each node can hold [bytes]; None = everything
+    quota : what each node can hold [bytes]; None for everything
     """
     timeline, sizes = plan.timeline(), plan.unit_bytes()
     frequency = analyse(timeline, node).frequency

@@ -1,4 +1,4 @@
-"""`monarch run`: runs a command under the preload library, with a daemon for as long as it runs."""
+"""`monarch run`: runs a command under the preload library, and a daemon while the command runs."""
 
 import contextlib
 import errno
@@ -25,11 +25,12 @@ from monarch_py.util.signals import handling
 
 # Exit statuses that a shell gives for a command that does not exist, or cannot be executed.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
-# Characters that suggest a line for a shell, quoted as one word.
+# Characters which suggest that a word is a whole line for a shell.
 SHELL_SIGNS = frozenset(" \t\n;&|<>()$`*?")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# Limits for a daemon's shutdown [s]. One that was asked to stop may have many copies to remove and
-# a tier's file system to sync. One that does not answer gets SIGTERM and the shorter limit.
+# Limits for a daemon's end [s]. A daemon that was asked to stop may have many copies to remove and
+# a tier's file system to sync. A daemon that does not answer gets SIGTERM and the shorter limit.
+# After SIGKILL it gets KILL_LIMIT_S.
 END_LIMIT_S, SILENT_LIMIT_S = 600.0, 60.0
 KILL_LIMIT_S = 10.0
 
@@ -38,11 +39,11 @@ KILL_LIMIT_S = 10.0
 class Outcome:
     """How a run ended.
 
-    exit_status : of the command; 128 + n if signal n ended it
-    report : the daemon's status after the command; None without one
+    exit_status : exit status of the command; 128 + n if signal n ended the command
+    report : the daemon's status after the command; None if the daemon did not give it
     problem : why the command ran without a daemon, or could not run; "" otherwise
     before : the daemon's status before the command; None if the daemon did not give it
-    lost : why a daemon that served gave no report afterwards
+    lost : why the daemon gave no report after the command; "" if it did
     """
 
     exit_status: int
@@ -54,7 +55,7 @@ class Outcome:
 
 def why_unusable(name: str) -> Outcome | None:
     """The outcome of a command that cannot be executed, with the status that a shell would give;
-    None if it can be."""
+    None if the command can be executed."""
     if shutil.which(name) is not None:
         return None
     if shutil.which(name, os.F_OK) is not None or ("/" in name and _is_denied(name)):
@@ -66,7 +67,8 @@ def why_unusable(name: str) -> Outcome | None:
 
 
 def _is_denied(path: str) -> bool:
-    """Whether a path that is no program is a directory, or lies where this user may not look."""
+    """Whether a path at which no program was found is a directory, or lies where this user may not
+    look."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
@@ -74,7 +76,8 @@ def _is_denied(path: str) -> bool:
 
 
 def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment that loads the library into a program. Other preloads stay, after ours."""
+    """The environment that loads the preload library into a program. Other libraries in LD_PRELOAD
+    stay, after ours."""
     base = {name: value for name, value in base.items() if name != "MONARCH_LEFT"}
     others = [p for p in base.get("LD_PRELOAD", "").split(":") if p and p != str(LIBRARY)]
     return {
@@ -89,11 +92,12 @@ def _run(
 ) -> int:
     """Runs the command and returns its exit status (128 + n for signal n).
 
-    Signals that a batch system sends to us are forwarded to the command. The terminal sends Ctrl-C
-    to the command itself, so we ignore it and wait for the command's reaction.
+    Signals that a batch system sends to this process are forwarded to the command. The terminal
+    sends Ctrl-C to the command too, so this process ignores it and waits for the command's
+    reaction.
 
     starts : called in the child before it executes the command, so that the daemon knows of the
-    command even if this process is killed at once
+        command even if this process is killed at once
     """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
@@ -131,8 +135,8 @@ def _serving(connection: DaemonConnection) -> Identity | None:
 
 
 def _end_daemon(connection: DaemonConnection, daemon: Identity) -> None:
-    """Ends the daemon: by the command `stop`; by SIGTERM if it does not answer; by SIGKILL when its
-    time is up."""
+    """Ends the daemon: with the command `stop`, or with SIGTERM if the daemon does not answer; with
+    SIGKILL if it has not ended within its limit."""
     is_asked = False
     if _serving(connection) == daemon:
         with contextlib.suppress(SessionError):
@@ -161,7 +165,8 @@ class _Share:
         self._had_turn = False
 
     def begin(self) -> None:
-        """Makes sure that a daemon serves until `end`. MonarchError if none can be started."""
+        """Makes sure that a daemon serves until `end`. Raises MonarchError if none can be
+        started."""
         self.shares.take_turn()
         self._had_turn = True
         try:
@@ -170,7 +175,7 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, is_shared=True)
                 self._tell_troubles()
             else:
-                if self.shares.daemon() != serving:  # the note is of a daemon that has died
+                if self.shares.daemon() != serving:  # `users` names a daemon that has died, or none
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
                     self.connection.ask("job")
@@ -201,12 +206,13 @@ class _Share:
             with contextlib.suppress(OSError):
                 self.shares.close()
         if self._child is not None:
-            self._child.returncode = 0  # we waited for it above, or other runs use it by now
+            # The daemon has ended, or other runs use it; without a status, Popen would warn.
+            self._child.returncode = 0
 
 
 def keep_daemon(config_file: Path) -> "subprocess.Popen[bytes] | None":
-    """Provides a daemon that no run ends. Returns the new process, or None if a daemon already
-    serves. SessionError if the new one does not come up."""
+    """Provides a daemon that no run ends. Returns its process, or None if a daemon serves already.
+    Raises SessionError if the new daemon does not come up."""
     session = SessionDir.of(config_file)
     shares = Shares(session)
     try:
@@ -221,10 +227,10 @@ def keep_daemon(config_file: Path) -> "subprocess.Popen[bytes] | None":
 def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
     """Runs the command under the library.
 
-    A daemon that already serves the configuration is used and left running. Otherwise one is
-    started, and ended with the last run that uses it. If none can be started, the command runs all
-    the same and reads from the source. A signal that comes before the command runs ends this
-    process (SystemExit) and the daemon that it started.
+    If a daemon of `monarch start` serves the configuration, it is used and left running. Otherwise
+    the first run starts a daemon, and the last run that uses it ends it. If none can be started,
+    the command runs all the same and reads from the source. A signal that comes before the command
+    runs ends this process (SystemExit) and the daemon that it started.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         return _run_job(config_file, command)

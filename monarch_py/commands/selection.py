@@ -1,4 +1,4 @@
-"""Resolves paths that a user names to entries of the catalog, while the catalog still grows."""
+"""Finds the catalog's entries for paths that a user names, while the catalog still grows."""
 
 import os
 import stat
@@ -13,10 +13,10 @@ from monarch_py.ipc.catalog import CatalogReader, distinct
 from monarch_py.native import Kind, Reason, State
 
 Ids = npt.NDArray[np.uint64]
-# The number of a source, and a path relative to it; "" for the source itself.
+# The number of a source, and a path relative to the source; "" for the source itself.
 Place = tuple[int, str]
 
-# Entries whose paths are compared at a time: 16 MiB of memory for paths of 100 bytes.
+# Number of entries whose paths are compared at a time. Paths of 100 bytes then take 16 MiB.
 PORTION = 16384
 GONE = "gone: it was removed from the source after the scan; restore it, or leave it out"
 EXCLUDED = np.uint64(word.make(State.BYPASS, Reason.EXCLUDED))
@@ -33,12 +33,13 @@ def _is_file(path: str) -> bool:
 class PathSelection:
     """The files that the user means: named files, and all files below named directories.
 
-    roots : for each source its directory, resolved, and as the configuration spells it if that
-        differs
-    texts : paths as the user wrote them; None for everything
+    roots : for each source its directory's real path, followed by the configuration's spelling of
+        it if that differs
+    texts : the paths that the user wrote; None for everything
     problems : (path, what is wrong and the hint), one for each path that stands for no file
-    ids : (n,) entries in the order in which they were named or found
-    unknown : files that exist but that the catalog does not know yet, and what the user wrote
+    ids : (n,) the selected entries, in the order in which they were found
+    unknown : the files that exist but that the catalog does not know yet, each with its text for
+        messages
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class PathSelection:
         self.ids: Ids = np.zeros(0, dtype=np.uint64)
         self.unknown: dict[Place, str] = {}
         self._named: list[int] = []
-        self._texts: dict[int, str] = {}  # what the user wrote for a named file, by entry
-        self._directories: dict[Place, str] = {}  # with what the user wrote
+        # What the user wrote for each named file, by entry, and for each named directory.
+        self._texts: dict[int, str] = {}
+        self._directories: dict[Place, str] = {}
         # For each directory: how many files were found below it, and how many of them are excluded.
         self._below: dict[Place, npt.NDArray[np.int64]] = {}
         self._is_chosen = np.zeros(0, dtype=bool)
@@ -86,7 +88,8 @@ class PathSelection:
         return None
 
     def _take(self, place: Place, text: str, catalog: CatalogReader) -> bool:
-        """Handles a place that the catalog knows as a file or a directory; False if it does not."""
+        """Selects the file or directory at a place. Returns False if the catalog knows no file or
+        directory there."""
         source, path = place
         if not path:
             self._directories[place] = text
@@ -139,10 +142,11 @@ class PathSelection:
     # --- entries of the catalog -----------------------------------------------------------------
 
     def meet(self, catalog: CatalogReader) -> Ids:
-        """The (n,) selected entries that were not returned before."""
+        """Selects entries that the catalog has got since the last call. Returns the selected
+        entries, (n,), that were not returned before."""
         for place in [place for place in self.unknown if catalog.find(*place) >= 0]:
             self._take(place, self.unknown.pop(place), catalog)
-        # The catalog grows meanwhile: read its length once, after the last look-up.
+        # The catalog grows meanwhile, so read its length once, after the last look-up.
         last = len(catalog)
         self._is_chosen = np.pad(self._is_chosen, (0, last - len(self._is_chosen)))
         found = [self._new(np.array(self._named, dtype=np.uint64))]
@@ -157,14 +161,16 @@ class PathSelection:
         return new
 
     def _new(self, ids: Ids) -> Ids:
-        """Removes duplicates and entries that were chosen before; marks the rest as chosen."""
+        """Returns the entries without duplicates and without entries that were chosen before, and
+        marks the returned ones as chosen."""
         ids = distinct(ids)
         ids = ids[~self._is_chosen[ids]]
         self._is_chosen[ids] = True
         return ids
 
     def _examine(self, catalog: CatalogReader, first: int, end: int) -> Ids:
-        """Files below the named directories, among the entries [first, end)."""
+        """Returns the files below the named directories among the entries [first, end), and counts
+        them for each directory."""
         rows = catalog.entries[first:end]
         files = np.flatnonzero(rows["kind"] == Kind.FILE)
         sources, lengths = rows["source"][files], rows["path_len"][files]
@@ -199,8 +205,9 @@ class PathSelection:
     # --- at the end of the scan -----------------------------------------------------------------
 
     def finish(self, catalog: CatalogReader) -> None:
-        """Call it when the scan is complete. Reports directories whose files are all excluded, and
-        adds the files of directories newer than the scan to `unknown`."""
+        """Completes the selection; call it when the scan is complete. Reports named directories
+        whose files are all excluded. Walks named directories that the scan has not found, and adds
+        their files to `unknown`."""
         for place, text in self._directories.items():
             files, excluded = self._below[place]
             if files and files == excluded and text:
@@ -209,7 +216,7 @@ class PathSelection:
                 self._walk(place, text)
 
     def directories(self, catalog: CatalogReader) -> Ids:
-        """The (n,) known directories at or below a named one."""
+        """The catalog's entries, (n,), of the named directories and all directories below them."""
         known = np.flatnonzero(catalog.entries["kind"] == Kind.DIR)
         sources = catalog.entries["source"][known].tolist()
         of = zip(known.tolist(), sources, strict=True)
@@ -224,7 +231,8 @@ class PathSelection:
         return True
 
     def walk_anew(self, directories: Sequence[int], catalog: CatalogReader) -> None:
-        """Lists directories again, and adds files that the catalog lacks to `unknown`."""
+        """Lists these directories (entries) again, and adds files that the catalog lacks to
+        `unknown`."""
         for entry in directories:
             source, path = int(catalog.entries["source"][entry]), catalog.path(entry)
             top = self.roots[source][0]
@@ -268,8 +276,8 @@ class PathSelection:
             return -1
 
     def gone(self, ids: Ids, catalog: CatalogReader) -> Ids:
-        """Those of (n,) entries that were named but are gone from the source. Adds a problem for
-        each."""
+        """Returns which of (n,) entries are named files that are gone from the source, and adds a
+        problem for each of them."""
         found = [entry for entry in ids.tolist() if entry in self._texts]
         found = [entry for entry in found if self._is_gone(entry, catalog)]
         for entry in found:
@@ -286,7 +294,7 @@ class PathSelection:
         return False
 
     def give_up(self, places: Sequence[Place]) -> None:
-        """Reports files that the daemon could not add to its catalog as problems."""
+        """Adds a problem for each of these files, which the daemon could not add to its catalog."""
         for place in places:
             why = (
                 "the daemon cannot take this file into its catalog; check that the file can be read"

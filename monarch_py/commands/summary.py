@@ -1,4 +1,4 @@
-"""The summary that `monarch run` prints: what it gained, what it cost the source, what to change.
+"""The summary of `monarch run`: what Monarch gained, what the source had to serve, what to change.
 
 Lines have at most 80 columns.
 """
@@ -14,16 +14,16 @@ from monarch_py.util.units import GIB, MIB, counted, format_size
 WIDTH = 80
 # The column at which the text after a label begins.
 INDENT = 11
-# A number and its unit, which must not be separated by a line break.
+# A number and its unit. A line break must not separate them.
 NUMBER = re.compile(r"(\d) ([KMGTPE]?i?B\b|%)")
 
 
 def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
-    """The counts between two reports of one daemon. Without an earlier report, or with one of
-    another daemon, the counts since the daemon's start.
+    """What a daemon has counted between two of its reports. If there is no earlier report, or it is
+    of another daemon, what the daemon has counted since its start.
 
-    totals : as in a report;  staged : copies made in the staging area;  served_bytes : bytes sent
-    to other nodes
+    The result has the keys totals (as in a report), staged (copies made in the staging area) and
+    served_bytes (bytes sent to other nodes).
     """
     first = before if before is not None and before["pid"] == after["pid"] else None
 
@@ -44,7 +44,8 @@ def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any
 
 
 def summary(report: dict[str, Any], run: dict[str, Any]) -> list[str]:
-    """The lines. report : the daemon's status after the run;  run : the result of `since`."""
+    """The lines of the summary. report : the daemon's status after the run;  run : the result of
+    `since`"""
     told = [("monarch:", _opens(report, run["totals"]))]
     if run["totals"]["opens"]:
         told += [("  source:", read_from_source(run["totals"]))]
@@ -67,7 +68,7 @@ def _wrapped(label: str, text: str) -> list[str]:
         WIDTH,
         initial_indent=first,
         subsequent_indent=" " * INDENT,
-        # Users copy paths and sizes from here, so they are not broken.
+        # Users copy paths and sizes from the summary, so no line break may divide them.
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -140,7 +141,7 @@ def unused(report: dict[str, Any]) -> list[str]:
 
 
 def _left_out(report: dict[str, Any]) -> list[str]:
-    """Lines on files that the configuration leaves to the source, or that could not be copied."""
+    """The lines on files that the configuration leaves to the source or that were not copied."""
     words = {
         "excluded": "excluded by the configuration",
         "changed": "changed since the daemon looked at them",
@@ -165,12 +166,12 @@ def _no_room(report: dict[str, Any]) -> list[str]:
 
 
 def room_hint(report: dict[str, Any], files: int, size: int) -> str:
-    """A hint that makes room for `files` more files of `size` bytes together; "" if no tier can be
-    used."""
+    """A hint for the user that makes room for `files` more files of together `size` bytes; "" if no
+    tier can be used."""
     usable = [tier for tier in report["tiers"] if tier["usable"]]
     if not usable:
         return ""
-    # If any tier has room left, the slowest has. Each copy is rounded up to a block of 4096 bytes.
+    # The slowest tier, because it fills last. Each copy is rounded up to a block of 4096 bytes.
     tier, needed = usable[-1], size + files * 4096
     quota = _rounded_up(tier["used_bytes"] + needed)
     free = 0

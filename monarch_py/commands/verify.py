@@ -19,7 +19,7 @@ from monarch_py.storage.manifest import Manifest
 from monarch_py.storage.tiers import Tier, copy_name, tier_root, why_gone
 from monarch_py.util.units import MIB
 
-# The most that is read at a time.
+# Largest number of bytes that is read at a time.
 PIECE_BYTES = 1 * MIB
 
 
@@ -40,8 +40,10 @@ class Verdict:
     out_of_use: list[str] = field(default_factory=list)
 
     def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
-        """Checks a copy. copy, path : paths of the copy and of its source file;  expected : sum,
-        size [bytes]"""
+        """Checks a copy, and notes it as damaged or outdated if it is. Returns whether it is good.
+
+        copy, path : paths of the copy and of its source file;  expected : checksum and size [bytes]
+        """
         self.checked += 1
         if _sum(copy, self.block_size_bytes) != expected:
             self.damaged.append(path)
@@ -53,15 +55,15 @@ class Verdict:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    """Opens a regular file. Neither a link nor a pipe in its place is followed or waited for."""
+    """Opens a file, but follows no link and waits for no pipe in its place."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
     """(XXH3-64 of the block sums, size) of a file; None if the file cannot be read.
 
-    The sums come from the package xxhash, and not from the C code that recorded them, so that an
-    error in the C code is found.
+    The package xxhash computes the sums here, not the C code that computed the recorded ones, so
+    that an error in the C code is found.
     """
     whole, block, size = xxhash.xxh3_64(), xxhash.xxh3_64(), 0
     buffer = memoryview(bytearray(PIECE_BYTES))
@@ -81,10 +83,11 @@ def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
 
 
 def verify_copies(config: Config, *, against_source: bool) -> Verdict:
-    """Reads every copy and compares its checksum; reads the source files too if asked.
+    """Reads every copy and checks it against its checksum, and with `against_source` also against
+    its source file. Removes the copies that are not good.
 
-    If a daemon serves, its copies are checked, and it drops the bad ones. Otherwise the copies on
-    persistent tiers are checked. TierError if another daemon holds such a tier.
+    If a daemon serves, its copies are checked, and the daemon drops the bad ones. Otherwise the
+    copies on persistent tiers are checked. Raises TierError if another daemon holds such a tier.
     """
     session = SessionDir.of(config.file)
     connection = DaemonConnection(session)
@@ -103,7 +106,8 @@ def _is_gone(tier: TierConfig) -> bool:
 
 
 def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[tuple[int, str]]:
-    """(number, sentence) for each tier that the daemon does not use, or is about to give up."""
+    """(number, sentence) of each tier that the daemon does not use, or will soon give up because
+    the tier's directory is gone."""
     told = connection.ask("status")["tiers"]
     for number, (tier, said) in enumerate(zip(config.tiers, told, strict=False)):
         if said["why"]:
@@ -120,7 +124,7 @@ def _verify_catalog(
     for entry in np.flatnonzero(word.state(catalog.words) == State.PRESENT):
         row = catalog.entries[entry].copy()
         number = int(word.tier(row["word"]))
-        # A staged copy may be gone before it is read.
+        # A staged copy may have been removed since the states were read.
         is_present = word.state(row["word"]) == State.PRESENT
         if not is_present or number in gone or number >= len(config.tiers):
             continue
@@ -133,7 +137,8 @@ def _verify_catalog(
     if bad:
         connection.ask("drop", entries=bad)
         connection.wait_until_dropped()
-    # A tier that takes no more copies after an error may still serve the copies that it has.
+    # After an error, a tier takes no more copies but may still serve the copies that it has; such a
+    # tier was checked.
     present = catalog.words[word.state(catalog.words) == State.PRESENT]
     serving = set(word.tier(present).tolist()) - gone
     verdict.out_of_use = [
@@ -149,7 +154,7 @@ def _verify_manifests(config: Config, verdict: Verdict) -> None:
         try:
             manifest = Manifest(tier.root / "manifest.sqlite")
             manifest.check()
-            manifest.load()  # every column, as a daemon would
+            manifest.load()  # fails on a malformed column, as a daemon's load would
             bad = []
             for copy, source, raw, size, expected, _ in manifest.all_copies():
                 path = os.path.join(source, os.fsdecode(raw))
@@ -164,9 +169,8 @@ def _verify_manifests(config: Config, verdict: Verdict) -> None:
 
 
 def clear_tiers(config: Config) -> int:
-    """Removes everything of ours from the tiers, without a daemon. Returns the number of copies.
-
-    TierError if a daemon holds one of the tiers.
+    """Removes all of Monarch's files from the tiers while no daemon serves. Returns the number of
+    copies removed. Raises TierError if a daemon holds one of the tiers.
     """
     removed = 0
     for tier_config in config.tiers:

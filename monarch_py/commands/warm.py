@@ -1,4 +1,4 @@
-"""`monarch warm`: fills copies of the named files ahead, and follows them until they are there."""
+"""`monarch warm`: has the daemon make copies of the named files, and waits until they are there."""
 
 import os
 import time
@@ -21,15 +21,16 @@ from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import Ids, Reason, State, ffi, lib
 from monarch_py.util.hanging import LIMIT_S, hanging
 
-# Entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10 bytes for an
-# entry: 8 digits, a comma and a space.
+# Number of entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10
+# bytes for an entry: 8 digits, a comma and a space.
 ORDER = 65536
-# Directories in one request. A path of 4 KiB that is not valid text takes 24 KiB in JSON.
+# Number of directories in one request. A path of 4 KiB that is not valid text takes 24 KiB in JSON.
 DIRECTORIES = 32
-# Files that the daemon looks at in one request: its other commands wait meanwhile.
+# Number of files that the daemon looks at in one request. It is small because other commands wait
+# during the request.
 LOOKS = 64
-# Pause between two looks at the catalog; longer ones if looking would take over a tenth of the
-# time [s].
+# Least pause between two looks at the catalog [s]. The pause is longer if the looks would take more
+# than a tenth of the time.
 LOOK_S = 0.1
 
 
@@ -37,11 +38,12 @@ LOOK_S = 0.1
 class Progress:
     """Counts of the chosen files that are known so far. Sizes are in bytes.
 
-    there : files that had a copy before
-    filled : files that got a copy since; `filled_bytes` includes the done parts of running fills
-    replaced : those of `filled` whose old copy was of an earlier version
+    there : files that had a copy before the command
+    filled : files that have got a copy since; `filled_bytes` includes what running fills have
+        copied
+    replaced : files of `filled` whose former copy was of an earlier version
     at_source : files left to the source, by reason, as `bypass` in docs/status.md
-    complete : no more files will be found
+    complete : whether all chosen files are known
     """
 
     files: int = 0
@@ -65,20 +67,20 @@ class Progress:
 
 
 def _is_left(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which files get no copy now. Some of them get one when they are read."""
+    """Which files get no copy from this command. Some of them get a copy when they are read."""
     states = word.state(words)
     when_read = (states == State.ABSENT) & (word.reason(words) != Reason.NONE)
     return np.asarray((states == State.BYPASS) | when_read)
 
 
 def _has_changed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which files are left to the source because they have changed."""
+    """Which files are left to the source because they have changed (Reason.CHANGED)."""
     is_left = (word.state(words) == State.BYPASS) & (word.reason(words) == Reason.CHANGED)
     return np.asarray(is_left)
 
 
 class _View:
-    """The segments of one daemon; `refresh` opens the newest catalog."""
+    """The shared segments of one daemon; `refresh` opens the daemon's newest catalog."""
 
     def __init__(self, connection: DaemonConnection) -> None:
         self._connection = connection
@@ -93,8 +95,8 @@ class _View:
         self._fills: Any = self._segments[1].as_struct("struct monarch_fills")
 
     def refresh(self) -> None:
-        """Asks the daemon for its state, and opens its newest catalog. SessionError when the daemon
-        is gone or another one has taken its place."""
+        """Asks the daemon for its state, and opens its newest catalog. Raises SessionError if the
+        daemon is gone or another daemon has taken its place."""
         known = -1
         while known != self._generation:
             told = self._connection.ask("where")
@@ -103,12 +105,12 @@ class _View:
             self.pid, known = told["pid"], told["generation"]
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
             if known != self._generation:
-                with suppress(FileNotFoundError):  # replaced since we asked: ask again
+                with suppress(FileNotFoundError):  # a newer catalog has replaced it: ask again
                     self.catalog = CatalogReader.open(self._connection.session, known)
                     self._generation = known
 
     def roots(self) -> list[list[str]]:
-        """The spellings of each source, see PathSelection."""
+        """The spellings of each source's directory (`roots` of PathSelection)."""
         found = []
         for number in range(self._control.sources):
             slot = self._control.source[number]
@@ -119,7 +121,8 @@ class _View:
         return found
 
     def partial_bytes(self, words: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> int:
-        """Bytes that are already copied of (n,) files that are being filled."""
+        """Bytes that running fills have already copied. words, sizes : (n,) of files that are being
+        filled"""
         if not len(words):
             return 0
         done = 0
@@ -134,7 +137,8 @@ class _View:
 
 
 class Warm:
-    """One run of the command. SessionError if no daemon serves, or everything is switched off.
+    """One run of the command. The constructor raises SessionError if no daemon serves, or
+    everything is switched off.
 
     texts : paths as the user wrote them; None for everything
     """
@@ -148,13 +152,14 @@ class Warm:
         self._ticket = f"{os.getpid()}.{time.time_ns()}"
         self._was_there = np.zeros(0, dtype=bool)
         self._was_outdated = np.zeros(0, dtype=bool)
-        # Entries still to be compared with the source: files with copies, and directories.
+        # Entries that must still be compared with the source: files that have copies or have
+        # changed, and directories.
         self._to_compare = np.zeros(0, dtype=np.uint64)
         self._finished = False
         self.progress = Progress()
 
     def no_room(self) -> tuple[int, int]:
-        """Number and bytes of the chosen files that fit into no tier."""
+        """The number and the bytes of the chosen files that fit into no tier."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words = catalog.words[ids]
         left = ids[_is_left(words) & (word.reason(words) == Reason.NO_ROOM)]
@@ -168,7 +173,8 @@ class Warm:
             )
 
     def _ask_for_directories(self) -> None:
-        """Asks the daemon to scan the chosen directories, which it may not know yet."""
+        """Asks the daemon to scan the chosen directories first, since it may not know their files
+        yet."""
         directories = self.chosen.needs_scanned
         for at in range(0, len(directories), DIRECTORIES):
             self._connection.ask("scan", directories=directories[at : at + DIRECTORIES])
@@ -177,11 +183,13 @@ class Warm:
     # --- ordering -------------------------------------------------------------------------------
 
     def run(self, show: Callable[[Progress], None], *, wait: bool) -> None:
-        """Returns when all files are filled that can be; without `wait`, when all are known and
-        ordered.
+        """Orders copies of the chosen files. Returns when all copies that can be made are there;
+        without `wait`, when all files are known and ordered.
 
-        show : called with the progress several times a second. An exception (SessionError, or one
-        from a signal) cancels the fills that no thread of the daemon has begun.
+        show : called with the progress several times a second
+
+        An exception (SessionError, or one from a signal) cancels the fills that no thread of the
+        daemon has begun.
         """
         try:
             while not (self.progress.is_done if wait else self.progress.complete):
@@ -219,7 +227,7 @@ class Warm:
         self._look_at_unknown()
         is_asking = self.chosen.unknown or len(self._to_compare)
         absent = self._count(complete=is_scanned and not is_asking)
-        # Files whose fill another command cancelled, or whose copy was dropped, are still wanted.
+        # Order again files whose fill another command has cancelled, or whose copy was dropped.
         self._order(absent)
 
     def _order(self, ids: Ids) -> None:
@@ -228,8 +236,9 @@ class Warm:
             self._connection.ask("warm", ticket=self._ticket, entries=entries)
 
     def _compare(self) -> None:
-        """Compares with the source. A copy may be of an earlier version of its file, and a changed
-        directory may hold files that the scan has not seen."""
+        """Has the daemon compare the next entries of `_to_compare` with the source. A copy may be
+        of an earlier version of its file, and a changed directory may hold files that the scan has
+        not seen."""
         if not len(self._to_compare):
             return
         told = self._ask_source("compare", entries=self._to_compare[:ORDER].tolist())
@@ -239,8 +248,8 @@ class Warm:
         self.chosen.walk_anew(told["directories"], self._view.catalog)
 
     def _look_at_unknown(self) -> None:
-        """Makes the daemon look at files that the catalog does not know. A few at a time, because
-        the scan may find them first."""
+        """Makes the daemon look at files that the catalog does not know. It looks at only a few at
+        a time, because the scan may find the others first."""
         places = list(self.chosen.unknown)[:LOOKS]
         if not places:
             return
@@ -248,8 +257,8 @@ class Warm:
         self.chosen.give_up([p for p, e in zip(places, entries, strict=True) if e < 0])
 
     def _ask_source(self, command: str, **arguments: Any) -> Any:
-        """Asks the daemon a command for which it must ask the source. SessionError if the source's
-        file system hangs."""
+        """Sends the daemon a command for which it must access the source. Returns the answer.
+        Raises SessionError if the source's file system hangs."""
         try:
             return self._connection.ask(command, **arguments)
         except SilentError:
@@ -260,7 +269,8 @@ class Warm:
             raise
 
     def _leave_out_gone(self) -> None:
-        """Reports named files that are gone as problems, and drops them from all counts."""
+        """Reports named files that are gone from the source as problems, and drops them from all
+        counts."""
         ids, catalog = self.chosen.ids, self._view.catalog
         gone = self.chosen.gone(ids[_has_changed(catalog.words[ids])], catalog)
         kept = ~np.isin(ids, gone)
@@ -271,7 +281,7 @@ class Warm:
     # --- counting -------------------------------------------------------------------------------
 
     def _count(self, *, complete: bool) -> Ids:
-        """Updates `progress`. Returns the (n,) files that nobody has ordered."""
+        """Updates `progress`. Returns the files, (n,), that are to get a copy and have no order."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)

@@ -1,22 +1,22 @@
-"""What the file system tells about a directory of the configuration. It writes nothing."""
+"""What the file system says about a directory of the configuration. Nothing is written."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
 _RAM_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-# File systems in which the kernel presents its own state. No file can be made there, even where
-# access(2) tells root otherwise.
+# File systems in which the kernel presents its own state. No file can be made there, even if
+# access(2) says that root may write.
 _KERNEL_FILE_SYSTEMS = frozenset(
     {"bpf", "cgroup", "cgroup2", "debugfs", "devpts", "mqueue", "proc", "securityfs", "sysfs"}
 )
 
 
 def is_inside(inner: Path, outer: Path) -> bool:
-    """Whether `inner` lies below the directory `outer`, under whatever name, even through a bind
-    mount. Directories that cannot be examined count as others."""
+    """Whether `inner` lies below the directory `outer`, even if its path has another beginning, as
+    with a bind mount. A directory that cannot be examined does not count as `outer`."""
     try:
-        place = os.stat(outer)  # once: it may be a slow source
+        place = os.stat(outer)  # only once, because it may be on a slow source
     except OSError:
         return False
     for above in Path(os.path.realpath(inner)).parents:
@@ -34,12 +34,13 @@ def capacity_bytes(directory: Path) -> int | None:
 
 
 def block_bytes(directory: Path) -> int:
-    """The least that a non-empty file takes on the file system that holds `directory` [bytes]."""
+    """The least room that a non-empty file takes on the file system of `directory` [bytes]."""
     return max(os.statvfs(directory).f_frsize, 512)
 
 
 def is_writable(directory: Path) -> bool:
-    """Whether this user may create files there: permissions and read-only mounts, not space."""
+    """Whether permissions and mount options let this user create files in `directory`; free space
+    is not checked."""
     return os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
 
 
@@ -49,7 +50,8 @@ def is_in_ram(directory: Path) -> bool:
 
 
 def kernel_file_system(directory: Path) -> str | None:
-    """The type of the file system that holds `directory` if it keeps no files, such as proc."""
+    """The type of the file system that holds `directory`, if it is one such as proc, in which no
+    files can be made; else None."""
     kind = _mount(directory)[0]
     return kind if kind in _KERNEL_FILE_SYSTEMS else None
 
@@ -60,12 +62,13 @@ def mount_options(directory: Path) -> frozenset[str]:
 
 
 def _mount(directory: Path) -> tuple[str, frozenset[str]]:
-    """The type and the mount options of the file system that holds `directory`; both empty if it
-    is not known.
+    """The type and the mount options of the file system that holds `directory`; both are empty if
+    the file system is not known.
 
-    Python has no statfs(2), so the device number is looked up in the kernel's table of mounts.
-    That is exact for the file systems asked for here, also below bind mounts. (btrfs subvolumes
-    have device numbers that the table lacks; "not known" then means "not in memory".)
+    Python has no statfs(2), so the device number is looked up in the kernel's table of mounts. That
+    is exact for the file systems that this module asks for, also below bind mounts. (The table
+    lacks the device numbers of btrfs subvolumes. These then count as "not in memory", which is
+    right.)
     """
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

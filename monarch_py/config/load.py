@@ -1,7 +1,7 @@
 """Reads a YAML file into a checked Config.
 
-schema.py declares what may be written. This module checks that the parts fit together and fit the
-disk, so that what cannot work is refused now, before a job starts.
+schema.py declares the keys and their values. This module checks that the values fit together and
+fit the disk, so that a configuration that cannot work is refused before a job starts.
 """
 
 import os
@@ -41,10 +41,10 @@ def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> C
     """Reads and checks the configuration file at `path`.
 
     with_sources : False for a caller that needs only the tiers. A source may then be gone or hang,
-    and its real_path is its path as written
+        and its real_path is its path as written
 
     Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``, if
-    the file cannot be read or what it asks for cannot work on this machine.
+    the file cannot be read or the configuration cannot work on this machine.
     """
     root, top = load_document(Path(path), "configuration", "'sources' and 'hierarchy'")
     config = read_as(root, top, Config, file=Path(os.path.abspath(path)))
@@ -77,10 +77,10 @@ def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> C
 
 
 def _with_sources(config: Config, top: Spot) -> tuple[Config, list[_Place]]:
-    """Separates sources from tiers. Returns the configuration, and where its sources are written.
+    """Separates sources from tiers. Returns the configuration, and its sources with their spots.
 
-    In configurations of the original Monarch the last level of the hierarchy is the dataset itself;
-    that level has no quota.
+    In a configuration of the original Monarch, the last level of the hierarchy is the dataset
+    itself, and has no quota.
     """
     if "hierarchy" not in top:
         raise missing(top, Config, "hierarchy")
@@ -119,7 +119,8 @@ def _check_count(spot: Spot, found: Sequence[Any], most: int) -> None:
 
 
 def _refuse_hanging(places: Sequence[_Place]) -> None:
-    """ConfigError if a file system hangs. Call it before this process touches the directories."""
+    """Raises ConfigError if a file system hangs. Call it before this process touches the
+    directories."""
     spots = dict(places)
     for path in hanging(list(spots)):
         raise spots[path].error(
@@ -129,7 +130,8 @@ def _refuse_hanging(places: Sequence[_Place]) -> None:
 
 
 def _check_settings(config: Config, top: Spot) -> None:
-    """Refuses keys that contradict each other, and files that are missing or of a wrong kind."""
+    """Refuses keys that contradict each other, and named files that are missing or of a wrong
+    kind."""
     for number, source in enumerate(config.sources):
         least, most = source.min_size_bytes, source.max_size_bytes
         if most is not None and least > most:
@@ -190,8 +192,8 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 
 def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
-    """Warns of a level's own block size, which the original Monarch used for its reads. Our
-    checksums need one block size for all copies."""
+    """Warns that a level's own block size is ignored. The original Monarch used it for its reads;
+    here, the checksums need one block size for all copies."""
     if tier.level_block_bytes:
         level.of("block_size").warn(
             "ignored: all copies are made in blocks of one size; write block_size at the top"
@@ -199,7 +201,8 @@ def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
 
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
-    """The staging area, which is numbered as the last tier."""
+    """The staging area, checked; None if the configuration has none. It is numbered after the last
+    tier."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None
@@ -212,7 +215,7 @@ def _staging(config: Config, top: Spot) -> TierConfig | None:
 
 
 def _check_area(tier: TierConfig, level: Spot) -> None:
-    """Refuses a directory that cannot hold copies, or cannot hold as many as its quota allows."""
+    """Refuses a directory that cannot hold copies, or cannot hold as many as the quota allows."""
     mount_point, spot = tier.mount_point, level.of("mount_point")
     _check_directory(mount_point, spot, "create the directory or correct the path")
     if (kind := disk.kernel_file_system(mount_point)) is not None:
@@ -256,7 +259,7 @@ def _check_quota(tier: TierConfig, level: Spot) -> None:
 
 
 def _at_most(n_bytes: int) -> str:
-    """The largest size of at most `n_bytes` that can be written without a fraction."""
+    """The largest size, at most `n_bytes`, that can be written without a fraction."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
         if n_bytes >= 10 * unit:
             return f"{n_bytes // unit}{name}"
@@ -264,7 +267,7 @@ def _at_most(n_bytes: int) -> str:
 
 
 def _kind(tier: TierConfig, level: Spot) -> str:
-    """'ram' or 'ssd', with warnings where the configuration contradicts the disk."""
+    """The tier's kind, 'ram' or 'ssd'. Warns where the configuration contradicts the disk."""
     in_ram = disk.is_in_ram(tier.mount_point)
     if tier.kind == "ram" and not in_ram:
         level.of("type").warn("is 'ram', but the mount point is not a file system in memory")
@@ -272,7 +275,8 @@ def _kind(tier: TierConfig, level: Spot) -> str:
         level.of("type").warn(
             "is 'ssd', but the mount point is in memory, whose limit is not watched for this tier"
         )
-    # Only a warning: such copies outlive the daemon, which is useful for several jobs in a row.
+    # Only a warning, because persistent copies in memory outlive the daemon, which helps if several
+    # jobs run one after the other.
     if tier.persistent and in_ram:
         level.of("persistent").warn(
             "copies in memory outlive the daemon, but not a restart of the node"
@@ -291,7 +295,8 @@ def _check_directory(path: Path, spot: Spot, hint: str) -> None:
 
 
 def _check_length(path: Path, spot: Spot, most: int) -> None:
-    """Refuses a path that is longer than its fixed room in shared memory."""
+    """Refuses a path that does not fit its fixed room in shared memory. most : bytes of this
+    room"""
     n_bytes = len(os.fsencode(path))
     if n_bytes > most:
         raise spot.error(f"the path has {n_bytes} bytes", f"choose one of at most {most}")
@@ -300,8 +305,8 @@ def _check_length(path: Path, spot: Spot, most: int) -> None:
 def _check_places(
     sources: Sequence[_Place], tiers: Sequence[_Place], staging: Sequence[_Place]
 ) -> None:
-    """Refuses directories that would hold one another's files. The staging area may share a mount
-    point with a tier, because it has its own directory there."""
+    """Refuses two directories of which one would hold the other's files. The staging area may share
+    a mount point with a tier, because it has its own directory there."""
     for other, tier in combinations(tiers, 2):
         _refuse_same(tier, other, "a tier", "merge the two levels into one")
     for other, source in combinations(sources, 2):

@@ -1,22 +1,24 @@
-"""Selects files of a source by globs on their paths: compiled once, matched a million times.
+"""Selects files of a source by globs on their paths, which are compiled once and matched often.
 
 The globs of one list become one regular expression. A plain translation would backtrack: `*a*a*a*b`
 would keep the scan busy for hours on one long name. Here each star except the last takes the
-earliest match of what follows it and never tries another, because a later match would leave the
-next star no more to choose from. `fnmatch.translate` does the same for names without directories.
+earliest match of the text that follows it, and never tries a later match, because a later match
+leaves less of the name to the next star. `fnmatch.translate` does this for names without
+directories.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-# One step of a glob. `**/` includes its slash, because it also stands for no directory at all.
+# One step of a glob. A step `**/` includes the slash, because it may stand for no directory at all.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
     re.VERBOSE | re.DOTALL,
 )
-# Expressions for any number of characters: within a name, across slashes, whole directories.
+# Expressions for any number of characters within a name, of any characters, and of whole
+# directories.
 _STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 
 
@@ -24,11 +26,13 @@ class PathFilter:
     """Selects paths relative to a source.
 
     A path is selected if a glob of `include` matches it (or `include` is empty) and no glob of
-    `exclude` does. A glob with a slash is compared with the whole relative path, a glob without one
-    with the base name. ``*`` and ``?`` do not cross a slash, ``**`` does, and ``**/`` also stands
-    for no directory; ``[a-z]`` and ``[!a-z]`` stand for one character; a backslash makes the next
-    character literal. Names that begin with a dot are not special. Raises ValueError, with one
-    sentence, for a glob that cannot be parsed or can never match.
+    `exclude` does. A glob with a slash is compared with the whole relative path, a glob without a
+    slash with the base name. ``*`` and ``?`` do not match a slash; ``**`` does, and ``**/`` may
+    also stand for no directory. ``[a-z]`` and ``[!a-z]`` stand for one character. A backslash makes
+    the next character literal. Names that begin with a dot are not special.
+
+    The constructor raises ValueError, with one sentence, for a glob that cannot be parsed or can
+    never match.
     """
 
     __slots__ = ("_exclude", "_include")
@@ -40,7 +44,7 @@ class PathFilter:
 
     @property
     def trivial(self) -> bool:
-        """True if every path is selected, so that the caller need not ask."""
+        """Whether every path is selected, so that `matches` need not be called."""
         return self._include is None and self._exclude is None
 
     def matches(self, relpath: str) -> bool:
@@ -51,7 +55,8 @@ class PathFilter:
 
 
 def checked_glob(glob: str) -> str:
-    """The glob itself. ValueError, with one sentence, if it cannot be parsed or never matches."""
+    """Returns the glob. Raises ValueError, with one sentence, if it cannot be parsed or can never
+    match."""
     list(_parts(glob))
     return glob
 
@@ -64,8 +69,8 @@ def _compile(globs: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
-    """The regular expression for fullmatch from the parts of one glob."""
-    # Each star that crosses slashes begins a block: [(star, text after it), ...]
+    """The regular expression, for fullmatch, of a glob with these parts."""
+    # Each star that may match slashes begins a block: [(star, text after it), ...]
     blocks = [[("", "")]]
     for part in parts:
         if part in (_DEEP, _DIRECTORIES):
@@ -81,7 +86,7 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
 def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: bool) -> str:
     (star, fixed), *inner = block
-    # The last star must reach the end of the path, so it may try several matches.
+    # The text after the last star must end the path, so the last star may try several matches.
     tail = "".join(inner.pop()) if is_last and inner else ""
     text = "".join(_earliest(f"{each}?{after}", numbers) for each, after in inner) + tail
     if is_last or not star:
@@ -90,14 +95,15 @@ def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: boo
 
 
 def _earliest(text: str, numbers: Iterator[int]) -> str:
-    """An atomic group for Python before 3.11: a look-ahead, which is never entered again."""
+    """An atomic group of `text`. Before Python 3.11 it must be spelled as a look-ahead, which the
+    matcher never enters a second time."""
     name = f"g{next(numbers)}"
     return f"(?=(?P<{name}>{text}))(?P={name})"
 
 
 def _parts(glob: str) -> Iterator[str]:
-    """Each step of a glob as a regular expression; ValueError for a glob that cannot be parsed or
-    can never match."""
+    """Yields each step of a glob as a regular expression. Raises ValueError for a glob that cannot
+    be parsed or can never match."""
     _refuse_hopeless(glob)
     if "/" not in glob:
         yield _DIRECTORIES
@@ -107,7 +113,7 @@ def _parts(glob: str) -> Iterator[str]:
         if step is None:
             what = "an unclosed '['" if glob[at] == "[" else "a backslash at its end"
             raise ValueError(f"the pattern {glob!r} has {what}")
-        # In `a**/b` the `**` is part of a name, so the slash after it stands for itself.
+        # In `a**/b` the `**` is a part of a name, so the slash after it is an ordinary slash.
         if step["dirs"] and at > 0 and glob[at - 1] != "/":
             yield from (_DEEP, "/")
         else:
@@ -130,7 +136,8 @@ def _part(step: re.Match[str], glob: str) -> str:
 
 
 def _set(step: re.Match[str], glob: str) -> str:
-    """A set of characters, built member by member, since `--` and `[` are special in a regex."""
+    """The regular expression of a set such as `[a-z]`. It is built member by member, because `--`
+    and `[` are special in a regular expression."""
     rest, members = step["set"], ""
     while rest:
         is_range = len(rest) >= 3 and rest[1] == "-"
@@ -139,7 +146,7 @@ def _set(step: re.Match[str], glob: str) -> str:
             raise ValueError(f"the pattern {glob!r} has a range that runs backwards")
         members += f"{re.escape(first)}-{re.escape(last)}"
         rest = rest[3:] if is_range else rest[1:]
-    # A set never crosses a slash, not even a negated one.
+    # A set never matches a slash, even if it is negated.
     return f"(?!/)[{'^' if step['negate'] else ''}{members}]"
 
 

@@ -13,9 +13,10 @@ from monarch_py.document.values import Rate
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """Rates of one node with all its threads together [bytes/s]; None = not known.
+    """Rates of one node with all its threads together [bytes/s]; None for a rate that is not known.
 
-    source : at which the node reads the sources;  link : of its link to other nodes
+    source : the rate at which the node reads the sources
+    link : the rate of the node's link to other nodes
     """
 
     source: float | None = None
@@ -44,7 +45,8 @@ class _Measured(Keys):
 
 
 def load_performance(file: Path) -> Performance:
-    """The rates in a scenario. ConfigError, naming file, line and key, for anything else."""
+    """The rates in a scenario. Raises ConfigError, which names file, line and key, for a file that
+    is no scenario."""
     measured = read_as(*load_document(file, "calibration", "'pfs' and 'rates'"), _Measured)
     # One client's share of the total rate, for the smallest number of clients (NoPFS 4: t(g) / g).
     fewest = min(measured.pfs)

@@ -40,14 +40,14 @@ PAGE_BYTES = 4096
 
 MAX_SOURCES = 16
 MAX_TIERS = 16
-# Longest path of a tier: what the preload library's fixed buffers leave beside a copy's name
-# [bytes].
+# Longest path of a tier [bytes]: the room that the preload library's fixed buffers leave beside a
+# copy's name.
 MAX_TIER_PATH_BYTES = 180
 # Limits of csrc/shared/catalog.h, without the NUL [bytes].
 MAX_SOURCE_PATH_BYTES = 1023
 MAX_SWITCH_FILE_BYTES = 239
 
-# While this file exists, everything is off on the node, whatever a user's configuration says.
+# While this file exists, Monarch is off on the node, whatever a user's configuration says.
 SYSTEM_SWITCH_FILE = Path("/etc/monarch/disabled")
 
 
@@ -64,8 +64,8 @@ def _block_size(text: str) -> int:
 
 
 def _address(text: str) -> str:
-    """A numeric address. Names are refused, since a look-up may take any time and give any
-    answer."""
+    """Checks that `text` is a numeric address, and returns it. Names are refused, since a look-up
+    may take any time and give any answer."""
     if "%" in text:
         raise ValueError(f"{text!r} has the name of an interface, which other nodes do not know")
     ip_address(text)
@@ -162,7 +162,7 @@ class TierConfig(Keys):
     }
 
     mount_point: Annotated[Directory, Key(aliases=("prefix",))]
-    # 0 if there is none, as in the last level of a configuration of the original Monarch.
+    # 0 if no quota is written, as in the last level of a configuration of the original Monarch.
     quota_bytes: Annotated[
         Size, Key("max_storage_quota", "required", aliases=("max_storage_size",))
     ] = 0
@@ -239,7 +239,7 @@ class Config(Tuning):
     """
 
     GROUPS: ClassVar[Mapping[str, type[Keys]]] = {"tuning": Tuning}
-    # The original Monarch has its settings in this mapping.
+    # The mapping in which the original Monarch has its settings.
     WRAPPERS: ClassVar[tuple[str, ...]] = ("data_plane",)
     IGNORED: ClassVar[Mapping[str, str]] = {
         "type": "there is one kind of data plane",
@@ -258,10 +258,11 @@ class Config(Tuning):
     sources: Annotated[tuple[SourceConfig, ...], Key(default="required", alone=True)] = ()
     tiers: Annotated[tuple[TierConfig, ...], Key("hierarchy", "required")] = ()
     staging_area: Annotated[StagingArea | None, Key("staging")] = None
-    # The checked staging area; None: the daemon makes one if it needs one.
+    # The checked staging area; None if none is written: the daemon then makes one if it needs one.
     staging: Annotated[TierConfig | None, DERIVED] = None
     block_size_bytes: Annotated[BlockSize, Key("block_size")] = DEFAULT_BLOCK_SIZE_BYTES
-    # A thread that waits for a source sleeps, so this many are cheap; they hide most latencies.
+    # Many threads, to hide the latency of most sources. They are cheap, because a thread that waits
+    # for a source sleeps.
     copy_threads: Annotated[Threads, Key("shared_tpool_size")] = 64
     scan: Literal["full", "lazy"] = "full"
     scan_ops_per_s: Annotated[Operations | None, Key("scan_rate", "no limit")] = None
@@ -273,12 +274,12 @@ class Config(Tuning):
     peers: Annotated[PeersConfig, Key(default="the address of the host's name")] = PeersConfig()
     performance_file: Annotated[AnyFile | None, Key("performance")] = None
     performance: Annotated[Performance, DERIVED] = Performance()  # noqa: RUF009
-    # In addition to SYSTEM_SWITCH_FILE.
+    # A user's own switch file, in addition to SYSTEM_SWITCH_FILE.
     switch_file: SwitchFile | None = None
     version: Literal["1"] = "1"
     warnings: Annotated[tuple[str, ...], DERIVED] = ()
 
     @property
     def evicting(self) -> tuple[int, ...]:
-        """Numbers of the tiers whose copies may be evicted for others."""
+        """The numbers of the tiers whose copies may be evicted to make room for other copies."""
         return tuple(n for n, tier in enumerate(self.tiers) if tier.eviction == "planned")

@@ -1,6 +1,7 @@
-"""Makes a small dataset to train on, with the same bytes for the same seed and size.
+"""Makes a small dataset to train on. Equal seeds and sizes give equal bytes.
 
-Images of ten classes in three layouts that training jobs read, each in its directory::
+The dataset has images of ten classes in three layouts that training jobs read, each in its own
+directory::
 
     shards/  files of some 8 MiB; a record is a byte with the label, then the pixels
     tree/    one file of pixels per image, some 100 KB as a JPEG has, in a directory per class
@@ -24,7 +25,7 @@ from monarch_py.util.units import MIB, format_size
 
 Bytes = NDArray[np.uint8]
 
-# Below this size, a layout could be left without any image.
+# Smallest dataset: in a smaller one, a layout could be left without any image.
 MIN_SIZE_BYTES = 2 * MIB
 
 N_CLASSES = 10
@@ -37,11 +38,12 @@ IMAGE_BYTES = IMAGE_SHAPE[0] * IMAGE_SHAPE[1] * IMAGE_SHAPE[2]
 SHARES = {"shards": 0.40, "tree": 0.40, "npy": 0.20}
 IMAGES_PER_SHARD = 80
 IMAGES_PER_NPY = 40
-# Images made at a time, which bounds the memory for making a large dataset to some 50 MiB.
+# Number of images that are made at a time. It bounds the memory for making a large dataset to some
+# 50 MiB.
 IMAGES_PER_STEP = 160
 
-# 2020-09-13. An old time, so that no file seems to be still being written; a fixed time, so that
-# the dataset is the same in every attribute.
+# Modification time of all files: 2020-09-13. It is old, so that no file seems to be still written,
+# and fixed, so that the dataset is the same in every attribute.
 MTIME_NS = 1_600_000_000 * 10**9
 
 
@@ -55,7 +57,7 @@ class DatasetSummary:
 def make_dataset(directory: Path, *, size_bytes: int, seed: int) -> DatasetSummary:
     """Makes `directory`, which must not exist, and writes a dataset of about `size_bytes` into it.
 
-    MonarchError for a size below MIN_SIZE_BYTES.
+    Raises MonarchError for a size below MIN_SIZE_BYTES.
     """
     if size_bytes < MIN_SIZE_BYTES:
         raise MonarchError(
@@ -80,12 +82,13 @@ def make_dataset(directory: Path, *, size_bytes: int, seed: int) -> DatasetSumma
 def _images(
     patterns: NDArray[np.float64], n: int, random: np.random.Generator
 ) -> Iterator[tuple[Bytes, Bytes]]:
-    """`n` images in steps: labels (step,) uint8, pixels (step, *IMAGE_SHAPE) uint8."""
+    """Yields `n` images, a step of at most IMAGES_PER_STEP at a time: labels (step,) uint8, and
+    pixels (step, *IMAGE_SHAPE) uint8."""
     for start in range(0, n, IMAGES_PER_STEP):
         step = min(IMAGES_PER_STEP, n - start)
         labels = random.integers(0, N_CLASSES, step, dtype=np.uint8)
-        # The noise of a cell is seven times the pattern, which spans 396 cells. So classes overlap
-        # in every single cell, and only all cells together tell them apart.
+        # The noise in a cell is seven times as strong as the pattern, which spans 396 cells. So the
+        # classes overlap in every single cell, and only all cells together distinguish them.
         cells = 96 + 4 * patterns[labels] + 28 * random.normal(size=(step, *CELLS_SHAPE))
         coarse = np.clip(cells, 0, 191).astype(np.uint8)
         pixels = coarse.repeat(CELL, axis=1).repeat(CELL, axis=2)
@@ -94,7 +97,8 @@ def _images(
 
 
 def _parts(images: Iterator[tuple[Bytes, Bytes]], most: int) -> Iterator[tuple[int, Bytes, Bytes]]:
-    """The number, the labels and the pixels of each file with at most so many images."""
+    """Yields the number, the labels and the pixels of each file. A file has at most `most`
+    images."""
     numbers = count()
     for labels, pixels in images:
         for start in range(0, len(labels), most):

@@ -28,23 +28,24 @@ from monarch_py.util.units import GIB, MIB, format_size
 EPOCHS = 3
 SEED = 0
 
-# A parallel file system as one of many jobs sees it when it is busy.
+# The rate and the latencies of a busy parallel file system, as one of many jobs sees it.
 SOURCE_RATE = 60e6  # [bytes/s]
 SOURCE_LATENCY_S = {"open": 0.002, "getattr": 0.001, "read": 0.0003}
 
-# Smaller than the dataset, so that the second tier is used too.
+# The first tier's quota, smaller than the dataset, so that the second tier is used too.
 RAM_QUOTA_BYTES = 32 * MIB
 DISK_QUOTA_BYTES = 1 * GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-# Runs `monarch` of this package, even if the working directory has another package of its name,
-# such as a checkout that is not the installed one.
+# A program that runs `monarch` of this package, even if the working directory has another package
+# of this name, such as a checkout that is not the installed package.
 RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
 
-# How long an interrupted training may take to end by itself [s]: the daemon removes its copies.
+# How long an interrupted training may take to end by itself [s]. Its daemon removes the copies in
+# this time.
 END_LIMIT_S = 10.0
 
 
@@ -52,7 +53,7 @@ END_LIMIT_S = 10.0
 class Epoch:
     """The costs and the result of one epoch.
 
-    n_operations, n_bytes : what reached the source; None if it could not be counted
+    n_operations, n_bytes : operations and bytes that reached the source; None if not counted
     result : the numbers that must be the same without and with Monarch
     """
 
@@ -65,11 +66,11 @@ class Epoch:
 def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: bool) -> int:
     """Makes a dataset of `size_bytes`, trains twice and prints the comparison on `console`.
 
-    Everything but a tier in memory is written below `workdir`, by default the directory for
-    temporary files, which needs room for two and a half times `size_bytes`. It is removed
-    afterwards, unless `keep`. Returns 0, or 1 if the two trainings gave different numbers, which
-    would be an error in Monarch. Raises MonarchError if a training fails, or for a size that is too
-    small or too large.
+    All files, except a tier in memory, are written below `workdir`, by default the directory for
+    temporary files. It needs room for two and a half times `size_bytes`. The files are removed
+    afterwards, unless `keep` is set. Returns 0, or 1 if the two trainings gave different numbers,
+    which would be an error in Monarch. Raises MonarchError if a training fails, or for a size that
+    is too small or too large.
     """
     with _workdir(workdir, size_bytes, keep) as directory:
         if keep:
@@ -124,7 +125,7 @@ def _workdir(workdir: Path | None, size_bytes: int, keep: bool) -> Iterator[Path
 
 
 def _slow_source(console: Console) -> Path | None:
-    """The slow source's program; None, after printing why, if it cannot be used here."""
+    """The slow source's program. If it cannot be used here, prints why and returns None."""
     binary = find_slowsource()
     reason = why_unavailable(binary)
     if reason is None:
@@ -139,10 +140,12 @@ def _slow_source(console: Console) -> Path | None:
 def _train(
     directory: Path, path: Path, binary: Path | None, name: str, prefix: list[str]
 ) -> list[Epoch]:
-    """Runs one training on its own mount, so that it starts with cold kernel caches.
+    """Runs one training on its own mount, so that it starts with cold kernel caches. Returns its
+    epochs.
 
-    path : where the training finds the dataset;  name : in the names of its files in `directory`
-    prefix : put before the training's command
+    path : where the training finds the dataset
+    name : the training's name, which is a part of the names of its files in `directory`
+    prefix : words that are put before the training's command
     """
     output = directory / f"training-{name}.json"
     script = Path(__file__).with_name("train.py")
@@ -164,8 +167,8 @@ def _run_in_lockstep(
 ) -> list[dict[str, int]]:
     """Runs a training. Returns the counts of `source` at the start and after each epoch.
 
-    The training waits at the end of an epoch until it is told to go on, so that no operation of
-    the next epoch is counted. Raises MonarchError if it fails.
+    At the end of an epoch the training waits until it is told to go on, so that no operation of
+    the next epoch is counted. Raises MonarchError if the training fails.
     """
     counts = [source.counts() if source else {}]
     with (
@@ -186,7 +189,7 @@ def _run_in_lockstep(
                 if not line.startswith("end of epoch "):
                     continue
                 counts.append(source.counts() if source else {})
-                with suppress(BrokenPipeError):  # it died; its status says more
+                with suppress(BrokenPipeError):  # the training died; its exit status says more
                     process.stdin.write("go on\n")
                     process.stdin.flush()
                 if len(counts) > EPOCHS:
@@ -207,7 +210,8 @@ def _run_in_lockstep(
 
 
 def _environment() -> dict[str, str]:
-    """Our environment, with this package in PYTHONPATH, since it may be an uninstalled checkout."""
+    """This process's environment, with this package in PYTHONPATH, because the package may be a
+    checkout that is not installed."""
     paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -215,7 +219,7 @@ def _environment() -> dict[str, str]:
 def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list[Epoch]:
     epochs = []
     for record, before, after in zip(records, counts[:-1], counts[1:], strict=True):
-        # Releases are left out, since the kernel sends them at any time, in this epoch or the next.
+        # Leave out releases, since the kernel may send them at any time, even in the next epoch.
         operations = [kind for kind in after if kind != "release" and "bytes" not in kind]
         gained = {kind: after[kind] - before[kind] for kind in after}
         epochs.append(
@@ -243,7 +247,8 @@ def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list
         disk = directory / "tier"
         disk.mkdir()
         quota_bytes = max(DISK_QUOTA_BYTES, 2 * dataset_bytes)
-        # Keep the quota within the free space, since one that the disk cannot hold is refused.
+        # Keep the quota within the free space, because a quota that the disk cannot hold is
+        # refused.
         tiers.append(_tier(disk, min(quota_bytes, shutil.disk_usage(disk).free), "ssd"))
         config = directory / "monarch.yaml"
         # JSON is valid YAML.
@@ -266,7 +271,8 @@ def _tier(directory: Path, quota_bytes: int, kind: str) -> dict[str, Any]:
 
 
 def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Table:
-    """The table of both trainings. is_plain : without the lines of a box, for a file or a pipe"""
+    """The table of both trainings. is_plain : whether to leave out the lines of a box, for a file
+    or a pipe"""
     counted = all(epoch.n_bytes is not None for epoch in [*without, *gained])
     table = Table(title="What an epoch costs, and what of it reaches the source")
     if is_plain:

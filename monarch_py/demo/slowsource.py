@@ -30,8 +30,8 @@ from monarch_py.util.processes import end
 CONTROL_MAGIC = 0x31435253574F4C53
 CONTROL_VERSION = 1
 
-# Limits beyond which something is broken [s]. A mount takes 10 ms, and the limits leave room for a
-# busy machine.
+# Time limits [s]; if one is exceeded, something is broken. A mount takes 10 ms, and the limits
+# allow for a busy machine.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
 POLL_S = 0.002
@@ -42,16 +42,16 @@ class SlowSourceError(MonarchError):
 
 
 def find_slowsource() -> Path | None:
-    """The program that the package's build left beside the package; None if it left none."""
+    """The program that the package's build has left beside the package; None if there is none."""
     binary = Path(__file__).resolve().parents[1] / "slowsource"
     return binary if os.access(binary, os.X_OK) and binary.is_file() else None
 
 
 def why_unavailable(binary: Path | None = None) -> str | None:
-    """One sentence why FUSE cannot be used here, with a hint; None if it can.
+    """One sentence that says why FUSE cannot be used here, with a hint; None if it can be used.
 
-    It tries a mount, because containers often have /dev/fuse but may not use it. binary : the
-    program; by default that of the package
+    Tries a mount, because containers often have /dev/fuse but may not use it. binary : the program;
+    by default `find_slowsource` finds it
     """
     binary = binary or find_slowsource()
     if binary is None:
@@ -80,25 +80,25 @@ class SlowSource:
     """Mounts `backing` at `mountpoint` while the context lasts. Operations are counted, and can be
     made slow or made to fail; at first nothing is slow and nothing fails.
 
-    options : of the mount, as benchmarks/slowsource.c knows them:
+    options : the mount's options, as benchmarks/slowsource.c knows them:
         keep_pages : the kernel keeps a file's pages from one open to the next
         direct : the kernel keeps no pages at all
         attr_timeout : how long the kernel trusts names and attributes [s]
         link : a file, created if it is missing, through which several sources share one link, like
-            clients of one server; each source must be given the rate
+            clients of one server; each of these sources must be given the rate
         flush : closing a file also asks the source, as an fsync does
 
-    process : the one that serves the mount; None outside the context
+    process : the process that serves the mount; None outside the context
 
-    Entering and leaving raise SlowSourceError. Leaving detaches the mount and ends the program even
-    after an error, or with files still open. If this process is killed, the program notices it and
-    unmounts by itself.
+    Entering and leaving the context raise SlowSourceError if they fail. Leaving it detaches the
+    mount and ends the program, even after an error or with files still open. If this process is
+    killed, the program notices it and unmounts by itself.
     """
 
     def __init__(
         self, backing: Path, mountpoint: Path, *, binary: Path, **options: bool | float | Path
     ) -> None:
-        # Absolute and without links, as in the kernel's table of mounts.
+        # The paths must be absolute and without links, as in the kernel's table of mounts.
         self.backing = Path(os.path.realpath(backing))
         self.mountpoint = Path(os.path.realpath(mountpoint))
         self._binary = Path(os.path.realpath(binary))
@@ -109,15 +109,16 @@ class SlowSource:
         self.process: subprocess.Popen[bytes] | None = None
 
     def rate(self, bytes_per_s: float) -> None:
-        """Limits all readers and writers together to this many bytes per second; 0: no limit."""
+        """Limits all readers and writers together to this many bytes per second; 0 sets no
+        limit."""
         if bytes_per_s < 0:
             raise ValueError(f"rate {bytes_per_s} is negative")
         # A rate below 1 byte/s must not become 0, which means no limit.
         self._mapped()["rate"] = max(1, round(bytes_per_s)) if bytes_per_s else 0
 
     def latency(self, **seconds_per_kind: float) -> None:
-        """Makes each operation of these kinds take this many seconds longer; others are
-        unchanged."""
+        """Makes each operation of these kinds take this many seconds longer. Other kinds keep their
+        latency."""
         control = self._mapped()
         for kind, seconds in seconds_per_kind.items():
             if kind not in control.kinds:
@@ -127,16 +128,17 @@ class SlowSource:
             control[f"latency.{kind}"] = round(seconds * 1e9)
 
     def fail(self, errno_value: int) -> None:
-        """Answers every operation with this error (``errno.EIO``); 0: none."""
+        """Makes every operation fail with this error, such as ``errno.EIO``; 0 ends this."""
         if errno_value != 0 and errno_value not in errno.errorcode:
             raise ValueError(f"{errno_value} is not an error number")
         self._mapped()["fail"] = errno_value
 
     def counts(self) -> dict[str, int]:
-        """What has reached the source since the start or `reset`.
+        """Counts what has reached the source since the start or the last `reset`.
 
-        Operations by kind, and ``bytes_read`` and ``bytes_written`` [bytes]. Forgotten names, and
-        what the kernel answers from its own caches, do not count as operations.
+        Returns the number of operations by kind, and ``bytes_read`` and ``bytes_written`` [bytes].
+        Names that the kernel forgets, and requests that it answers from its own caches, do not
+        count as operations.
         """
         control = self._mapped()
         counts = {kind: control[f"count.{kind}"] for kind in control.kinds}
@@ -161,7 +163,8 @@ class SlowSource:
             if not directory.is_dir():
                 raise SlowSourceError(f"{directory} is not a directory; create it first")
         with tempfile.TemporaryDirectory(prefix="monarch-slowsource-") as scratch:
-            # Once the program runs, both files are open or mapped, and their names are not needed.
+            # The names of both files can go once the program runs, because the files are open or
+            # mapped then.
             control, log = Path(scratch, "control"), Path(scratch, "log")
             with log.open("w+b") as output:
                 try:
@@ -184,13 +187,14 @@ class SlowSource:
         try:
             self.process = subprocess.Popen(
                 [*paths, "-o", self._options],
-                # When this process ends in any way, the program reads end of file and ends too.
+                # When this process ends in any way, the program reads the end of this pipe and ends
+                # too.
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
-                # A new session, so that Ctrl-C reaches only us: the mount must last until we have
-                # cleaned up.
+                # A new session, so that Ctrl-C reaches only this process: the mount must last until
+                # this process has cleaned up.
                 start_new_session=True,
             )
         except OSError as error:
@@ -221,7 +225,7 @@ class SlowSource:
 
     def _end(self) -> None:
         process, self.process = self.process, None
-        # Do not unmount if our mount never came up: what is mounted there may be older.
+        # Do not unmount if our mount never came up, because an older mount may lie there.
         up = self._control is not None and self._control["ready"] != 0
         if self._control is not None:
             # Slow or failing operations would make unmounting slow, or make it fail.
@@ -242,13 +246,13 @@ class SlowSource:
 
 
 class _Control:
-    """The control file, mapped. Words are accessed by the names that the program gives them."""
+    """The mapped control file. Its words are accessed by the names that the program gives them."""
 
     def __init__(self, path: Path, offsets: dict[str, int]) -> None:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
-        # struct.pack_into(..., "<Q") would write byte by byte, and the program, which counts and
-        # reads meanwhile, could see half a number.
+        # Words are written whole. struct.pack_into(..., "<Q") would write byte by byte, and the
+        # program, which reads and counts meanwhile, could see half a number.
         self._words = memoryview(self._map).cast("Q")
         self.offsets = offsets
         self.kinds = tuple(n.partition(".")[2] for n in offsets if n.startswith("count."))
@@ -267,7 +271,8 @@ class _Control:
 
 
 def _layout(binary: Path) -> dict[str, int]:
-    """Name of each word of the control file -> its offset [bytes], as the program has them."""
+    """The offset [bytes] of each word of the control file, by the word's name, as the program
+    reports them."""
     printed = subprocess.run([binary, "--layout"], capture_output=True, text=True, check=False)
     try:
         pairs = [line.split() for line in printed.stdout.splitlines()]
@@ -280,7 +285,7 @@ def _layout(binary: Path) -> dict[str, int]:
 
 
 def _is_written(control: Path, offsets: dict[str, int]) -> bool:
-    """Whether the program has written the magic, which it does last."""
+    """Whether the program has written the magic number, which it writes last."""
     at = offsets["magic"]
     try:
         return control.read_bytes()[at : at + 8].strip(b"\0") != b""
@@ -299,20 +304,21 @@ def _may_allow_others() -> bool:
 
 
 def _is_mounted(mountpoint: Path) -> bool:
-    """Whether the kernel's table has the mount. A stat of the mount point itself would hang if the
-    program hangs."""
+    """Whether the kernel's table of mounts has the mount. A stat of the mount point would hang if
+    the program hangs."""
     mounts = psutil.disk_partitions(all=True)
     return ("slowsource", str(mountpoint)) in [(each.device, each.mountpoint) for each in mounts]
 
 
 def _unmount(mountpoint: Path) -> None:
-    """Unmounts, or detaches if that fails: with files open, unmounting answers EBUSY."""
+    """Unmounts the source. If that fails, as it does with EBUSY while files are open, detaches the
+    mount."""
     if tool := shutil.which("fusermount3"):
         commands = [[tool, "-u", str(mountpoint)], [tool, "-u", "-z", str(mountpoint)]]
     elif tool := shutil.which("umount"):
         commands = [[tool, str(mountpoint)], [tool, "-l", str(mountpoint)]]
     else:
-        return  # the program's own end unmounts
+        return  # the program unmounts by itself when it ends
     for command in commands:
         if _is_mounted(mountpoint):
             subprocess.run(command, capture_output=True, check=False, timeout=MOUNT_LIMIT_S)

@@ -2,16 +2,16 @@
 
     python train.py DATASET --json FILE [--epochs 3] [--seed 0] [--lockstep]
 
-In each epoch it reads every image of every layout. The seed and the epoch determine the order of
-the files; each file is read from front to back. The numbers are the same
-for the same dataset and seed, however the bytes arrive.
+In each epoch the script reads every image of every layout. The seed and the epoch determine the
+order of the files; each file is read from front to back. The results of the training depend only on
+the dataset and the seed, not on how the bytes arrive.
 
-FILE gets ``{"epochs": [...]}``, each epoch with its number, `seconds`, the mean `loss` [nat],
-the `accuracy` (before each step, so on images not seen in this epoch), `samples`, and `crc32` of
-all pixels and labels in the order in which they were read.
+FILE gets ``{"epochs": [...]}``. Each epoch has its number, `seconds`, the mean `loss` [nat], the
+`accuracy` (before each step, so on images not seen in this epoch), `samples`, and `crc32` of all
+pixels and labels in the order in which they were read.
 
-With --lockstep it prints "end of epoch N" after each epoch, and waits for a line, or the end, on
-standard input. Meanwhile its caller can count what the epoch has cost elsewhere.
+With --lockstep the script prints "end of epoch N" after each epoch, and waits for a line or for the
+end of standard input. Meanwhile its caller can count what the epoch has cost elsewhere.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-# Set before numpy is loaded: several threads may add in another order and change the last digit.
+# One thread, because several threads may add in another order and change the last digit. This must
+# be set before numpy is loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -41,9 +42,9 @@ LEARNING_RATE = 0.1
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
-# A label and the SHAPE pixels of an image.
+# The label of an image, and its pixels, of the shape SHAPE.
 Sample = tuple[int, Bytes]
-# The numbers of an epoch, see above.
+# The numbers of an epoch, as the top of this file describes them.
 Record = dict[str, float]
 # Reads one file from front to back.
 Reader = Callable[[], Iterator[Sample]]
@@ -67,7 +68,7 @@ def read_npy(path: Path) -> Iterator[Sample]:
 
 
 def find_files(dataset: Path) -> list[Reader]:
-    """A reader for each file, in the order of the names."""
+    """A reader for each file of the dataset, ordered by layout and name."""
     kinds: list[tuple[str, Callable[[Path], Iterator[Sample]]]] = [
         ("shards/*.bin", read_shard),
         ("tree/class-*/*.raw", read_raw),
@@ -80,9 +81,10 @@ def find_files(dataset: Path) -> list[Reader]:
 
 
 def features(image: Bytes) -> Floats:
-    """Mean of each cell, from every fourth pixel of every fourth row.
+    """The features of an image, (397,): the mean of each cell and colour, about -1 to 1, from every
+    fourth pixel of every fourth row; and a 1 for the bias.
 
-    image : SHAPE uint8  ->  (396,), about -1 to 1, and a 1 for the bias
+    image : uint8 of the shape SHAPE
     """
     rows, columns, colours = SHAPE
     cells = image.reshape(rows // CELL, CELL, columns // CELL, CELL, colours)
@@ -91,11 +93,11 @@ def features(image: Bytes) -> Floats:
 
 
 def step(weights: Floats, labels: NDArray[np.int64], x: Floats) -> tuple[float, int]:
-    """One step of gradient descent on the cross-entropy, in place.
+    """Does one step of gradient descent on the cross-entropy. `weights` change in place.
 
     weights : (features, classes);  labels : (batch,);  x : (batch, features)
 
-    Returns the summed loss [nat] and the number of right guesses, both before the step.
+    Returns the batch's summed loss [nat] and its number of right guesses, both before the step.
     """
     scores = x @ weights
     scores -= scores.max(axis=1, keepdims=True)
@@ -108,7 +110,8 @@ def step(weights: Floats, labels: NDArray[np.int64], x: Floats) -> tuple[float, 
 
 
 def train_epoch(weights: Floats, readers: list[Reader], order: NDArray[np.int64]) -> Record:
-    """One pass over all files in this order; `weights` change in place."""
+    """Does one pass over all files in this order, and returns its numbers. `weights` change in
+    place."""
     start = time.perf_counter()
     loss, right, n_samples, crc = 0.0, 0, 0, 0
     samples = itertools.chain.from_iterable(readers[i]() for i in order)

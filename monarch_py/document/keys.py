@@ -36,12 +36,12 @@ K = TypeVar("K", bound="Keys")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a field's name, type and default do not tell about its key.
+    """What the name, the type and the default of a field do not say about its key.
 
     name : the key, if it differs from the field's name;  aliases : other spellings of the key
     default : what the reference calls the default
     like : the key whose value is the default
-    alone : a single item stands for a list of one
+    alone : whether a single item stands for a list of one item
     """
 
     name: str = ""
@@ -59,9 +59,9 @@ _MEANING = re.compile(r"^(\w+) : (.+(?:\n .+)*)", re.MULTILINE)
 class Keys:
     """The base of dataclasses that declare keys.
 
-    GROUPS : mapping -> the base class whose keys stand in it, and not beside it
+    GROUPS : name of a mapping -> the base class whose keys stand in that mapping, not beside it
     WRAPPERS : mappings that may hold any of the keys, as if the keys stood beside them
-    IGNORED : key without effect -> what to tell its user
+    IGNORED : key without effect -> what to tell the user who writes it
     SCALAR : the key that a scalar in place of the mapping sets, if not ''
     OPEN : whether unknown keys are ignored instead of refused
     """
@@ -91,7 +91,7 @@ class Declared:
 
     @property
     def default(self) -> str:
-        """The default as the reference writes it."""
+        """The text of the default in the reference."""
         if self.key.like:
             return f"`{self.key.like}`"
         if self.key.default or self.required:
@@ -101,7 +101,7 @@ class Declared:
 
 
 def declared(keys: type[Keys]) -> dict[str, Declared]:
-    """name -> key, for the keys that stand in the mapping itself, not in its groups."""
+    """The keys of the mapping itself, without those of its groups, by name."""
     if keys not in _DECLARED:
         inner = {name for group in keys.GROUPS.values() for name in declared(group)}
         found = {each.name: each for each in _declared(keys) if each.name not in inner}
@@ -125,7 +125,8 @@ def _declared(keys: Any) -> Iterator[Declared]:
 
 
 def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
-    """Reads the mapping at `node`; ConfigError for anything that does not fit.
+    """Reads the mapping at `node` into an object of the class `keys`. Raises ConfigError if a key
+    or a value does not fit.
 
     more : values of fields that are not keys
     """
@@ -148,7 +149,7 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
     """The error to raise for a key that the mapping at `spot` lacks."""
-    # The rest of a meaning links to other parts of the reference.
+    # Without the end of the meaning, which links to other parts of the reference.
     meaning = declared(keys)[name].meaning.partition(", see ")[0]
     return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
 
@@ -156,14 +157,17 @@ def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
 def _read_entries(
     node: yaml.Node, spot: Spot, whole: type[Keys], place: type[Keys], given: dict[str, Any]
 ) -> None:
-    """Reads the keys at `node` into `given`. place : `whole` itself, or the group that stands
-    here."""
+    """Reads the keys at `node` into `given`.
+
+    whole : the class to which all keys belong;  place : `whole`, or the class of the group at
+    `node`
+    """
     known = declared(place)
     use = "one of the keys " + ", ".join((*known, *place.GROUPS))
     if not isinstance(node, yaml.MappingNode):
         raise spot.unfit(node, f"write 'key: value' with {use}")
     names = {alias: each.name for each in known.values() for alias in each.key.aliases}
-    # Keys without effect may stand in a wrapper and beside it.
+    # A key without effect may stand both in a wrapper and beside it, so each gets its own spot.
     names |= {name: f"{spot.key}.{name}" for name in place.IGNORED if spot.key}
     for written, here, value in _entries(node, spot, names):
         name = str(here.way[-1])
@@ -178,7 +182,7 @@ def _read_entries(
         elif name in known:
             given[known[name].field.name] = known[name].kind.parse(value, here)
         else:
-            # The keys of a group belong to the mapping around it.
+            # The keys of a group belong to the mapping around the group.
             inner = replace(here, way=spot.way)
             _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
 
@@ -186,7 +190,8 @@ def _read_entries(
 def _entries(
     node: yaml.MappingNode, spot: Spot, names: Mapping[str, str]
 ) -> Iterator[tuple[str, Spot, yaml.Node]]:
-    """Yields each key as it is written, its spot, and its value. The document keeps the spots."""
+    """Yields each key as the user wrote it, its spot, and its value. The document keeps the
+    spots."""
     spots = spot.document.spots
     for name_node, value in node.value:
         if not isinstance(name_node, yaml.ScalarNode):
@@ -230,14 +235,15 @@ def _marks(annotation: Any) -> tuple[Any, ...]:
 
 
 def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
-    """How values of a type are read: by the Kind in its annotation, or else by the type itself."""
+    """The Kind that reads values of a type: the Kind in the annotation, or else the Kind that
+    follows from the type itself."""
     marks, plain = _marks(annotation), annotation.__origin__ if _marks(annotation) else annotation
     given = next((mark for mark in marks if isinstance(mark, Kind)), None)
     origin = get_origin(plain)
     parts = [part for part in get_args(plain) if part is not ...]
     if given is not None:
         kind = given
-    elif origin in (Union, UnionType):  # with None
+    elif origin in (Union, UnionType):  # a type or None
         kind = kind_of(parts[0], key)
     elif origin is tuple:
         kind = _list_of(parts[0], is_alone=key.alone)
@@ -255,8 +261,8 @@ def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
 
 
 def schema(keys: type[Keys]) -> dict[str, Any]:
-    """The JSON schema of a mapping with these keys, for editors. It leaves out what only reading
-    can check: bounds of sizes, and which keys exclude each other."""
+    """The JSON schema of a mapping with these keys, for editors. It does not express bounds of
+    sizes, nor which keys exclude each other; only reading checks these."""
     known = declared(keys).values()
     properties: dict[str, Any] = {name: schema(group) for name, group in keys.GROUPS.items()}
     properties |= {name: {"$ref": "#"} for name in keys.WRAPPERS}
@@ -274,7 +280,8 @@ def schema(keys: type[Keys]) -> dict[str, Any]:
 
 
 def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
-    """The kind of a list of such items. is_alone : a single item stands for a list of one"""
+    """The kind of a list whose items have this annotation. is_alone : whether a single item stands
+    for a list of one item"""
     item = kind_of(annotation)
     one, many, hint = item.value, f"list of {item.value}s", f"write [{item.example or '...'}]"
     if isinstance(annotation, type) and issubclass(annotation, Keys):

@@ -1,4 +1,4 @@
-"""A YAML file as nodes that know their line, and error messages that point into it."""
+"""Reads a YAML file into nodes that know their line, and makes error messages that name it."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,18 +7,19 @@ import yaml
 
 from monarch_py.errors import ConfigError
 
-# People write a few lines. The limit keeps a data file given by mistake out of memory.
+# Largest file that is read. People write a few lines; a data file that was named by mistake is not
+# loaded into memory.
 MAX_FILE_BYTES = 1 << 20
 
 
-# The way to a value in a document: declared names of keys, and numbers of items.
+# The way to a value in a document: a sequence of declared names of keys and of numbers of items.
 Way = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file by its name as the user wrote it, the warnings from reading it, and the spot of each
-    key and item that was read."""
+    """A file that is read: its name as the user wrote it, the warnings about it, and the spot of
+    each key and item that was read."""
 
     name: str
     warnings: list[str] = field(default_factory=list)
@@ -29,8 +30,8 @@ class Document:
 class Spot:
     """A place in a document.
 
-    key : the way to it as the user wrote it, as in ``hierarchy[0].prefix``; '' at the top
-    way : the same way by declared names, as in ``("hierarchy", 0, "mount_point")``
+    key : the way to the place as the user wrote it, such as ``hierarchy[0].prefix``; '' at the top
+    way : the way to the place by declared names, such as ``("hierarchy", 0, "mount_point")``
     """
 
     document: Document
@@ -39,15 +40,17 @@ class Spot:
     way: Way = ()
 
     def at_key(self, node: yaml.Node, written: str, name: str = "") -> "Spot":
-        """The spot of a key of the mapping at this spot; the key is `written` at `node`.
+        """The spot of a key of the mapping at this spot.
 
-        name : the declared name, if an alias is written
+        node, written : the key's node, and the key as the user wrote it
+        name : the declared name, if the user wrote an alias
         """
         key, way = self._joined(written), (*self.way, name or written)
         return replace(self, line=_line_of(node), key=key, way=way)
 
     def at_item(self, node: yaml.Node, index: int) -> "Spot":
-        """The spot of item `index`, written at `node`, of the list at this spot. It is kept."""
+        """The spot of item `index`, written at `node`, of the list at this spot. The document keeps
+        the item's spot."""
         way = (*self.way, index)
         spot = replace(self, line=_line_of(node), key=f"{self.key}[{index}]", way=way)
         return self.document.spots.setdefault(way, spot)
@@ -57,7 +60,8 @@ class Spot:
         return (*self.way, name) in self.document.spots
 
     def of(self, step: str | int) -> "Spot":
-        """The spot of a key or an item of the value at this spot, or where the key is missing."""
+        """The spot of a key or an item of the value at this spot. For a missing key, the spot has
+        the key's name, and the line of this spot."""
         way = (*self.way, step)
         return self.document.spots.get(way) or replace(self, key=self._joined(str(step)), way=way)
 
@@ -65,15 +69,15 @@ class Spot:
         return f"{self.key}.{name}" if self.key else name
 
     def error(self, problem: str, hint: str) -> ConfigError:
-        """The error to raise for what is wrong here."""
+        """The error to raise for a problem at this spot."""
         return ConfigError(f"{self}: {problem}; {hint}")
 
     def unfit(self, node: yaml.Node, hint: str) -> ConfigError:
-        """The error to raise for a value of the wrong kind."""
+        """The error to raise if the value at this spot is of the wrong kind."""
         return self.error(f"cannot be {describe(node)}", hint)
 
     def warn(self, sentence: str) -> None:
-        """Keeps a warning about what is written here."""
+        """Adds a warning about this spot to the document's warnings."""
         self.document.warnings.append(f"{self}: {sentence}")
 
     def __str__(self) -> str:
@@ -82,10 +86,11 @@ class Spot:
 
 
 def load_document(path: Path, kind: str, first_keys: str) -> tuple[yaml.Node, Spot]:
-    """The root node of the YAML file at `path` and its spot; ConfigError if there is none.
+    """The root node of the YAML file at `path`, and the node's spot. Raises ConfigError if the file
+    cannot be read, is not YAML or is empty.
 
-    kind : what the file is to its user, as in "configuration";  first_keys : the keys that a file
-    needs at least, for the error about an empty file
+    kind : what the file is to its user, such as "configuration"
+    first_keys : the keys that a file needs at least, for the error about an empty file
     """
     document = Document(str(path))
     text = _read_text(document, kind)
@@ -100,7 +105,7 @@ def load_document(path: Path, kind: str, first_keys: str) -> tuple[yaml.Node, Sp
             "remove it",
         ) from None
     except (ValueError, OverflowError):
-        # PyYAML passes the number of an escape such as "\UFFFFFFFF" to chr() unchecked.
+        # PyYAML passes the number in an escape such as "\UFFFFFFFF" to chr() without a check.
         raise Spot(document, 1).error(
             "not YAML (an escape beyond the last character)", "correct the escape with '\\U'"
         ) from None
@@ -119,7 +124,7 @@ def is_empty(node: yaml.Node) -> bool:
 
 
 def describe(node: yaml.Node) -> str:
-    """The name of the node's value in a message, as in 'cannot be a list'."""
+    """The name of the node's value in a message: "a list" in 'cannot be a list'."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping" if node.value else "an empty mapping"
     if isinstance(node, yaml.SequenceNode):

@@ -1,4 +1,4 @@
-"""Kinds of single values: how each is read, and what the reference and the JSON schema say of it.
+"""Kinds of single values: how to read a value, and how reference and JSON schema describe it.
 
 A kind reads the text of a scalar and ignores the type that YAML gives it. So a number may stand in
 quotes, as in configurations of the original Monarch, and `1:30` or `1_000` is not a number.
@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 SIZE_HINT = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
-# Larger upper bounds only protect the program, so the reference does not mention them.
+# Largest upper bound that the reference mentions. Larger bounds only protect the program.
 MOST_TOLD = (1 << 16) - 1
 # Numbers of 18 digits fit into 64 bits, and so into every type that stores them.
 _NUMBER = re.compile("-?[0-9]{1,18}", re.ASCII)
@@ -32,13 +32,15 @@ TEXT = {"type": "string"}
 NUMBER = {"type": ["string", "number"]}
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # with a hash, for unions of annotated types
+@dataclass(frozen=True, slots=True, eq=False)  # hashable, as unions of annotated types require
 class Kind:
     """A kind of value.
 
-    value : what the reference calls it;  show : writes a default for the reference
-    schema : its JSON schema
-    example : a value that hints show, if not ''
+    parse : reads a value from its node
+    value : the name of such a value in the reference
+    schema : the JSON schema of such a value
+    show : returns the text of a default in the reference
+    example : a value that hints show; '' for none
     """
 
     parse: Callable[[yaml.Node, Spot], Any]
@@ -57,10 +59,11 @@ def words(
     show: Callable[[Any], str] = str,
     example: str = "",
 ) -> Kind:
-    """A kind that `parse` reads from text.
+    """A kind whose values `parse` reads from text.
 
-    If `parse` raises ValueError, its first argument is the problem, and a second one replaces
-    `hint`. Without arguments, the message says that the value cannot be this text.
+    If `parse` raises ValueError, the error's first argument is the problem for the message, and a
+    second argument replaces `hint`. Without arguments, the message says that the value cannot be
+    this text.
     """
 
     def read(node: yaml.Node, spot: Spot) -> Any:
@@ -77,7 +80,10 @@ def words(
 
 
 def choice(*shown: str, **others: str) -> Kind:
-    """One of a few words. others : spelling -> word, accepted as well but not documented"""
+    """The kind of values that are one of a few words.
+
+    shown : the words;  others : further spellings, spelling -> word, which are not documented
+    """
     accepted = {**{word: word for word in shown}, **others}
     otherwise = f"write {_either(shown)}"
 
@@ -86,7 +92,7 @@ def choice(*shown: str, **others: str) -> Kind:
             raise ValueError(f"{text!r} is not known", did_you_mean(text, shown, otherwise))
         return accepted[text]
 
-    # A word of digits without quotes is a number in YAML.
+    # YAML takes a word of digits without quotes as a number, so the schema must accept the number.
     numbers = [int(word) for word in accepted if word.isdecimal()]
     names = _either([f"`{word}`" for word in shown])
     schema = {"enum": [*accepted, *numbers]}
@@ -98,7 +104,8 @@ def _either(words: Sequence[str]) -> str:
 
 
 def integer(annotation: Any) -> Kind:
-    """Whole numbers of a type such as ``Annotated[int, Meta(ge=1, le=256, title="threads")]``."""
+    """The kind of whole numbers of a type such as
+    ``Annotated[int, Meta(ge=1, le=256, title="threads")]``."""
     marks = getattr(annotation, "__metadata__", ())
     meta = next((mark for mark in marks if isinstance(mark, Meta)), Meta())
     bounds = "" if meta.ge is None else f", {meta.ge} or more"
@@ -164,22 +171,22 @@ def shown_size(n_bytes: int) -> str:
 
 
 def path(node: yaml.Node, spot: Spot) -> Path:
-    """An absolute path, after ~ and the variables of the environment are expanded."""
+    """Reads an absolute path. Expands ~ and variables of the environment."""
     hint = "write an absolute path, beginning with '/', '~' or a variable such as $HOME"
     text = scalar(node, spot, hint)
-    # Expand the tilde first, as a shell does: one that comes from a variable is literal.
+    # Expand the tilde first, as a shell does, so that a tilde in a variable's value stays literal.
     expanded = _VARIABLE.sub(lambda found: _value_of(found, spot), os.path.expanduser(text))
     if not os.path.isabs(expanded):
         if text[:1] not in "~$":
             here = os.path.abspath(os.path.join(os.path.dirname(spot.document.name), expanded))
             hint = f"write {here!r}, if you mean that"
         raise spot.error(f"{text!r} is not an absolute path", hint)
-    # Path keeps `..`, and a later comparison by prefix would not resolve it.
+    # Resolve `..` now. Path keeps it, and later comparisons by prefix would not resolve it.
     return Path(os.path.realpath(expanded) if ".." in Path(expanded).parts else expanded)
 
 
 def file(hint: str) -> Kind:
-    """A file, whose relative path begins in the directory of the document."""
+    """The kind of paths of files. A relative path begins in the directory of the document."""
 
     def read(node: yaml.Node, spot: Spot) -> Path:
         text = scalar(node, spot, hint)
@@ -190,8 +197,9 @@ def file(hint: str) -> Kind:
     return Kind(read, "file", TEXT)
 
 
-# Size: bytes (units.parse_size). Amount: mean bytes, with a fraction. Rate: bytes/s above 0.
-# Share: a part of the whole, as `0.25` or `25%`. Duration: seconds, as `90`, `90s`, `1.5min`, `2h`.
+# Size: whole bytes (units.parse_size). Amount: a mean in bytes, which may have a fraction. Rate:
+# bytes per second, above 0. Share: a part of a whole, such as `0.25` or `25%`. Duration: seconds,
+# such as `90`, `90s`, `1.5min` or `2h`.
 Size = Annotated[int, words("size", SIZE_HINT, parse_size, schema=NUMBER, show=shown_size)]
 Amount = Annotated[float, words("size", SIZE_HINT, parse_amount, schema=NUMBER, show=shown_size)]
 RATE_HINT = "write a rate above 0, such as 64MiB/s or 1.5GB/s"
@@ -210,7 +218,8 @@ Directory = Annotated[
 
 
 def _is_usable(text: str) -> bool:
-    """Whether the text can be part of a path. Given other text, system calls fail in odd ways."""
+    """Whether the text can be a part of a path. System calls fail in odd ways if given other
+    text."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -235,7 +244,7 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
 
 
 def scalar(node: yaml.Node, spot: Spot, hint: str) -> str:
-    """The text of a scalar; ConfigError, with the hint, for other nodes."""
+    """The text of a scalar. Raises ConfigError, with the hint, for any other node."""
     if not isinstance(node, yaml.ScalarNode) or is_empty(node):
         raise spot.unfit(node, hint)
     if not _is_usable(node.value):

@@ -1,1 +1,1 @@
-"""What the processes of a node share: a session's segments, its catalog and its daemon's socket."""
+"""What the processes of a node share: a session's segments, catalog and daemon's socket."""

@@ -10,7 +10,8 @@ from monarch_py import word
 from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, State, Uints, ffi, lib, pointer
 
-# Entries of a new catalog. A dataset of files that hold many samples each never outgrows it.
+# Number of entries for which a new catalog has room. Datasets whose files hold many samples each
+# never need more.
 FIRST_CAPACITY = 4096
 # Factor of growth. A larger one copies the entries less often, but leaves more memory unused until
 # the scan ends and `fit` gives it back.
@@ -21,15 +22,15 @@ TEXT_UNIT: int = lib.MONARCH_TEXT_UNIT
 
 
 def distinct(ids: Ids) -> Ids:
-    """Removes duplicates of (n,) entries; the first one of each keeps its place in the order."""
+    """Removes duplicates from (n,) entries; keeps the first of each, in the given order."""
     return ids[np.sort(np.unique(ids, return_index=True)[1])]
 
 
 class CatalogReader:
     """Entries, words and paths of one catalog segment.
 
-    entries : (count,) structured array over the shared memory; its fields are those of
-    `struct monarch_entry` in csrc/shared/catalog.h.
+    entries : (count,) structured array over the shared memory, with the fields of
+        `struct monarch_entry` in csrc/shared/catalog.h
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -55,7 +56,7 @@ class CatalogReader:
         return self.entries["word"]
 
     def states(self, ids: Ids) -> Uints:
-        """(n,) the states of these entries."""
+        """The states of these entries, (n,)."""
         return word.state(self.words[ids])
 
     def path(self, entry: int) -> str:
@@ -65,14 +66,14 @@ class CatalogReader:
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
     def beginnings(self, ids: Ids, length: int) -> Array:
-        """The first `length` > 0 bytes of the paths of (n,) entries, as (n,) bytes. Every path must
-        have that many."""
+        """The first `length` > 0 bytes of the path of each of (n,) entries, as (n,) bytes. Every
+        path must have at least `length` bytes."""
         pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
         at = self._table["path"][ids].astype(np.intp)
         return np.asarray(pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0])
 
     def find(self, source: int, path: str) -> int:
-        """Number of the entry with this path; -1 if the catalog does not know the path."""
+        """The number of the entry with this path; -1 if the catalog does not know the path."""
         raw = os.fsencode(path)
         return int(lib.monarch_find(self.c, source, raw, len(raw)))
 
@@ -94,15 +95,16 @@ class CatalogReader:
 
 
 class Catalog(CatalogReader):
-    """The daemon's writable catalog: adds entries, sets words, grows by publishing a larger
-    generation.
+    """The catalog as the daemon writes it: it adds entries, sets words, and grows by publishing a
+    larger generation.
 
     generation : a `uint64_t *` that is set to each new generation once its segment can be opened
-    writer : all threads of this process write through it (csrc/native.h)
+    writer : the C writer through which all threads of this process write (csrc/native.h)
     """
 
     def __init__(self, session: SessionDir, generation: Any) -> None:
-        """MemoryError if there is no memory for the writer."""
+        """Publishes the first, empty generation. Raises MemoryError if there is no memory for the
+        writer."""
         self.session, self._generation = session, generation
         self.writer: Any = ffi.gc(lib.monarch_writer_new(), lib.monarch_writer_free)
         if self.writer == ffi.NULL:
@@ -122,7 +124,8 @@ class Catalog(CatalogReader):
             self.session.catalog(generation - 1).unlink(missing_ok=True)
 
     def reader(self) -> CatalogReader:
-        """A reader of this generation, for a thread that keeps it after the next is published."""
+        """A reader of the current generation, for a thread that goes on using this generation
+        after the next one is published."""
         return CatalogReader(self.segment)
 
     def _resize(self, capacity: int, pool_bytes: int) -> None:
@@ -135,8 +138,8 @@ class Catalog(CatalogReader):
     def add(self, entries: Array, pool: Any) -> tuple[Ids, int]:
         """Adds entries (n,) of dtype ENTRY whose paths lie in `pool` (a C pointer).
 
-        Returns their numbers (n,) and how many were new. OSError if shared memory is full: the
-        catalog does not know the files that did not fit, and the source serves them.
+        Returns the entries' numbers (n,) and how many of them were new. Raises OSError if shared
+        memory is full; the source then serves the files that did not fit.
         """
         ids = np.zeros(len(entries), dtype=np.uint64)
         added = ffi.new("uint64_t *")
@@ -172,15 +175,17 @@ class Catalog(CatalogReader):
             self.set_words(ids, word.make(state, reason))
 
     def want(self, ids: Ids) -> None:
-        """Makes entries (n,) WANTED. The number of a copy that is being removed stays in the word,
-        since the copy's open descriptors are recognised by it until the copy is gone."""
+        """Makes entries (n,) WANTED. A word keeps the number of a copy that is being removed,
+        because open descriptors of the copy are recognised by this number until the copy is
+        gone."""
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
 
     def publish(self, ids: Ids, words: Uints, inodes: Ids, sums: Uints, made: Bools) -> None:
-        """Makes copies visible: from here on, opens of these files get their copies.
+        """Makes copies visible: from now on, opens of these files get their copies.
 
-        made : (n,) whether this daemon made the copy
+        ids, words, inodes, sums, made : (n,) entry, new word, inode and checksum of each copy, and
+            whether this daemon made the copy
         """
         copies = [pointer(a, np.uint64) for a in (ids, words, inodes, sums)]
         copies.append(pointer(made, np.uint8))
@@ -191,10 +196,10 @@ class Catalog(CatalogReader):
                 lib.monarch_publish(self.writer, len(ids), *copies)
 
     def update(self, entry: int, fresh: Array) -> None:
-        """Sets new attributes, (1,) of dtype ENTRY, of a file that has no copy. OSError if shared
-        memory is full."""
+        """Sets new attributes, (1,) of dtype ENTRY, for a file that has no copy. Raises OSError if
+        shared memory is full."""
         if lib.monarch_catalog_update(self.writer, entry, pointer(fresh)) != 0:
-            # The index of inodes is full, since replaced files left their old inodes in it. A new
-            # index holds the present inodes alone.
+            # The index of inodes is full, because replaced files have left their old inodes in it.
+            # `_resize` builds a new index of the present inodes alone.
             self._resize(int(self.c.capacity), int(self.c.pool_bytes))
             lib.monarch_catalog_update(self.writer, entry, pointer(fresh))

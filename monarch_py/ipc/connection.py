@@ -1,4 +1,4 @@
-"""The commands' side of a session: asks the daemon, and looks at its segments."""
+"""A command's connection to its session's daemon: asks the daemon, and looks at its segments."""
 
 import json
 import os
@@ -16,7 +16,8 @@ HAS_CHANGED = (
     " the change"
 )
 
-# Limit for an answer [s]. A daemon answers from memory; a stopped one must not block a command.
+# Limit for an answer [s]. A daemon answers from memory, so a longer silence means that it is
+# stopped; a stopped daemon must not block a command.
 ANSWER_LIMIT_S = 15.0
 # Pause before the next attempt while the daemon's queue of connections is full [s].
 FULL_PAUSE_S = 0.01
@@ -46,8 +47,8 @@ class DaemonConnection:
         self.session = session
 
     def ask(self, command: str, **arguments: Any) -> Any:
-        """Sends one command and returns the answer. NoDaemonError if no daemon serves, SilentError
-        if it does not answer, SessionError if it refuses."""
+        """Sends one command and returns the daemon's answer. Raises NoDaemonError if no daemon
+        serves, SilentError if the daemon does not answer, SessionError if it refuses."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(ANSWER_LIMIT_S)
         try:
@@ -97,8 +98,8 @@ class DaemonConnection:
             time.sleep(0.02)
 
     def serves(self, pid: int | None = None) -> bool:
-        """Whether the control segment says that a daemon (process `pid`, if given) serves. A daemon
-        that was killed leaves it so; `runs` asks the daemon itself."""
+        """Whether the control segment says that a daemon (process `pid`, if given) serves. The
+        segment still says so after the daemon was killed; `runs` asks the daemon itself."""
         try:
             control = Segment.open(self.session.control, writable=False)
             found = control.as_struct("struct monarch_control")

@@ -22,21 +22,22 @@ from monarch_py.native import ffi, lib
 from monarch_py.util.ownership import why_not_private
 from monarch_py.util.units import MIB, format_size
 
-# The most that is read of a lock file, which names a process and a configuration [bytes].
+# Limit on what is read of a lock file, which names a process and a configuration [bytes].
 SAID_BYTES = 8192
 
-# Longest path of the shared memory directory [bytes]. The staging area lies below it, and the
-# shared segments have a limited room for its path.
+# Longest path of the shared memory directory [bytes]. The staging area lies below this directory,
+# and the shared segments have limited room for the staging area's path.
 MAX_SHM_PATH_BYTES = 180
-# Room that the first catalog takes, even while it is empty.
+# Room that the first catalog takes, even while it is empty [bytes].
 FIRST_CATALOG_BYTES = MIB
-# A file's device and inode number. No other file gets them while this one is open or mapped.
+# A file's device and inode number. No other file gets these numbers while the file is open or
+# mapped.
 FileId = tuple[int, int]
 
 
 def id_of(path: Path | int) -> FileId | None:
-    """Identity of the file that a path (links are not followed) or a descriptor leads to; None if
-    there is none."""
+    """The identity of the file that a path (links are not followed) or a descriptor leads to; None
+    if there is no such file."""
     try:
         found = os.fstat(path) if isinstance(path, int) else path.lstat()
     except OSError:
@@ -47,7 +48,7 @@ def id_of(path: Path | int) -> FileId | None:
 def shm_root() -> Path:
     """The directory for shared memory; $MONARCH_SHM replaces /dev/shm (containers, tests).
 
-    SessionError if its path is longer than the preload library accepts.
+    Raises SessionError if its path is longer than the preload library accepts.
     """
     path = Path(os.environ.get("MONARCH_SHM") or "/dev/shm")  # noqa: S108
     n_bytes = len(os.fsencode(path))
@@ -66,7 +67,7 @@ def least_shm_bytes() -> int:
 
 
 def full_shm() -> str:
-    """A sentence if shared memory has no room for a daemon; "" if it has."""
+    """The message for shared memory without room for a daemon; "" if there is room."""
     root, needed = shm_root(), least_shm_bytes()
     try:
         if shutil.disk_usage(root).free >= needed:
@@ -80,15 +81,15 @@ def full_shm() -> str:
 
 
 def user_directory() -> Path:
-    """The directory of this user's sessions. SessionError as `shm_root`."""
+    """The directory of this user's sessions. Raises SessionError for the reason of `shm_root`."""
     return shm_root() / f"monarch-{os.geteuid()}"
 
 
 def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory of yours") -> None:
     """Makes a directory that is private to this user, or checks that the existing one is.
 
-    SessionError if it belongs to somebody else, is a link or is open to others; `instead` names
-    what the user can do if nobody removes it.
+    Raises SessionError if it belongs to somebody else, is a link or is open to others. `instead`
+    tells the user what to do if the directory cannot be removed.
     """
     try:
         path.mkdir(mode=0o700)
@@ -104,7 +105,7 @@ def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory
 class HeldError(SessionError):
     """Another process holds a lock file.
 
-    config : the configuration of the daemon that holds it; "" if the file does not name one
+    config : the configuration of the daemon that holds the lock; "" if the lock file names none
     """
 
     def __init__(self, said: str) -> None:
@@ -115,7 +116,7 @@ class HeldError(SessionError):
 
 def open_private(path: Path, flags: int) -> int:
     """Opens a file with mode 0600, whatever the umask is, and creates it if it does not exist.
-    Returns the descriptor. OSError if that fails."""
+    Returns the descriptor. Raises OSError if the file cannot be opened."""
     fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     found = os.fstat(fd)
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o600:
@@ -124,10 +125,10 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def hold(path: Path, config: Path | None = None) -> int:
-    """Locks a lock file for as long as the returned descriptor is open.
+    """Locks a lock file for as long as the returned descriptor is open. Raises HeldError, whose
+    text names the holder, if another process holds the lock; OSError if the file cannot be made.
 
-    config : written into the file, for processes that find it locked. HeldError, whose text names
-    the holder, if another process holds it; OSError if the file cannot be made.
+    config : written into the file, for processes that find it locked
     """
     while True:
         fd = open_private(path, os.O_RDWR)
@@ -137,8 +138,8 @@ def hold(path: Path, config: Path | None = None) -> int:
             said = os.fsdecode(os.pread(fd, SAID_BYTES, 0))
             os.close(fd)
             raise HeldError(said) from error
-        # A holder removes the file when it ends. A lock on a file without a name excludes nobody,
-        # so lock the file that has the name now.
+        # A holder removes the lock file when it ends. A lock on a file that has lost its name
+        # excludes nobody, so try again with the file that has the name now.
         if os.fstat(fd).st_nlink:
             break
         os.close(fd)
@@ -149,9 +150,9 @@ def hold(path: Path, config: Path | None = None) -> int:
 
 
 def holder_of(path: Path) -> HeldError | None:
-    """Who holds a lock file, as /proc/locks says; None if nobody does, or if this process cannot
-    see the holder. It does not try the lock, because a daemon that starts at that moment would find
-    it taken."""
+    """The holder of a lock file, as /proc/locks says; None if nobody holds it, or if this process
+    cannot see the holder. This function does not try the lock, because a daemon that starts at that
+    moment would find the lock taken."""
     try:
         inode, said = path.stat().st_ino, os.fsdecode(path.read_bytes()[:SAID_BYTES])
         locks = Path("/proc/locks").read_text()
@@ -168,7 +169,7 @@ def served_configurations() -> list[Path]:
     sessions = user_directory()
     try:
         if why_not_private(sessions):
-            return []  # another user could have written what it says
+            return []  # another user could have written the lock files
     except OSError:
         return []
     holders = [holder_of(lock) for lock in sessions.glob("*/lock")]
@@ -188,8 +189,8 @@ class Segment:
     def create(cls, path: Path, size: int) -> "Segment":
         """Makes a zeroed segment under a hidden name; `publish` gives it its own name.
 
-        Every page is allocated. Otherwise, once the tmpfs is full, a process that touches a hole of
-        the mapping would get SIGBUS. OSError (ENOSPC) if there is no room.
+        Every page is allocated; otherwise, once the tmpfs is full, a process that touches a hole of
+        the mapping would get SIGBUS. Raises OSError (ENOSPC) if there is no room.
         """
         hidden = path.with_name(f".{path.name}.{os.getpid()}")
         hidden.unlink(missing_ok=True)
@@ -209,8 +210,8 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> "Segment":
-        """Maps an existing segment. OSError if it does not exist, is empty, or is not a regular
-        file of this user."""
+        """Maps an existing segment. Raises OSError if it does not exist, is empty, or is not a
+        regular file of this user."""
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW)
         try:
             found = os.fstat(fd)
@@ -224,17 +225,17 @@ class Segment:
             os.close(fd)
 
     def is_linked(self) -> bool:
-        """Whether its name still leads to it, rather than to another file or nowhere."""
+        """Whether the segment's name still leads to this segment."""
         return self._file == id_of(self.path)
 
     def unlink(self) -> None:
-        """Removes its name, unless another file has that name now."""
+        """Removes the segment's name, unless another file has that name now."""
         if self.is_linked():
             self.path.unlink(missing_ok=True)
 
     def as_struct(self, name: str) -> Any:
-        """The mapping as a pointer to a C struct; the segment must outlive it. OSError if the
-        segment is smaller."""
+        """The mapping as a pointer to a C struct; the segment must outlive the pointer. Raises
+        OSError if the segment is smaller than the struct."""
         if len(self.memory) < ffi.sizeof(name):
             raise OSError(errno.EINVAL, f"{self.path} is cut")
         return ffi.cast(f"{name} *", ffi.from_buffer(self.memory))
@@ -248,7 +249,7 @@ class SessionDir:
         self.control = path / "control"
         self.clients = path / "clients"
         self.fills = path / "fills"
-        # Changes reported by processes that cannot map the segments: records of struct
+        # Reports of changes by processes that cannot map the segments: records of struct
         # monarch_change, of which the first is empty.
         self.changes = path / "changes"
         self.lock = path / "lock"
@@ -273,10 +274,10 @@ class SessionDir:
         private_directory(self.path)
 
     def bind(self, listener: SocketType, path: Path) -> None:
-        """Binds a socket to one of the names above, and replaces what a dead daemon has left there.
-        OSError if that fails."""
-        # A socket's path has at most 107 bytes. The path through the directory's descriptor is
-        # always shorter.
+        """Binds a socket to one of the paths above, and replaces what a dead daemon has left there.
+        Raises OSError if the socket cannot be bound."""
+        # A socket's path may have at most 107 bytes. The path through the directory's descriptor
+        # is always shorter.
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             path.unlink(missing_ok=True)

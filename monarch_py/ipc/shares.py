@@ -1,4 +1,4 @@
-"""Which runs share a session's daemon, and whether the last of them ends it."""
+"""Records which runs (`monarch run`) share a session's daemon, and whether the last run ends it."""
 
 import fcntl
 import os
@@ -9,10 +9,11 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 from monarch_py.util.processes import Identity
 
-# The most that is read of `users`, which has one line for each run that a daemon has seen [bytes].
+# Limit on what is read of `users`, which has one line for each run that a daemon has seen [bytes].
 MOST_BYTES = 1 << 20
-# A process that starts or ends a daemon holds the turn for seconds, or for as long as it takes to
-# remove many copies. Waiters give up after this time, and poll the lock this often [s].
+# TURN_LIMIT_S: time after which a waiter for `turn` gives up; a process that starts or ends a
+# daemon holds the lock for seconds, or longer if many copies must be removed. POLL_S: time between
+# two attempts to lock `turn` [s].
 TURN_LIMIT_S, POLL_S = 60.0, 0.02
 
 
@@ -20,10 +21,11 @@ class Shares:
     """Two files of a session, and the locks on them.
 
     `users` : each run holds a shared lock on it. Its first line names the daemon that the runs must
-    end, or is empty if there is none; the other lines name the commands that runs have started.
-    `turn` : locked by the process that starts or ends a daemon.
+        end, or is empty if there is none; the other lines name the commands that runs have started.
+    `turn` : locked by the process that starts or ends a daemon
 
-    If a run is killed, the kernel releases both locks. OSError if the files cannot be made.
+    If a run is killed, the kernel releases both locks. The constructor raises OSError if the files
+    cannot be made.
     """
 
     def __init__(self, session: SessionDir) -> None:
@@ -44,8 +46,8 @@ class Shares:
     # --- locks ------------------------------------------------------------------------------------
 
     def take_turn(self, limit_s: float = TURN_LIMIT_S) -> None:
-        """Locks `turn`. SessionError if another process holds it for longer than `limit_s`: a
-        daemon whose end waits for a file system, or a command that was stopped."""
+        """Locks `turn`. Raises SessionError if another process holds it for longer than `limit_s`,
+        as does a daemon whose end waits for a file system, or a command that was stopped."""
         until = time.monotonic() + limit_s
         while not _try(self._turn):
             if time.monotonic() >= until:
@@ -57,7 +59,7 @@ class Shares:
             time.sleep(POLL_S)
 
     def try_turn(self) -> bool:
-        """Locks `turn` if nobody holds it; returns whether it did."""
+        """Locks `turn` if no other process holds it; returns whether this process has it now."""
         return _try(self._turn)
 
     def leave_turn(self) -> None:
@@ -71,21 +73,22 @@ class Shares:
         fcntl.flock(self._users, fcntl.LOCK_UN)
 
     def is_unused(self) -> bool:
-        """Whether no run has joined. If so, none can join until `leave`. Hold `turn` meanwhile."""
+        """Whether no other run has joined. If so, this process locks `users` alone, so that no run
+        can join until `leave`. The caller must hold `turn` from this call until `leave`."""
         return _try(self._users)
 
     # --- notes ------------------------------------------------------------------------------------
 
     def note_daemon(self, daemon: Identity | None) -> None:
-        """Notes the daemon that the runs must end, and forgets all commands. None means that no run
-        ends the daemon that serves."""
+        """Writes down the daemon that the runs must end, and forgets all commands. None means that
+        no run ends the daemon that serves."""
         os.ftruncate(self._users, 0)
         if daemon is not None:
             os.pwrite(self._users, str(daemon).encode(), 0)
 
     def note_command(self, command: Identity) -> None:
-        """Notes a command of a run. On a full disk the note is lost, but the daemon still sees the
-        processes that are attached."""
+        """Writes down a command of a run. On a full disk the line is lost, but the daemon still
+        sees the processes that are attached."""
         with suppress(OSError):
             os.pwrite(self._users, f"\n{command}".encode(), os.fstat(self._users).st_size)
 

@@ -7,18 +7,18 @@ itself is never sent.
     client -> server   GREETING, 32 random bytes c, one byte p: what the connection is for,
                        the client's rank i, the rank j that it means,
                        HMAC-SHA256(secret, "client" t)
-    server -> client   its own rank,
+    server -> client   the server's rank,
                        HMAC-SHA256(secret, "server" t) if that is j;
                        HMAC-SHA256(secret, "another" own-rank t), and the end, if it is not
 
-The transcript t is GREETING s c p i j, followed by the addresses of i and j as the side that makes
-or checks the proof knows them. The labels prevent reflection: one side's proof is never valid as
+The transcript t is GREETING s c p i j, followed by the addresses of i and j. Each side uses the
+addresses that it knows itself. The labels prevent reflection: one side's proof is never valid as
 the other's. The random numbers prevent replay of an old proof. Ranks and addresses prevent relay:
-an attacker at the address of one node cannot pass a proof on to another node. The client proves
-first, so that a stranger learns nothing.
+an attacker at the address of one node cannot pass a proof on to another node. The client gives its
+proof first, so that a stranger learns nothing.
 
 Each side then derives two keys from the secret and t: one for what it sends, one for what it
-receives. These keys authenticate everything that follows: requests and frames in C
+receives. These keys authenticate all further messages: requests and frames in C
 (csrc/peers/wire.h), and the answers of daemons in queries.py. Nothing is encrypted.
 """
 
@@ -38,7 +38,7 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 NO_LIBCRYPTO = "libcrypto (OpenSSL 1.1 or later), which authenticates nodes, is not found"
 LIBCRYPTO_HINT = "install OpenSSL's library (libssl3, openssl-libs), or set LD_LIBRARY_PATH"
 
-# Name and version of the protocol. A peer with another version is refused before anything else.
+# Name and version of the protocol. A peer with another version is refused before any other check.
 GREETING = b"MONARCH\x03"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -48,9 +48,9 @@ _ABOUT = struct.Struct("<cII")
 _RANK = struct.Struct("<I")
 ANSWER_BYTES = HELLO_BYTES + _ABOUT.size + PROOF_BYTES
 REPLY_BYTES = _RANK.size + PROOF_BYTES
-# A shorter secret is refused: this is the key length of AES-128 [bytes].
+# Least length of a secret: the key length of AES-128 [bytes]. A shorter secret is refused.
 LEAST_SECRET_BYTES = 16
-# Bytes that are received at a time.
+# Largest number of bytes that are received at a time.
 PIECE_BYTES = 1 << 16
 
 
@@ -62,7 +62,7 @@ class Purpose(Enum):
 
 
 def new_secret() -> bytes:
-    """A session's secret (32 bytes), from the kernel's random numbers."""
+    """Makes a session's secret: 32 bytes from the kernel's random numbers."""
     return secrets.token_bytes(32)
 
 
@@ -74,8 +74,10 @@ def has_libcrypto() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one connection: for what this end sends, and for what it receives (16 bytes
-    each)."""
+    """The keys of one connection, 16 bytes each.
+
+    mine : for what this end sends;  theirs : for what this end receives
+    """
 
     mine: bytes
     theirs: bytes
@@ -83,11 +85,12 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """One node of a session, and what it knows of all nodes.
+    """One node of a session, and what it knows of all nodes. The constructor raises ValueError if
+    the secret is too short, and SessionError without libcrypto.
 
-    secret : shared by all nodes;  rank : of this node;  addresses : by rank, the numeric address
-    and port where each node serves. ValueError if the secret is too short; SessionError without
-    libcrypto.
+    secret : shared by all nodes
+    rank : this node's rank
+    addresses : the numeric address and the port where each node serves, by rank
     """
 
     secret: bytes
@@ -114,14 +117,14 @@ class Party:
         return hmac.digest(self.secret, label + transcript, "sha256")
 
     def keys(self, transcript: bytes, mine: bytes, theirs: bytes) -> Keys:
-        """mine, theirs : the labels of the two ends' proofs"""
+        """The keys of a connection. mine, theirs : the labels of the two ends' proofs"""
         size = lib.MONARCH_KEY_BYTES
         says, hears = (self.prove(b"key of " + end, transcript)[:size] for end in (mine, theirs))
         return Keys(says, hears)
 
     def transcript(self, servers: bytes, clients: bytes, client: int, server: int) -> bytes:
         """The transcript t. servers, clients : all that each side has sent, without its GREETING
-        and proofs. IndexError for a rank that does not exist."""
+        and proofs. Raises IndexError for a rank that does not exist."""
         said = [GREETING, servers, clients]
         for host, port in (self.addresses[client], self.addresses[server]):
             said.append(struct.pack("<HH", port, len(host)) + host.encode())
@@ -129,7 +132,8 @@ class Party:
 
 
 class Greeter:
-    """The server's side of one handshake. It does no I/O and never waits: bytes in, bytes out."""
+    """The server's side of one handshake. It does no I/O and never waits: its caller receives and
+    sends the bytes."""
 
     def __init__(self, party: Party) -> None:
         self._party = party
@@ -141,18 +145,20 @@ class Greeter:
 
     @property
     def missing(self) -> int:
-        """Bytes of the client's answer that have not come yet."""
+        """The number of bytes of the client's answer that have not come yet."""
         return ANSWER_BYTES - len(self._got)
 
     def feed(self, data: bytes) -> bool:
-        """Takes at most `missing` bytes. False as soon as the bytes cannot be a client's answer."""
+        """Takes the next bytes of the client's answer, at most `missing`. Returns False as soon as
+        they cannot be a client's answer."""
         self._got += data
         known = min(len(self._got), len(GREETING))
         return self._got[:known] == GREETING[:known]
 
     def reply(self) -> bytes | None:
-        """The reply to a client whose complete answer is valid; None for any other client. A client
-        that means another node is told this node's rank, gets no keys, and must be disconnected."""
+        """The reply to the client's complete answer; None if the answer is not valid. To a client
+        that means another node, the reply tells this node's rank; there are no keys then, and the
+        caller must close the connection."""
         party, said = self._party, self._got[len(GREETING) : -PROOF_BYTES]
         _, client, meant = _ABOUT.unpack(said[NONCE_BYTES:])
         try:
@@ -169,7 +175,7 @@ class Greeter:
 
     @property
     def purpose(self) -> bytes:
-        """What an authenticated client came for: a byte that Purpose may not know, if the client is
+        """The purpose of an authenticated client. Purpose may not know this byte if the client is
         of a later version."""
         return self._got[HELLO_BYTES : HELLO_BYTES + 1]
 
@@ -181,12 +187,12 @@ def introduce(
     deadline: float,
     purpose: Purpose = Purpose.FILES,
 ) -> Keys:
-    """The client's side of the handshake, on a connected socket.
+    """The client's side of the handshake, on a connected socket. Returns the connection's keys.
 
-    rank : of the node whose server this should be;  deadline : on time.monotonic() [s]
+    rank : the rank of the node that should answer;  deadline : on time.monotonic() [s]
 
-    Unreachable: TIMEOUT; OTHER_NODE if another node of the session has answered; REFUSED if the
-    server is of another session, or is not a server of Monarch.
+    Raises Unreachable: TIMEOUT at the deadline; OTHER_NODE if another node of the session has
+    answered; REFUSED if the server is of another session, or is not a server of Monarch.
     """
     hello = receive(connection, HELLO_BYTES, deadline, PeerStatus.REFUSED)
     servers = bytes(hello[len(GREETING) :])
@@ -209,8 +215,8 @@ def introduce(
 def receive(
     connection: socket.socket, n_bytes: int, deadline: float, at_end: PeerStatus
 ) -> bytearray:
-    """Receives so many bytes. Unreachable: TIMEOUT at the deadline, on time.monotonic() [s];
-    `at_end` if the connection ends before."""
+    """Receives `n_bytes` bytes. Raises Unreachable: TIMEOUT at the deadline, on time.monotonic()
+    [s]; `at_end` if the connection ends before all bytes have come."""
     data = bytearray()
     while len(data) < n_bytes:
         left = deadline - time.monotonic()

@@ -1,8 +1,9 @@
 """The cluster: the daemons of one session that know of each other, one per node.
 
-Whatever brings the daemons up (MPI, a test) makes a `Cluster` for each, the same but for `rank`. It
-is passed to the daemon in memory, because its secret must not appear on a command line or in a
-file. A daemon tells its cluster only to its own user, so that a daemon that ended can rejoin.
+The starter of the daemons (MPI, a test) makes a `Cluster` for each of them; the clusters differ
+only in `rank`. A cluster is passed to its daemon in memory, because the secret must not appear on a
+command line or in a file. A daemon gives its cluster only to its own user, who needs it to restart
+a daemon that has ended.
 """
 
 import hashlib
@@ -15,8 +16,12 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node's daemon.  name : of the node, for people;  host, port : where it serves peers (a
-    numeric address);  quotas : of its tiers, fastest first [bytes]."""
+    """One node's daemon.
+
+    name : the node's name, for messages
+    host, port : the numeric address and the port where the daemon serves peers
+    quotas : the quotas of its tiers, fastest tier first [bytes]
+    """
 
     name: str
     host: str
@@ -28,8 +33,8 @@ class Member:
 class Cluster:
     """The cluster as one node knows it. msgspec converts it to JSON, with the secret in base64.
 
-    rank : of this node among the members;  secret : 32 bytes that all members share
-    agreed : key -> value of the settings that all members had in common when they started
+    rank : this node's rank among the members;  secret : 32 bytes that all members share
+    agreed : the settings that were equal on all nodes when the cluster was started, key -> value
     """
 
     rank: int
@@ -45,5 +50,6 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """An identifier: the same on all nodes, different for every cluster, and not secret."""
+        """The cluster's identifier: equal on all its nodes, different for every cluster, and not
+        secret."""
         return hashlib.sha256(b"name" + self.secret).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """One peer as its clients see it: connects links, and decides when to retry after a failure.
 
-C (csrc/peers/peer.c) keeps the idle links, and calls this module for a new link and to report a
-failure.
+C (csrc/peers/peer.c) keeps the idle links. It calls this module to get a new link and to report the
+outcome of an exchange.
 """
 
 import logging
@@ -15,27 +15,26 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 
 log = logging.getLogger("monarch.peers")
 
-# Back-off: a peer that failed is not asked for this long, and twice as long after each further
-# failure. The first pause is about what a daemon needs to restart; the longest one bounds how long
-# a repaired link stays unused [s].
+# Back-off: after a failure the peer is not asked for FIRST_PAUSE_S, and after each further failure
+# for twice as long as before [s]. The first pause is about the time that a daemon needs to restart.
+# The longest pause bounds how long a repaired link stays unused.
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-# After a pause one thread tries the peer, and the others wait this long for its result: many times
-# what a live peer takes for the handshake, and a part of what a hanging peer costs that thread [s].
+# After a pause, one thread tries the peer, and the other threads wait at most this long for the
+# result [s]. It is many times what a live peer takes for the handshake, and a small part of the
+# time that the first thread loses to a peer that hangs.
 HEARSAY_S = 0.1
-# Failures that are usually caused by somebody other than the peer.
+# Failures that are usually caused by somebody other than the peer; they are logged as warnings.
 SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
 
 
 class Peer:
-    """The node with this rank, from which the engine fetches over links of its own.
+    """The node with this rank, from which the engine fetches files over the links of this object.
+    The constructor raises MemoryError if there is no memory for the peer.
 
-    last_failure : OK if the peer has worked since
-
-    connect : connects a link (struct monarch_peer_link *) to the node of a rank, which the peer
-    closes; Unreachable if there is none within the time limits
-
-    MemoryError if there is no memory for the peer.
+    connect : connects a link (struct monarch_peer_link *) to the node of a rank, or raises
+        Unreachable if there is no link within the time limits. The peer closes the link
+    last_failure : the last failure; OK if an exchange has succeeded since
     """
 
     def __init__(
@@ -45,33 +44,35 @@ class Peer:
         self._connect_to, self._clock = connect, clock
         self._lock = threading.Lock()
         self._was_tried = threading.Condition(self._lock)
-        # Whether one thread tries the peer, so that the others wait for its result; and whether a
-        # handshake has succeeded since the last failure.
+        # _is_tried: one thread tries the peer after a pause, and the others wait for its result.
+        # _has_greeted: a handshake has succeeded since the last failure.
         self._is_tried = self._has_greeted = False
         self._failures, self._again_at = 0, 0.0
-        self._broken = 0  # number of failures ever
+        self._broken = 0  # number of failures since the start
         self._failed_ns = 0  # when the last failure was reported, on CLOCK_MONOTONIC as in C
         self.last_failure = PeerStatus.OK
-        # The reason for the pause. Another thread's success does not end the pause.
+        # The reason for the pause, which another thread's success does not end.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
-        # The peer as C knows it, for the engine.
+        # The C struct of the peer, which the engine uses.
         calls = lib.monarch_connect_peer, lib.monarch_report_peer
         self.c = not_null(lib.monarch_peer_new(*calls, self._handle), "no memory for a peer")
 
     @property
     def is_usable(self) -> bool:
-        """False during a pause after a failure; a fetch then fails at once."""
+        """Whether the peer may be asked. During a pause after a failure it may not, and a fetch
+        fails at once."""
         return self._clock() >= self._again_at
 
     def close(self) -> None:
-        """Closes the links. Call it when no thread fetches any more; a second call does nothing."""
+        """Closes the links. Call it when no thread fetches from the peer any more. A second call
+        does nothing."""
         if self.c != ffi.NULL:
             lib.monarch_peer_free(self.c)
             self.c = self._handle = ffi.NULL
 
     def _connect(self) -> Any:
-        """A new link. Unreachable if there is none, or during a pause."""
+        """Returns a new link. Raises Unreachable if none can be connected, and during a pause."""
         with self._lock:
             self._was_tried.wait_for(lambda: not self._is_tried, HEARSAY_S)
             if self._is_tried or self._clock() < self._again_at:
@@ -96,9 +97,9 @@ class Peer:
     def _mark(self, status: PeerStatus, began_ns: int) -> None:
         """Notes the outcome of an exchange with the peer.
 
-        began_ns : when the exchange began, on CLOCK_MONOTONIC. A failed exchange that was under way
-        when another one failed belongs to the same incident, however much later it ends, and is not
-        counted again.
+        began_ns : when the exchange began, on CLOCK_MONOTONIC. If an exchange fails that had begun
+            before the last reported failure, it belongs to the same incident, even if it ends much
+            later, and is not counted again
         """
         with self._lock:
             if status == PeerStatus.OK:
@@ -118,8 +119,8 @@ class Peer:
             self.last_failure = self._pause_status = status
 
 
-# C calls these functions, so they must not raise. An unexpected error counts as a peer that cannot
-# be reached.
+# C calls these functions, so they must not raise. An unexpected error in `_connect` is reported to
+# C as a peer that cannot be reached.
 
 
 @ffi.def_extern(name="monarch_connect_peer")  # type: ignore[untyped-decorator]

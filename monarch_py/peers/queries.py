@@ -1,4 +1,4 @@
-"""What daemons ask each other besides files: short answers, made in Python."""
+"""Questions that daemons ask each other, besides requests for files, and their short answers."""
 
 import hmac
 import logging
@@ -14,15 +14,15 @@ from monarch_py.peers.tcp import connected
 
 log = logging.getLogger("monarch.peers")
 
-# Limit for sending an answer [s], and answers in progress at a time; further clients are
-# disconnected.
+# Time limit for sending an answer [s], and the largest number of answers in progress at a time.
+# Clients beyond this number are disconnected.
 TELL_LIMIT_S = 5.0
 MOST_AT_A_TIME = 16
 # The longest answer that is accepted [bytes].
 MOST_BYTES = 4 << 20
 
-# An answer is its length, the words, and the HMAC-SHA256 of both with the key for what the server
-# sends. So an answer is accepted only complete and unchanged.
+# An answer consists of its length, its text, and the HMAC-SHA256 of both under the server's sending
+# key. So only a complete and unchanged answer is accepted.
 _LENGTH = struct.Struct("<Q")
 SEAL_BYTES = 32
 
@@ -32,9 +32,9 @@ def _seal(key: bytes, said: bytes | bytearray) -> bytes:
 
 
 def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
-    """Asks the daemon of this rank and returns its answer. Unreachable: as from `tcp.connected`;
-    TIMEOUT if the answer is not complete in time, FORGED if it was changed, REFUSED if it is too
-    long."""
+    """Asks the daemon of this rank and returns its answer. Raises Unreachable as `tcp.connected`
+    does, and also: TIMEOUT if the answer is not complete in time, FORGED if the answer was changed,
+    REFUSED if it is too long."""
     deadline = time.monotonic() + limit_s
     with connected(party, rank, limit_s, purpose) as (connection, keys):
         length = receive(connection, _LENGTH.size, deadline, PeerStatus.TIMEOUT)
@@ -49,10 +49,10 @@ def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
 
 
 class StatusResponder:
-    """Sends this node's status, each time from a thread of its own, because making one may take a
-    while.
+    """Sends this node's status to peers. Each answer has a thread of its own, because it may take a
+    while to make the status.
 
-    status : returns it
+    status : returns the status
     """
 
     def __init__(self, status: Callable[[], bytes]) -> None:
@@ -60,8 +60,8 @@ class StatusResponder:
         self._free = threading.BoundedSemaphore(MOST_AT_A_TIME)
 
     def tell(self, connection: socket.socket, keys: Keys) -> None:
-        """Takes the connection over and answers on it; closes it if too many answers are in
-        progress."""
+        """Takes over the connection, and sends the status on it. Closes the connection if too many
+        answers are in progress."""
         if not self._free.acquire(blocking=False):
             connection.close()
             return
@@ -69,7 +69,7 @@ class StatusResponder:
         thread = threading.Thread(target=self._tell, args=args, name="peers-tell", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no more threads are allowed; the client may ask again
+        except RuntimeError:  # no thread could be started; the client may ask again
             connection.close()
             self._free.release()
 

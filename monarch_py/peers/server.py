@@ -1,6 +1,6 @@
-"""Listens for peers, authenticates them, and gives their connections to C.
+"""Listens for peers, authenticates them, and hands their connections over to C.
 
-C (csrc/peers/server.c) answers requests from the shared files.
+C (csrc/peers/server.c) answers the peers' requests from the shared files.
 """
 
 import errno
@@ -20,25 +20,30 @@ from monarch_py.native import ffi, lib
 from monarch_py.peers.handshake import Greeter, Party, Purpose
 from monarch_py.peers.queries import StatusResponder
 
-# A few threads suffice, since they wait only for this node's own disks.
+# Number of threads that answer. A few suffice, since they wait only for this node's own disks.
 THREADS = 4
-# Clients of one node at a time in the largest clusters. Each takes 3 KB and a socket.
+# Largest number of clients at a time, as many as a node has in the largest clusters. Each client
+# takes 3 KB and a socket.
 CONNECTIONS = 1024
-# Idle links are kept this long, so that they last from one burst of an epoch to the next [s].
+# How long an idle link is kept, so that it lasts from one burst of an epoch to the next [s].
 IDLE_LIMIT_S = 300.0
-# Limit for a peer that stops in the middle of a request, or does not receive any more [s].
+# Time after which a peer is disconnected that stops in the middle of a request or receives nothing
+# any more [s].
 STALL_LIMIT_S = 5.0
-# Limit for bytes that this node does not have yet [s]. It is shorter than the clients' limits
-# (tcp.py) by a few of the ticks at which the server checks deadlines (server.c).
+# How long a request may wait for bytes that this node does not have yet [s]. The limit is shorter
+# than the clients' limits (tcp.py) by a few of the ticks at which the server checks deadlines
+# (server.c).
 WAIT_LIMIT_S = 0.6
-# Connections that are not authenticated yet: time until the proof must have come [s], and how many
-# at a time. The oldest is dropped for a new one, so silent clients cannot keep others out.
+# Connections that are not authenticated yet: the time within which the proof must come [s], and
+# their largest number at a time. A new connection replaces the oldest one, so that silent clients
+# cannot keep others out.
 GREETING_LIMIT_S = 1.0
 MOST_STRANGERS = 256
-# Length of the kernel's accept queue. A connection beyond it loses its first packet, and waits a
-# second for the next attempt; the daemons of a large job all connect at once.
+# Length of the kernel's accept queue. It is long because the daemons of a large job all connect at
+# once, and a connection for which the queue has no room loses its first packet and waits a second
+# for the next attempt.
 BACKLOG = 1024
-# Pause before the next accept(2) when it failed for lack of a descriptor or memory [s].
+# Pause before the next accept(2) after a call that failed for lack of a descriptor or memory [s].
 PAUSE_S = 0.05
 
 
@@ -50,14 +55,13 @@ class _Stranger:
 
 
 class PeerServer(ABC):
-    """Shares files with the other nodes of the session until it is closed.
+    """Shares files with the other nodes of the session until it is closed. The constructor raises
+    MemoryError if no thread can be started.
 
     party : this node
-    listener : socket to which the others connect (`listen`); the server owns it from here on,
-        unless the constructor fails
-    status : returns this node's status for peers that ask for it, called in threads of its own
-
-    MemoryError if no thread can be started.
+    listener : socket to which the other nodes connect (`listen`). Once the constructor has
+        succeeded, the server owns the socket
+    status : returns this node's status, for peers that ask for it; called in separate threads
     """
 
     def __init__(
@@ -96,17 +100,18 @@ class PeerServer(ABC):
 
     @abstractmethod
     def _begin(self, bounds: Any) -> Any:
-        """Starts a struct monarch_peer_server that answers from what is shared; NULL without
-        threads."""
+        """Starts a struct monarch_peer_server that answers from the shared files, and returns it;
+        NULL if no thread can be started."""
 
     @abstractmethod
     def _end(self, server: Any) -> None:
-        """Stops the server and releases what was shared. server : NULL if it did not start."""
+        """Stops the server and releases the shared files. server : the result of `_begin`, NULL if
+        the server did not start"""
 
     @contextmanager
     def _open(self) -> Iterator[None]:
         """Keeps the server open during a call into C, which runs without the interpreter's lock.
-        ValueError if the server is closed."""
+        Raises ValueError if the server is closed."""
         with self._calls:
             if self._is_closing:
                 raise ValueError("the server is closed")
@@ -122,7 +127,7 @@ class PeerServer(ABC):
         return {name: int(getattr(counts, name)) for name, _ in ffi.typeof(counts[0]).fields}
 
     def close(self) -> None:
-        """Ends every connection and the threads; a second call does nothing."""
+        """Ends all connections and threads. A second call does nothing."""
         with self._calls:
             if self._is_closing:
                 return
@@ -156,7 +161,7 @@ class PeerServer(ABC):
     def _patience(self) -> float | None:
         if not self._strangers:
             return None
-        # The dict keeps the order in which they came.
+        # The dict keeps the strangers in the order in which they came.
         first = next(iter(self._strangers.values()))
         return max(0.0, first.deadline - time.monotonic())
 
@@ -206,7 +211,7 @@ class PeerServer(ABC):
             if reply is None:
                 return
             wants_files = stranger.greeter.purpose == Purpose.FILES.value
-            # Only this thread adds connections, so the room seen here is still there below.
+            # Only this thread adds connections, so the room that is seen here cannot be gone below.
             if wants_files and not lib.monarch_peer_server_has_room(self._server):
                 return
             try:
@@ -224,8 +229,8 @@ class PeerServer(ABC):
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """A listening socket for a PeerServer; port 0 means any free port. SessionError if it cannot
-    listen at this address."""
+    """A listening socket for a PeerServer. Port 0 means any free port. Raises SessionError if a
+    socket cannot listen at this address."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)

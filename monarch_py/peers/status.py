@@ -6,8 +6,8 @@ from monarch_py.native import lib
 
 
 class PeerStatus(IntEnum):
-    """The outcome of a request (csrc/peers/wire.h says what each means). A node's number is added
-    to MOVED."""
+    """The outcome of a request (csrc/peers/wire.h says what each value means). A reply adds a
+    node's number to MOVED."""
 
     OK = lib.MONARCH_PEER_OK
     REFUSED = lib.MONARCH_PEER_REFUSED
@@ -24,8 +24,9 @@ class PeerStatus(IntEnum):
 
 
 class Unreachable(Exception):  # noqa: N818 - a state of a peer, which no user is told of
-    """There is no link. `status` is TIMEOUT, CUT (nobody listens, no route), REFUSED (another
-    session), or OTHER_NODE (the node of rank `who` answered instead of the one that was meant)."""
+    """A peer cannot be reached. `status` says why: TIMEOUT, CUT (nobody listens, or there is no
+    route), REFUSED (another session), FORGED (a changed answer), or OTHER_NODE (the node of rank
+    `who` answered in place of the node that was meant)."""
 
     def __init__(self, status: PeerStatus, who: int | None = None) -> None:
         super().__init__(status.name)

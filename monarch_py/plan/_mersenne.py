@@ -9,7 +9,7 @@ from monarch_py.native import ffi, lib, pointer
 class Mersenne:
     """A generator of 32-bit numbers.
 
-    seed : any integer, of which the low 32 bits count, as in torch.Generator.manual_seed
+    seed : any integer; only its low 32 bits count, as in torch.Generator.manual_seed
     """
 
     def __init__(self, seed: int) -> None:
@@ -27,8 +27,7 @@ class Mersenne:
         return drawn
 
     def draw64(self, n: int) -> npt.NDArray[np.uint64]:
-        """The next n numbers of 64 bits, each from two draws, of which the first is the upper
-        half."""
+        """The next n numbers of 64 bits. Each takes two draws; the first draw is the upper half."""
         halves = self.draw(2 * n).astype(np.uint64)
         numbers: npt.NDArray[np.uint64] = halves[::2] << np.uint64(32) | halves[1::2]
         return numbers

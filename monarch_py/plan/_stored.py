@@ -1,4 +1,4 @@
-"""Converts samplers and loaders to text and arrays, for a file without pickles, and back."""
+"""Converts samplers and loaders to text and arrays and back, so that a file needs no pickles."""
 
 from dataclasses import fields
 from typing import Any
@@ -12,7 +12,7 @@ from monarch_py.plan.samplers import Sampler
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-# name -> class, for every sampler
+# The class of every sampler, by the class's name.
 SAMPLERS: dict[str, Any] = {
     name: value
     for name, value in vars(samplers).items()
@@ -21,7 +21,8 @@ SAMPLERS: dict[str, Any] = {
 
 
 def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
-    """A loader in JSON's types. Its sampler's arrays go to `arrays`, under names with `prefix`."""
+    """Returns a loader in JSON's types. Adds its sampler's arrays to `arrays`, under names that
+    begin with `prefix`."""
     sampler: Any = loader.sampler
     text: dict[str, Any] = {"kind": type(sampler).__name__}
     for each in fields(sampler):
@@ -36,7 +37,7 @@ def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
 
 
 def loader_from(text: dict[str, Any], prefix: str, arrays: Arrays) -> Loader:
-    """The reverse of `loader_to`; KeyError or TypeError for anything else."""
+    """The loader that `loader_to` converted. Raises KeyError or TypeError for any other text."""
     given = dict(text["sampler"])
     kind = SAMPLERS[given.pop("kind")]
     for each in fields(kind):

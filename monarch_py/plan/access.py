@@ -15,7 +15,7 @@ from monarch_py.native import lib, pointer
 from monarch_py.plan.samplers import Order
 from monarch_py.plan.timeline import Section, Timeline
 
-# The position of a use that never comes, later than all others: MONARCH_PLAN_NEVER.
+# The position of a use that never comes; larger than every real position (MONARCH_PLAN_NEVER).
 NEVER = int(np.iinfo(np.int64).max)
 
 # Rows that are copied into contiguous memory at a time.
@@ -37,24 +37,26 @@ class NodeAccess:
 
 
 def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
-    """Adds accesses to frequency (units,). accesses : a contiguous array of units, NONE where there
-    is no access. MonarchError for a number that is not a unit."""
+    """Adds 1 to frequency (units,) for each access. accesses : a contiguous array of units, NONE
+    where there is no access. Raises MonarchError for a number that is not a unit."""
     taken = pointer(accesses.reshape(-1))
     check(lib.monarch_plan_count(taken, accesses.size, pointer(frequency), len(frequency)))
 
 
 def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
-    """Sets first (units,), where it is NEVER, to the position of each unit's first access.
-    accesses : as in `add_uses`, beginning at the position `start`. MonarchError as there."""
+    """Sets the elements of first (units,) that are still NEVER to the position of the unit's first
+    access among these accesses.
+
+    accesses : as in `add_uses`; element i has the position `start` + i. Raises MonarchError for a
+        number that is not a unit
+    """
     taken = pointer(accesses.reshape(-1))
     check(lib.monarch_plan_first(taken, accesses.size, start, pointer(first), len(first)))
 
 
 def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
-    """Frequencies and first uses of a node (all its ranks together), from a batch of an epoch on.
-
-    ConfigError for a node or batch that does not exist.
-    """
+    """The frequencies and first uses of a node (all its ranks together), counted from this batch of
+    this epoch on. Raises ConfigError for a node or batch that does not exist."""
     _check_node(timeline, node)
     frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)
@@ -66,10 +68,8 @@ def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> No
 
 
 def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
-    """Frequencies of all nodes, (nodes, units) uint16. Only for few nodes or few units.
-
-    ConfigError if a node accesses a unit more than 65,535 times.
-    """
+    """The frequencies of all nodes, (nodes, units) uint16. The array fits into memory only for few
+    nodes or few units. Raises ConfigError if a node accesses a unit more than 65,535 times."""
     counts = np.full((timeline.nodes, timeline.units), 0, dtype=np.uint16)
     out = pointer(counts.reshape(-1))
     for section in timeline.sections():
@@ -83,8 +83,9 @@ def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
 def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Positions]]:
     """For every access of a node, the position of its next access of the same unit.
 
-    Yields sections, the last one first, each with (accesses of this node,) int64; NEVER if no
-    access follows, and where there is no access. ConfigError for a node that does not exist.
+    Yields the sections, the last one first, each with an array (accesses of this node,) int64. An
+    element is NEVER if no access of the unit follows, or if there is no access at this place.
+    Raises ConfigError for a node that does not exist.
     """
     _check_node(timeline, node)
     later = np.full(timeline.units, NEVER, dtype=np.int64)
@@ -106,22 +107,22 @@ def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Position
 def spread(frequency: npt.NDArray[np.uint32]) -> float:
     """The standard deviation of the frequencies divided by their mean; 0 without accesses.
 
-    Near 0, a policy that exploits differences between files gains nothing. That is so for whole
-    files of many samples, which are all accessed equally often.
+    If it is near 0, a policy that exploits differences between units gains nothing. It is near 0 if
+    the units are files of many samples, which are all accessed equally often.
     """
     mean = float(frequency.mean()) if len(frequency) else 0.0
     return float(frequency.std()) / mean if mean else 0.0
 
 
 def counters(n: int) -> npt.NDArray[np.uint32]:
-    """An array (n,) uint32 of zeros. It does not use np.zeros, for which NumPy does not ask for
-    huge pages; small pages make random access half as fast."""
+    """An array (n,) uint32 of zeros. It is not made by np.zeros, because NumPy asks for no huge
+    pages there, and random access to small pages is half as fast."""
     return np.full(n, 0, dtype=np.uint32)
 
 
 def in_pieces(rows: Order) -> Iterator[Order]:
-    """Yields contiguous pieces of rows: all rows at once, or ROWS at a time if they must be
-    copied."""
+    """Yields the rows in contiguous arrays: all rows at once if they are contiguous, or else copies
+    of ROWS rows at a time."""
     if rows.flags.c_contiguous:
         yield rows
         return
@@ -130,7 +131,7 @@ def in_pieces(rows: Order) -> Iterator[Order]:
 
 
 def check(status: int) -> None:
-    """Raises the error that the status of a C function means."""
+    """Raises the error that the status of a C function stands for; returns if it is no error."""
     if status == -1:
         raise MonarchError("a sample lies in no unit of the plan; build its index anew")
     if status == -2:

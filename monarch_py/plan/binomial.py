@@ -1,7 +1,7 @@
 """The distribution of how often a node accesses a sample, without drawing orders (NoPFS, 3.1).
 
-In each epoch every sample goes to one of N nodes at random. So over E epochs a node accesses it X
-times, where X is binomial with E trials of probability 1 / N.
+In each epoch every sample goes to one of N nodes at random. So over E epochs a node accesses a
+given sample X times, where X is binomial with E trials of probability 1 / N.
 """
 
 from math import log1p
@@ -13,15 +13,14 @@ from monarch_py.errors import ConfigError
 
 
 def distribution(epochs: int, nodes: int) -> npt.NDArray[np.float64]:
-    """P(X = k) for k = 0 ... epochs, (epochs + 1,) (NoPFS, 3.1).
-
-    ConfigError for a number below 1.
-    """
+    """The probabilities P(X = k) for k = 0 ... epochs, (epochs + 1,) (NoPFS, 3.1). Raises
+    ConfigError for a number below 1."""
     _check(epochs, nodes)
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])
     k = np.arange(epochs)
-    # P(k + 1) / P(k). The products are sums of logarithms, since P(0) may be tiny.
+    # Logarithms of P(k + 1) / P(k). Adding them up, rather than multiplying the ratios, works even
+    # if P(0) is too small for a float.
     ratios = np.log((epochs - k) / ((k + 1) * (nodes - 1)))
     found = np.exp(epochs * log1p(-1 / nodes) + np.concatenate([[0.0], ratios.cumsum()]))
     return np.asarray(found)

@@ -1,4 +1,4 @@
-"""Builds the index of a dataset on disk, by the format of its files."""
+"""Builds the index of a dataset on disk; one function for each format of files."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from monarch_py.config.patterns import PathFilter
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.plan.index import Index
 
-# Default patterns by format; image_folder selects names itself.
+# Default name patterns of each format. `index_image_folder` needs none: it selects by IMAGES.
 PATTERNS = {
     "files": ("**",),
     "fixed": ("**",),
@@ -27,7 +27,7 @@ PATTERNS = {
 # File name extensions of images for torchvision's ImageFolder.
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-# One file's samples: offsets and lengths [bytes].
+# The samples of one file: their offsets and their lengths [bytes].
 Extents = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
@@ -36,7 +36,7 @@ def _cannot_read(path: str | Path, error: OSError) -> MonarchError:
 
 
 def _walk(root: Path, patterns: tuple[str, ...]) -> list[str]:
-    """Files below `root` that a pattern matches, relative to it and sorted."""
+    """The paths of the files below `root` that a pattern matches, relative to `root` and sorted."""
     wanted, found = PathFilter(patterns), []
 
     def failed(error: OSError) -> None:
@@ -66,10 +66,11 @@ def index_files(root: Path, patterns: tuple[str, ...] = PATTERNS["files"]) -> In
 
 
 def index_image_folder(root: Path) -> Index:
-    """The index of an ImageFolder, with samples numbered as torchvision does: classes (directories
-    directly below `root`) by name; in each, directories by path, and in those, images by name.
+    """The index of an ImageFolder, whose samples are numbered as torchvision numbers them: the
+    classes (directories directly below `root`) by name, the directories of a class by path, and the
+    images of a directory by name.
 
-    MonarchError for a class without images, which ImageFolder refuses too.
+    Raises MonarchError for a class without images, which ImageFolder refuses too.
     """
     names: list[str] = []
     try:
@@ -97,7 +98,8 @@ def index_image_folder(root: Path) -> Index:
 def _index_shards(
     kind: str, root: Path, patterns: tuple[str, ...], read: Callable[[Path], Extents]
 ) -> Index:
-    """The index of files with many samples each: files sorted by path, samples as in the file."""
+    """The index of files with many samples each: the files are sorted by path, and the samples of a
+    file are in the order in which they lie in it. read : returns the samples of a file"""
     names = _walk(root, patterns)
     extents = []
     for name in names:
@@ -122,8 +124,8 @@ def _extents(pairs: Iterator[tuple[int, int]]) -> Extents:
 def index_fixed(
     root: Path, record_bytes: int, header_bytes: int = 0, patterns: tuple[str, ...] = ("**",)
 ) -> Index:
-    """The index of files with records of one size after a header [bytes]. ConfigError if a record
-    is incomplete."""
+    """The index of files that consist of a header and of records of one size [bytes]. Raises
+    ConfigError if a record is incomplete."""
     if record_bytes < 1 or header_bytes < 0:
         raise ConfigError("--record-bytes has to be 1 or more, and --header-bytes 0 or more")
 
@@ -144,8 +146,8 @@ def index_tfrecord(root: Path, patterns: tuple[str, ...] = PATTERNS["tfrecord"])
     """The index of TFRecord files. A sample is a record with its frame (8 + 4 bytes before the
     data, 4 after it).
 
-    MonarchError for a file that does not consist of records. In a compressed file samples have no
-    fixed place, so it is refused too.
+    Raises MonarchError for a file that does not consist of records, and for a compressed file, in
+    which samples have no fixed place.
     """
     return _index_shards("tfrecord", root, patterns, lambda path: _extents(_records(path)))
 
@@ -168,13 +170,15 @@ def _records(path: Path) -> Iterator[tuple[int, int]]:
             at += length
 
 
-# The name of a tar member: directories and the name up to its first dot are the sample's key.
+# The name of a tar member. The directories and the file name up to its first dot are the key of the
+# member's sample.
 _MEMBER = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
 
 def index_webdataset(root: Path, patterns: tuple[str, ...] = PATTERNS["webdataset"]) -> Index:
-    """The index of webdataset's tar files. Consecutive members with one key are a sample, from the
-    first one's header to the last one's padding. MonarchError for a file that is not a tar."""
+    """The index of webdataset's tar files. Consecutive members with the same key are a sample,
+    which extends from the header of the first member to the padding of the last. Raises
+    MonarchError for a file that is not a tar."""
     return _index_shards("webdataset", root, patterns, lambda path: _extents(_members(path)))
 
 
@@ -202,7 +206,7 @@ def _members(path: Path) -> Iterator[tuple[int, int]]:
 def index_hdf5(root: Path, dataset: str, patterns: tuple[str, ...] = PATTERNS["hdf5"]) -> Index:
     """The index of HDF5 files. A sample is a row of `dataset`: the row's bytes if the dataset is
     contiguous, else the range from the first to the last byte of the chunks that hold the row.
-    MonarchError without h5py, or if a file has no such dataset."""
+    Raises MonarchError if h5py is not installed or a file has no such dataset."""
     try:
         import h5py
     except ImportError:

@@ -1,8 +1,8 @@
-"""The holder of each unit: the node that uses it most.
+"""The holder of each unit: the node that uses the unit most.
 
-The accesses of all nodes together do not fit into memory. So units are handled in passes, each over
-as many units as have room for their accesses, and every pass draws all epochs again. The result is
-exact.
+The accesses of all nodes together do not fit into memory. So the units are handled in passes, each
+of as many units as have room for their accesses, and every pass draws all epochs again. The result
+is exact.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from monarch_py.native import lib, pointer
 from monarch_py.plan.access import add_uses, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 
-# A unit that no node accesses.
+# Fills the elements of Holders.nodes for which no further node accesses the unit.
 NOBODY = -1
 
 # Memory for the accesses of one pass, per unit of the dataset [bytes]. With two orders of an epoch
@@ -29,9 +29,10 @@ SLOT_BYTES = 32
 class Holders:
     """The nodes that should hold each unit.
 
-    nodes : (units, top) int32, the nodes that access a unit most, in descending order; of nodes
-        with equal counts, the one with the earlier first use comes first. NOBODY after the last one
-    counts : (units, top) uint32, how often they access it
+    nodes : (units, top) int32, the nodes that access each unit most, in descending order of their
+        counts; of nodes with equal counts, the one with the earlier first use comes first. Elements
+        after a unit's last node are NOBODY
+    counts : (units, top) uint32, how often each of these nodes accesses the unit
     """
 
     nodes: npt.NDArray[np.int32]
@@ -41,11 +42,12 @@ class Holders:
 def find_holders(timeline: Timeline, top: int = 1, slot_bytes: int = SLOT_BYTES) -> Holders:
     """The `top` nodes that access each unit most.
 
-    Takes about as long as drawing all epochs (accesses of a unit x 2 / slot_bytes) times.
+    slot_bytes : memory for the accesses of one pass, per unit [bytes]. The search takes about as
+        long as drawing all epochs (accesses of a unit x 2 / slot_bytes) times
     """
     nodes = np.empty((timeline.units, top), dtype=np.int32)
     counts = np.empty((timeline.units, top), dtype=np.uint32)
-    # A variable keeps the array alive; the pointer below would not.
+    # A variable of its own, because the pointer below would not keep the array alive.
     scratch = np.zeros(timeline.nodes, dtype=np.uint32)
     totals = _totals(timeline)
     for low, high in _passes(totals, slot_bytes * timeline.units // 2):
@@ -65,7 +67,7 @@ def find_holders(timeline: Timeline, top: int = 1, slot_bytes: int = SLOT_BYTES)
 
 
 def _totals(timeline: Timeline) -> npt.NDArray[np.uint32]:
-    """Accesses of each unit by all nodes together, (units,)."""
+    """The number of accesses of each unit by all nodes together, (units,)."""
     totals = counters(timeline.units)
     for section in timeline.sections():
         for rows in in_pieces(section.rows):
@@ -74,14 +76,15 @@ def _totals(timeline: Timeline) -> npt.NDArray[np.uint32]:
 
 
 def _passes(totals: npt.NDArray[np.uint32], room: int) -> Iterator[tuple[int, int]]:
-    """Ranges of units with at most `room` accesses; each has at least one unit."""
+    """Ranges [low, high) of units for the passes. The units of a range have at most `room` accesses
+    together, unless the range is a single unit."""
     sums = np.cumsum(totals, dtype=np.uint64)
     edges, low = [0], 0
     while low < len(totals):
         done = int(sums[low - 1]) if low else 0
         low = max(low + 1, int(np.searchsorted(sums, np.uint64(done + room), side="right")))
         edges.append(low)
-    del sums  # frees as much memory as the slots take
+    del sums  # the passes need its memory, 8 bytes per unit
     yield from pairwise(edges)
 
 

@@ -16,10 +16,10 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib, pointer
 from monarch_py.plan.samplers import MAX_SAMPLES, NONE
 
-# What a unit is:
+# What a unit of a plan can be:
 # samples : one sample
 # files : a whole file
-# ranges : the samples that begin in one block of a file
+# ranges : the samples that begin in the same block of a file
 GRAINS = ("samples", "files", "ranges")
 
 Numbers = npt.NDArray[np.int64]
@@ -31,8 +31,9 @@ ZIP_MAGIC = b"PK\x03\x04"
 class Units:
     """The units whose accesses a plan counts: pieces of files.
 
-    lookup : (samples + 1,) int32, the unit of each sample, and NONE; None = samples are the units
-    length : (units,) int64 [bytes]
+    lookup : (samples + 1,) int32, the unit of each sample, followed by NONE; None if every sample
+        is a unit of its own
+    length : (units,) int64, the size of each unit [bytes]
     """
 
     lookup: npt.NDArray[np.int32] | None
@@ -46,11 +47,13 @@ class Units:
 class Index:
     """The files of a dataset and its samples, in the order in which the program numbers them.
 
-    root : the directory that names are relative to
-    pool : uint8, all names concatenated;  starts : (files + 1,) uint64, where each name begins
+    kind : the format of the files
+    root : the directory to which the names are relative
+    pool : uint8, the names of all files, concatenated
+    starts : (files + 1,) uint64, where each name begins in `pool`, and where the last one ends
     sizes : (files,) uint64 [bytes]
     sample_file, sample_offset, sample_length : (samples,) int32, int64, int64 [bytes], where each
-        sample lies; all None = each file is one sample
+        sample lies; all three are None if each file is one sample
     """
 
     kind: str
@@ -73,8 +76,9 @@ class Index:
     ) -> "Index":
         """The index of files with these names, relative to `root`, and sizes [bytes].
 
-        samples : the samples' files, offsets and lengths [bytes], if files have many samples.
-        ConfigError without samples, or for too many.
+        samples : the samples' files, offsets and lengths [bytes]; None if each file is one sample
+
+        Raises ConfigError if there are no samples, or too many.
         """
         encoded = [os.fsencode(name) for name in names]
         starts = np.zeros(len(encoded) + 1, dtype=np.uint64)
@@ -97,8 +101,8 @@ class Index:
 
     @classmethod
     def unnamed(cls, samples: int, size: int = 0) -> "Index":
-        """The index of a dataset of which only the number of files, and perhaps their mean size, is
-        known."""
+        """The index of a dataset of which only the number of samples, each in its own file, and
+        perhaps their mean size [bytes] are known."""
         return cls(
             "unnamed",
             "",
@@ -116,8 +120,8 @@ class Index:
         return self.files if self.sample_file is None else len(self.sample_file)
 
     def digest(self) -> str:
-        """32 hexadecimal digits that identify the names and sizes of all files, whatever their
-        order."""
+        """32 hexadecimal digits that identify the names and sizes of all files, independent of the
+        order of the files."""
         total = ffi.new("uint64_t[2]")
         lib.monarch_plan_digest(
             ffi.cast("char *", pointer(self.pool)),
@@ -129,10 +133,11 @@ class Index:
         return f"{total[0]:016x}{total[1]:016x}"
 
     def units(self, grain: str = "files", range_bytes: int = 4 << 20) -> Units:
-        """The dataset as units. grain : one of GRAINS
+        """The units of the dataset.
 
+        grain : what a unit is, one of GRAINS
         range_bytes : block size of 'ranges' [bytes]. A sample that crosses the border of a block
-        belongs to the range in which it begins, so ranges may overlap by a part of a block.
+            belongs to the block in which it begins, so a unit may extend into the next block
         """
         sizes = self.sizes.astype(np.int64)
         file, offset, length = self.sample_file, self.sample_offset, self.sample_length
@@ -150,7 +155,7 @@ class Index:
     def _ranges(
         self, file: npt.NDArray[np.int32], offset: Numbers, length: Numbers, range_bytes: int
     ) -> Units:
-        """The units of 'ranges', numbered by file and block. Blocks in which no sample begins have
+        """The units of 'ranges', numbered by file and block. A block in which no sample begins has
         no unit."""
         blocks = (-(-self.sizes.astype(np.int64) // range_bytes)).clip(min=1)
         first = np.cumsum(blocks) - blocks
@@ -165,7 +170,7 @@ class Index:
     # --- stored as a file ---------------------------------------------------------------------
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Every field as an array, for a file of arrays; fields that are None are left out."""
+        """The fields as arrays, by name, for `save_arrays`; fields that are None are left out."""
         return {
             name: _text_array(value) if isinstance(value, str) else value
             for name, value in vars(self).items()
@@ -174,7 +179,8 @@ class Index:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> "Index":
-        """The reverse of `arrays`; ValueError if they do not belong together."""
+        """The index whose fields `arrays` returned as these arrays. Raises ValueError if the arrays
+        do not fit together."""
         if "plan" in arrays:
             raise ValueError("it is a plan")
         given: dict[str, Any] = dict(arrays)
@@ -187,12 +193,13 @@ class Index:
         return found
 
     def save(self, path: Path) -> None:
-        """Writes the index as .npz. ConfigError if that fails."""
+        """Writes the index as .npz. Raises ConfigError if it cannot be written."""
         save_arrays(path, self.arrays())
 
     @classmethod
     def load(cls, path: Path) -> "Index":
-        """Reads what `save` wrote; ConfigError, naming the file, for anything else."""
+        """Reads a file that `save` wrote. Raises ConfigError, which names the file, for any other
+        file."""
         try:
             return cls.from_arrays(load_arrays(path))
         except (KeyError, TypeError, ValueError) as error:
@@ -209,7 +216,8 @@ def _text_array(text: str) -> npt.NDArray[np.uint8]:
 
 
 def save_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Writes a file of arrays, completely or not at all. ConfigError if that fails."""
+    """Writes a file of arrays, completely or not at all. Raises ConfigError if it cannot be
+    written."""
     stored: dict[str, Any] = dict(arrays)
     unfinished = path.parent / f".{path.name}.{os.getpid()}"
     try:
@@ -223,7 +231,7 @@ def save_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Reads a file of arrays. Pickles are refused (ValueError), so nothing in it is executed."""
+    """Reads a file of arrays. Refuses pickles (ValueError), so that no code in the file is run."""
     try:
         with path.open("rb") as file:
             if file.read(len(ZIP_MAGIC)) != ZIP_MAGIC:
@@ -240,5 +248,5 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 def _arrays_of(stored: Any) -> dict[str, npt.NDArray[Any]]:
     try:
         return {name: stored[name] for name in stored.files}
-    except ValueError:  # numpy's own message advises to allow pickles
+    except ValueError:  # replaced, because numpy's message advises to allow pickles
         raise ValueError("it is damaged, or holds Python objects") from None

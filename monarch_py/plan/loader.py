@@ -7,10 +7,11 @@ import numpy as np
 from monarch_py.errors import ConfigError
 from monarch_py.plan.samplers import NONE, Order, Sampler, check_choice
 
+# How the order of an epoch is dealt to the ranks:
 # strided : rank r takes the samples r, r + ranks, ... of the order (DistributedSampler)
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
 # chunks : rank r takes the r-th contiguous part of the epoch (DALI's shards)
-# replicated : every rank takes everything
+# replicated : every rank takes all samples
 SPLITS = ("strided", "slices", "chunks", "replicated")
 
 # The least values of a Loader's fields.
@@ -19,13 +20,13 @@ LEAST = {"world_size": 1, "batch_size": 1, "workers": 0, "prefetch_factor": 1}
 
 @dataclass(frozen=True)
 class Loader:
-    """What the ranks read in an epoch, and in which order: torch's BatchSampler and DataLoader over
-    a sampler, or an equivalent.
+    """What the ranks read in an epoch, and in which order: a sampler with torch's BatchSampler and
+    DataLoader, or an equivalent of them.
 
     world_size : number of ranks;  batch_size : samples that a rank takes in one step
-    drop_last : a rank's last batch is dropped if it is not full
+    drop_last : whether a rank's last batch is dropped if it is not full
     split : one of SPLITS
-    workers, prefetch_factor : of a DataLoader; worker w makes the batches w, w + workers, ...
+    workers, prefetch_factor : the DataLoader's; worker w makes the batches w, w + workers, ...
     """
 
     sampler: Sampler
@@ -64,7 +65,7 @@ class Loader:
 
     @property
     def longest(self) -> int:
-        """The number of samples of the rank with most, before drop_last."""
+        """The largest number of samples that a rank has, before `drop_last` drops any."""
         count, ranks = self.sampler.count, self.world_size
         if self.split == "replicated":
             return count
@@ -75,37 +76,38 @@ class Loader:
 
     @property
     def steps(self) -> int:
-        """The number of batches of the rank with most."""
+        """The largest number of batches that a rank has."""
         if self.drop_last:
             return self.longest // self.batch_size
         return -(-self.longest // self.batch_size)
 
     @property
     def per_rank(self) -> int:
-        """The number of accesses of the rank with most; other ranks have NONE at their end."""
+        """The largest number of accesses that a rank has; ranks with fewer have NONE at their
+        end."""
         return self.steps * self.batch_size if self.drop_last else self.longest
 
     @property
     def ahead(self) -> int:
-        """How many batches workers may have begun beyond the one that the training waits for."""
+        """How many batches the workers may have begun after the one that the training waits for."""
         return self.workers * self.prefetch_factor
 
     def rows(self, order: Order) -> Order:
-        """Deals an epoch's order to the ranks, (per_rank, world_size) int32: row i holds the i-th
-        sample of each rank; NONE if a rank has no more. It may be a view of `order`."""
+        """Deals an epoch's order to the ranks. Returns (per_rank, world_size) int32, perhaps a view
+        of `order`: row i holds the i-th sample of each rank; NONE if a rank has no more."""
         rows = getattr(self, f"_{self.split}")(order)
         if self.drop_last:
             rows = self._without_rests(rows[: self.per_rank])
         return np.asarray(rows)
 
     def ranks(self, epoch: int) -> Order:
-        """The samples of every rank in the order of access, (world_size, per_rank) int32; NONE at
-        the end of a rank with fewer."""
+        """The samples of every rank in the order of access, (world_size, per_rank) int32. A rank
+        with fewer samples than others has NONE at its end."""
         return np.asarray(self.rows(self.sampler.epoch(epoch)).T)
 
     def batches(self, epoch: int) -> Order:
-        """The samples by batches, (world_size, steps, batch_size) int32; NONE where a batch is not
-        full."""
+        """The samples of every rank in batches, (world_size, steps, batch_size) int32. A batch that
+        is not full has NONE at its end."""
         ranks = self.ranks(epoch)
         full = np.full((self.world_size, self.steps * self.batch_size), NONE, dtype=np.int32)
         full[:, : ranks.shape[1]] = ranks
@@ -141,6 +143,6 @@ class Loader:
 
 
 def _filled_up(order: Order, unit: int) -> Order:
-    """The order with NONE at its end, up to a multiple of `unit`."""
+    """The order, padded with NONE to a length that is a multiple of `unit`."""
     missing = -len(order) % unit
     return np.append(order, np.full(missing, NONE, dtype=np.int32)) if missing else order

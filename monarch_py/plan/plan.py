@@ -1,6 +1,6 @@
-"""The plan of a training: its datasets, and how its parts read them.
+"""The plan of a training: its datasets, and how the parts of the training read them.
 
-The file does not hold the accesses, but the description from which they are drawn again.
+A plan's file does not hold the accesses, but the description from which they are drawn again.
 """
 
 import json
@@ -21,7 +21,7 @@ from monarch_py.plan.timeline import Part, Timeline, lookup_of
 # Marks a file of this version of the format.
 FORMAT = "monarch plan 1"
 
-# Fields of a Plan that the file has under their names, as whole numbers.
+# Fields of a Plan that its file stores as whole numbers, under the fields' names.
 NUMBERS = ("epochs", "nodes", "range_bytes")
 
 DEFAULT_RANGE_BYTES = 4 << 20
@@ -31,7 +31,8 @@ DEFAULT_RANGE_BYTES = 4 << 20
 class PlanPart:
     """One loop of the training.
 
-    dataset : its number in Plan.datasets;  every : it runs in every n-th epoch
+    dataset : number of the dataset in Plan.datasets;  every : n if the loop runs in every n-th
+        epoch
     """
 
     name: str
@@ -42,10 +43,11 @@ class PlanPart:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which nodes access which units, and when. ConfigError if the numbers do not fit together.
+    """Which nodes access which units, and when. The constructor raises ConfigError if the numbers
+    do not fit together.
 
-    parts : in the order in which they run in an epoch
-    grain : what units are, one of index.GRAINS;  range_bytes : block size of 'ranges'
+    parts : the loops, in the order in which they run in an epoch
+    grain : what a unit is, one of index.GRAINS;  range_bytes : block size of 'ranges' [bytes]
     """
 
     datasets: tuple[Index, ...]
@@ -70,12 +72,12 @@ class Plan:
     # --- derived from the plan ------------------------------------------------------------------
 
     def units(self) -> list[Units]:
-        """The units of each dataset. Units are numbered through all datasets: the numbers of a
-        dataset begin where those of the dataset before it end."""
+        """The units of each dataset. The numbers of the units run through all datasets: a dataset's
+        first unit follows the last unit of the dataset before it."""
         return [index.units(self.grain, self.range_bytes) for index in self.datasets]
 
     def timeline(self) -> Timeline:
-        """All accesses, in units; ConfigError if the parts do not fit together."""
+        """All accesses, in units. Raises ConfigError if the parts do not fit together."""
         units = self.units()
         bases = np.cumsum([0, *map(len, units)])
         parts = []
@@ -93,13 +95,14 @@ class Plan:
         return np.concatenate([units.length for units in self.units()])
 
     def digests(self) -> list[str]:
-        """The digest of each dataset, see Index.digest."""
+        """The digest of each dataset (Index.digest)."""
         return [index.digest() for index in self.datasets]
 
     # --- stored as a file -------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Writes the plan as .npz, completely or not at all. ConfigError if that fails."""
+        """Writes the plan as .npz, completely or not at all. Raises ConfigError if it cannot be
+        written."""
         arrays: dict[str, npt.NDArray[Any]] = {}
         parts = [
             {**vars(part), "loader": loader_to(part.loader, f"part{number}", arrays)}
@@ -119,7 +122,8 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> "Plan":
-        """Reads what `save` wrote; ConfigError, naming the file, for anything else."""
+        """Reads a file that `save` wrote. Raises ConfigError, which names the file, for any other
+        file."""
         try:
             return cls._from_arrays(load_arrays(path))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -155,5 +159,5 @@ class Plan:
 
 
 def _below(prefix: str, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays whose names begin with `prefix`, under the rest of their names."""
+    """The arrays whose names begin with `prefix`, under their names without the prefix."""
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

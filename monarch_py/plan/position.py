@@ -1,10 +1,11 @@
 """Estimates a node's position in its plan from the files that it is seen to open.
 
-Little is seen: now and then the set of files opened since, but neither how often nor in which
-order. A DataLoader's workers read ahead, each at its own pace; with `in_order=False` one of them
-may lag behind the others for any time; and somebody else may read a file of the dataset. So an
-access fits the plan if its place was not seen yet and lies before the front or at most a window
-past it. The majority of the last accesses moves the front, never the furthest one.
+The daemon sees little: from time to time it looks at the set of files opened since the last look,
+and learns neither how often nor in which order they were opened. A DataLoader's workers read ahead,
+each at its own pace; with `in_order=False` one of them may lag behind the others for any time; and
+another program may read a file of the dataset. So an access fits the plan if its place in the plan
+was not seen yet and lies before the front or at most a window past it. The front follows the
+majority of the last accesses, never the furthest access.
 """
 
 import math
@@ -20,19 +21,20 @@ from monarch_py.errors import ConfigError
 from monarch_py.plan.run import RECENT, SEARCHED, UNSEEN, Run, Units
 from monarch_py.plan.samplers import NONE
 
-# JUDGED: last accesses that decide whether a node is lost. WEIGHED: last accesses per rank that
-# decide whether the plan is wrong; 100 of a rank must be enough, however the looks divide them.
+# JUDGED: number of last accesses that decide whether a node is lost. WEIGHED: number of last
+# accesses per rank that decide whether the plan is wrong. WEIGHED is below 100 because 100 accesses
+# of a rank must suffice, however the looks divide them.
 JUDGED, WEIGHED = 40, 70
-# Limits on `_Evidence.explained`, the share of fitting accesses beyond chance: a node is lost at
+# Limits on `_Evidence.explained`, the share of fitting accesses beyond chance. A node is lost at
 # LOST or below, and found again at FOUND_AGAIN or above. A plan is wrong if the share is at most
-# WRONG and within DEVIATIONS standard deviations of what chance makes fit.
+# WRONG, and the number of fitting accesses is within DEVIATIONS standard deviations of chance.
 LOST, WRONG, FOUND_AGAIN, DEVIATIONS = 0.3, 0.4, 0.5, 4
-# The front is at most this many times the number of accesses seen, since it follows accesses of
-# others too.
+# The front is at most about SEEN times the number of places seen. The limit is needed because
+# accesses of other programs can move the front too.
 SEEN = 4
-# If chance alone makes more than this share of any order fit, orders cannot be told apart.
+# If by chance more than this share of arbitrary accesses would fit, the accesses prove nothing.
 MOST_BY_CHANCE = 0.7
-# Later than every known access.
+# A distance larger than that of every known access.
 NOT_SOON = np.iinfo(np.int64).max
 
 Bools = npt.NDArray[np.bool_]
@@ -43,10 +45,10 @@ Distances = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class _Progress:
     """The progress of a node in one run.
 
-    entered : the place where following began
-    seen : (places,), which places were seen; at first all before `entered`
+    entered : the place at which following began
+    seen : (places,), which places were seen; all places before `entered` count as seen
     count : the number of places seen
-    front : the places before it are done, except for those that lag behind
+    front : the places before the front are done, except for places that lag behind
     """
 
     def __init__(self, run: Run, entered: int = 0) -> None:
@@ -56,23 +58,25 @@ class _Progress:
         self._recent: deque[int] = deque(maxlen=RECENT)
 
     def _came(self, places: Units) -> Bools:
-        """Whether these places (n,) were seen; for NONE the answer means nothing."""
+        """Whether these places (n,) were seen. The answer for NONE is arbitrary."""
         return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
 
     def unseen(self, units: Units, *, lags: bool) -> Bools:
-        """Which of these units (n,) are in the run and were not seen yet. lags : only those that
-        should have come long ago"""
+        """Which of these units (n,) are in the run and were not seen yet. lags : whether to look
+        only for units whose places lie more than two windows before the front"""
         places = self.run.place[units]
         late = places < (self.front - 2 * self.run.window if lags else len(self.run))
         return np.asarray((places != NONE) & late & ~self._came(places))
 
     def fitting(self, units: Units) -> Bools:
-        """Which of these units (n,), each given once, fit now; units that lag behind do not."""
+        """Which of these units (n,), each given once, fit now. Units whose places lie more than two
+        windows before the front do not fit; `unseen` finds them."""
         places = self.run.place[units]
         new = (places >= max(0, self.front - 2 * self.run.window)) & ~self._came(places)
         order = np.argsort(places[new], kind="stable")
         ordered = places[new][order]
-        # Workers are at most a window ahead. The limit grows with each unit, as the front does.
+        # Workers are at most a window ahead of the front. The limit grows from unit to unit,
+        # because the front moves on with each of them.
         reach = max(self.front, self.count) + self.run.window
         limit = reach + UNSEEN * np.arange(len(ordered))
         fits = np.zeros(len(units), dtype=bool)
@@ -80,7 +84,7 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """The share of this many accesses to the run's units, in random order, that would fit now.
+        """The share that would fit now if this many units of the run were accessed in random order.
         Accesses that `again` recognises do not count."""
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
         window = 2 * self.run.window
@@ -91,7 +95,7 @@ class _Progress:
         return min(1.0, (min(reach, len(self.run)) - self.count) / max(1, others))
 
     def take(self, units: Units) -> None:
-        """Takes note of units that fit, and moves the front."""
+        """Marks the places of units that fit as seen, and moves the front."""
         places = np.sort(self.run.place[units])
         self.seen[places] = True
         self.count += len(places)
@@ -105,8 +109,9 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Which of these units (n,) were seen a short time ago, because a program opened a file
-        twice, or lie shortly before `entered`, where they may have come unseen."""
+        """Which of these units (n,) are known: they were seen a short time ago, so that a program
+        has opened a file twice, or they lie shortly before `entered`, where they may have been
+        opened before following began."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)
@@ -118,19 +123,21 @@ class _Progress:
 
     @property
     def is_ending(self) -> bool:
-        # The end is two windows, since the front lags behind, but at most half of a short run.
+        # The end of a run is its last two windows, because the front lags behind, but at most half
+        # of the run.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
 
 @dataclass(eq=False)
 class _Verdict:
-    """How the units fit that were opened between two looks and that no other plan explains.
+    """How well the units of one look fit: the units that were opened since the look before and that
+    no other plan explains.
 
-    units : (n,);  misfits : (m,), those of them that do not fit, as far as is known by now
-    chance : the share that would fit if they were arbitrary units
-    own : how many are in a run of the node;  own_chance : the share of arbitrary such units that
-        would fit
+    units : (n,);  misfits : (m,), the units that do not fit; `PositionEstimator.expect` shortens it
+    chance : the share that would fit if the units were arbitrary ones
+    own : how many of the units are in a run of the node
+    own_chance : the share that would fit if the units were arbitrary ones in a run of the node
     """
 
     units: Units
@@ -142,10 +149,11 @@ class _Verdict:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """How the last accesses fit.
+    """How well the last accesses fit.
 
     fits : how many of the `accesses` fit
-    by_chance : how many would fit in random order, on average;  variance : of that number
+    by_chance : how many of them would fit on average if the order were random
+    variance : the variance of the number that would fit in random order
     """
 
     fits: int
@@ -155,7 +163,8 @@ class _Evidence:
 
     @classmethod
     def of(cls, fits: int, chances: list[tuple[int, float]]) -> "_Evidence":
-        """chances : for each look, (accesses, the share that would fit by chance)"""
+        """The evidence of several looks. fits : how many accesses of all looks fit;  chances : for
+        each look, (accesses, the share that would fit by chance)"""
         by_chance = sum(n * chance for n, chance in chances)
         variance = sum(n * chance * (1 - chance) for n, chance in chances)
         return cls(fits, sum(n for n, _ in chances), by_chance, variance)
@@ -166,7 +175,7 @@ class _Evidence:
 
     @property
     def explained(self) -> float:
-        """The share that fits of the accesses that would not fit by chance."""
+        """Of the accesses that would not fit by chance, the share that fits."""
         return (self.fits - self.by_chance) / (self.accesses - self.by_chance)
 
     @property
@@ -176,9 +185,10 @@ class _Evidence:
 
 
 def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
-    """The share of accesses in random order that would fit: of all units, and of those in a run.
+    """The share of random accesses that would fit: among accesses to all units, and among accesses
+    to units in a run.
 
-    runs : of the node, each with the share of its own units that would fit
+    runs : the node's runs, each with the share of random accesses to its units that would fit
     """
     not_fitting = not_own = 1.0
     for run, chance in runs:
@@ -193,9 +203,9 @@ class PositionEstimator:
     """Follows a node from one run to the next.
 
     run, place : where the node begins
-    following : the run after it, set once it is known; None if it is not known, or there is none
+    following : the next run; None if it is not known yet, or if there is none
     ranks : number of ranks on the node
-    weighed : number of last accesses that decide whether the plan is wrong
+    weighed : number of last accesses that are kept as evidence
     """
 
     def __init__(self, run: Run, place: int = 0, *, ranks: int = 1) -> None:
@@ -205,14 +215,15 @@ class PositionEstimator:
         self.enter(run, place)
 
     def enter(self, run: Run, place: int) -> None:
-        """Goes on from this place, as a restarted training does. ConfigError if the place is not in
-        the run."""
+        """Follows the node from this place on, as after a restart of the training, and forgets the
+        evidence. Raises ConfigError if the place is not in the run."""
         if not 0 <= place <= len(run):
             raise ConfigError(f"place: {place} is not in the run; enter another one")
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._next: _Progress | None = None
-        # Of the last accesses that fitted near the run's end: whether each was the next run's.
+        # For each of the last accesses that fitted near the end of the run: whether it belonged to
+        # the next run.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
         self._verdicts: deque[_Verdict] = deque()
@@ -224,20 +235,20 @@ class PositionEstimator:
 
     @property
     def front(self) -> int:
-        """The place in the run up to which the node has come."""
+        """The place in the run that the node has reached."""
         return self._now.front
 
     @property
     def position(self) -> int:
-        """The front as a position in the plan's timeline; after the run's last access if all is
-        done."""
+        """The front as a position in the plan's timeline: one after the run's last access if the
+        whole run is done; 0 if the run is empty."""
         starts = self.run.starts
         if not len(starts):
             return 0
         return int(starts[self.front]) if self.front < len(starts) else int(starts[-1]) + 1
 
     def expect(self, following: Run) -> None:
-        """Sets the run after this one. It may have begun already, so accesses that did not fit this
+        """Sets the next run. It may have begun already, so accesses that did not fit the current
         run are tried again."""
         self.following = following
         if self._now.is_ending:
@@ -252,8 +263,8 @@ class PositionEstimator:
     # --- observed accesses ----------------------------------------------------------------------
 
     def observe(self, units: Units) -> Bools:
-        """Which of the units opened since the last call, (n,) int32, each given once, fit the
-        plan."""
+        """Follows the node through the units opened since the last call, (n,) int32, each given
+        once. Returns which of them fit the plan."""
         runs = [(self._now.run, self._now.chance(len(units)))]
         fits = self._now.fitting(units)
         self._now.take(units[fits])
@@ -280,16 +291,17 @@ class PositionEstimator:
         return fits
 
     def _has_begun(self, following: _Progress) -> bool:
-        """Whether most of the last accesses are the next run's; single ones may be somebody
-        else's."""
+        """Whether most of the last accesses belong to the next run. A few such accesses prove
+        nothing, because another program may have made them."""
         enough = min(RECENT, max(1, len(following.run) // 2))
         return following.count >= enough and sum(self._last) >= 0.75 * enough
 
     def judge(self, units: Units, fits: Bools, *, alone: bool = True) -> None:
-        """Takes note of how observed units fit.
+        """Adds the units of one look to the evidence, without units that `knows_again` finds.
 
-        units : (n,), which no other plan explains;  fits : (n,), whether they fitted;  alone : as
-        in `knows_again`
+        units : (n,), observed units that no other plan explains
+        fits : (n,), whether each of them fitted
+        alone : as in `knows_again`
         """
         known = fits | ~self.knows_again(units, alone=alone)
         misfits, units = units[known & ~fits], units[known]
@@ -312,8 +324,9 @@ class PositionEstimator:
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
         """Which of these units (n,) were seen a short time ago.
 
-        alone : no other plan's job reads the same files. Then the end of the last run is forgotten
-        once this run is under way, because that end is most of all units if the run is short.
+        alone : whether no job of another plan reads the same files. Then the run before this one
+            is ignored once this run is under way, because the end of a short run is most of its
+            units
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -332,7 +345,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The last accesses, (n,): at least SEARCHED if there are as many, by whole looks."""
+        """The units of the last looks, (n,): of as many looks as are needed for SEARCHED units, or
+        of all looks."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)
@@ -342,7 +356,7 @@ class PositionEstimator:
 
     @property
     def judged(self) -> int:
-        """The number of accesses that `judge` has ever counted."""
+        """The number of accesses that `judge` has counted since the start."""
         return self.fits + self.misfits
 
     @property
@@ -352,23 +366,24 @@ class PositionEstimator:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the accesses fit hardly better than a random order: the node is elsewhere in its
-        plan, or does something else. Never true if random orders fit as well."""
+        """Whether the last accesses fit hardly better than a random order would, so that the node
+        is elsewhere in its plan, or does something else. False if a random order would fit too."""
         return any(last.explained <= LOST for last in self._evidence(JUDGED))
 
     @property
     def is_found(self) -> bool:
-        """Whether a node that was lost follows the plan again, or no evidence contradicts it."""
+        """Whether a node that was lost follows the plan again. Also True without evidence."""
         return all(last.explained >= FOUND_AGAIN for last in self._evidence(JUDGED))
 
     @property
     def is_wrong(self) -> bool:
-        """Whether, for a long time, no more has fitted than chance alone may explain."""
+        """Whether for a long time no more accesses have fitted than chance may explain."""
         return any(last.is_chance for last in self._evidence(self._least))
 
     def _evidence(self, accesses: int) -> list[_Evidence]:
-        """How the last accesses fit, at least `accesses` of them by whole looks: one item for all
-        of them and one for the node's own units, each only if it says something."""
+        """How well the last accesses fit. Takes whole looks until they have `accesses` accesses.
+        Returns one item for all units and one for the units in runs of the node, but no item that
+        proves nothing; an empty list if fewer accesses are known."""
         if self.weighed < accesses:
             return []
         last, known = [], 0
@@ -385,14 +400,14 @@ class PositionEstimator:
     # --- upcoming accesses ----------------------------------------------------------------------
 
     def due(self, most: int) -> npt.NDArray[np.intp]:
-        """The places of this run that are not done, (n,), at most `most`, the most overdue
-        first."""
+        """The places of this run that were not seen yet, (n,), at most `most`, in ascending order.
+        Begins two windows before the front."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         return low + np.flatnonzero(~now.seen[low:])[:most]
 
     def upcoming(self, most: int) -> Units:
-        """The units needed next, (n,), at most `most`, the most overdue first."""
+        """The units needed next, (n,), in the order of the plan, at most `most`."""
         ahead = self._now.run.units[self.due(most)]
         if len(ahead) < most and self.following is not None:
             rest = self.following.units
@@ -402,9 +417,9 @@ class PositionEstimator:
         return ahead
 
     def foresee(self) -> Callable[[], Distances]:
-        """A function, for another thread to call, that tells for each unit in how many accesses it
-        is used next, and then once more, as of this moment: two arrays (units,). NOT_SOON for uses
-        neither in the rest of this run nor in the next one."""
+        """Returns a function for another thread to call. Its result describes the present state, as
+        two arrays (units,): the number of accesses until the next use of each unit, and until the
+        use after that; NOT_SOON for a use neither in the rest of this run nor in the next run."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         following = self._next.seen.copy() if self._next is not None else None
@@ -412,8 +427,11 @@ class PositionEstimator:
 
 
 def _mixed(now: int, begun: int) -> list[bool]:
-    """Whether each of the last accesses of one look was the next run's. Their order is unknown, so
-    the next run's share of the look is taken for its share of the last ones."""
+    """Whether each of the last RECENT accesses of one look belonged to the next run. The order
+    within a look is unknown, so the next run's share of the look is taken as its share of them.
+
+    now, begun : number of accesses of the look that fitted the current run, and the next run
+    """
     last = min(now + begun, RECENT)
     share = round(last * begun / max(1, now + begun))
     return [False] * (last - share) + [True] * share

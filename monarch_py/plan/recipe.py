@@ -62,7 +62,7 @@ SamplerKind = Annotated[str, replace(choice(*SAMPLERS), value="name")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerKeys(Keys):
-    """The keys of all kinds of samplers; which of them a kind has is said by its class.
+    """The keys of all kinds of samplers; the sampler's class says which of them a kind has.
 
     kind : the sampler, see below
     seed : what its generator is seeded with
@@ -167,8 +167,8 @@ class PlanKeys(Keys):
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan that a plan.yaml describes. ConfigError, which names file, line and key, if there
-    cannot be such a plan."""
+    """The plan that a plan.yaml describes. Raises ConfigError, which names file, line and key, if
+    the description cannot be a plan's."""
     node, top = load_document(path, "plan's description", "'epochs' and 'parts'")
     keys, at = read_as(node, top, PlanKeys), top.of("parts")
     if not keys.parts:
@@ -179,7 +179,8 @@ def read_plan(path: Path) -> Plan:
     parts = []
     for position, part in enumerate(keys.parts):
         spot = at.of(position)
-        # Each dataset given as a number is its own; parts that name the same index share it.
+        # A dataset given as a number belongs to its part alone; parts that name the same index
+        # share one dataset.
         key = part.dataset if isinstance(part.dataset, Path) else position
         number = known.setdefault(key, len(datasets))
         if number == len(datasets):
@@ -257,8 +258,8 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _placed(spot: Spot, keys: type[Keys], make: Callable[[], T], key: str = "") -> T:
-    """The result of `make`. If it raises ConfigError, which begins with a key, the error is raised
-    again with file and line."""
+    """Returns the result of `make`. A ConfigError of `make`, whose text begins with a key, is
+    raised again with the file and line of that key."""
     try:
         return make()
     except ConfigError as error:

@@ -16,11 +16,11 @@ MAX_NODES = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One loop over a dataset: that of the training, or of the validation.
+    """One loop over a dataset: the training's, for example, or the validation's.
 
-    every : it runs in every n-th epoch
+    every : n if the loop runs in every n-th epoch
     lookup : (samples + 1,) int32, the unit in which each sample lies; the last element is NONE.
-        None = samples are the units
+        None if every sample is a unit of its own
     """
 
     name: str
@@ -42,7 +42,7 @@ class Part:
         return (epoch + 1) % self.every == 0
 
     def number(self, epoch: int) -> int:
-        """The number that the part's sampler gives to this epoch."""
+        """The number that the part's sampler gives to this epoch of the training (by_epoch)."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:
@@ -54,8 +54,9 @@ class Part:
 class Section:
     """One run of one part in one epoch.
 
-    start : position of its first access, the same on every node
-    rows : (per_rank, world_size) int32, units; rows follow each other in time; NONE = no access
+    start : position of the section's first access, the same on every node
+    rows : (per_rank, world_size) int32, units; row i holds the i-th access of every rank; NONE
+        where a rank has no access
     """
 
     epoch: int
@@ -65,8 +66,8 @@ class Section:
     rows: Order
 
     def node(self, node: int) -> Order:
-        """The units that one node accesses, (per_rank x ranks_per_node,) int32; its ranks take
-        turns. Element i has the position `start` + i."""
+        """The units that one node accesses, (per_rank x ranks_per_node,) int32. The node's ranks
+        take turns, and element i has the position `start` + i."""
         low = node * self.ranks_per_node
         return np.ascontiguousarray(self.rows[:, low : low + self.ranks_per_node]).reshape(-1)
 
@@ -83,12 +84,13 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """The accesses of every rank in all epochs. ConfigError if the parts do not fit the numbers.
+    """The accesses of every rank in all epochs. The constructor raises ConfigError if the parts do
+    not fit the numbers.
 
-    Units are what is accessed: samples, files or blocks. Positions number the accesses of one node,
+    A unit is a sample, a file or a block of a file. Positions number the accesses of one node,
     whose ranks take turns, through all sections; they are the same on every node.
 
-    parts : in the order in which they run in an epoch
+    parts : the loops, in the order in which they run in an epoch
     nodes : number of nodes; rank r is on node r // ranks_per_node;  units : number of units
     """
 
@@ -126,11 +128,11 @@ class Timeline:
 
     @classmethod
     def of(cls, loader: Loader, epochs: int, nodes: int) -> "Timeline":
-        """The timeline of one training loop whose samples are files."""
+        """The timeline of a training with one loop, whose samples are the units."""
         return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
 
     def layout(self) -> list[tuple[int, Part, int]]:
-        """Epoch, part and start of every section, in order. It draws no orders."""
+        """The epoch, the part and the start of every section, in order. Draws no orders."""
         found, start = [], 0
         for epoch in range(self.epochs):
             for part in self.parts:
@@ -140,8 +142,9 @@ class Timeline:
         return found
 
     def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
-        """The sections from `epoch` on, the first one from its `batch` on. Only one is in memory at
-        a time. ConfigError if there is no such epoch or batch."""
+        """Yields the sections from `epoch` on; the first one begins with its batch `batch`. Only
+        one section is in memory at a time. Raises ConfigError if there is no such epoch or
+        batch."""
         if not 0 <= epoch < self.epochs:
             raise ConfigError(f"epoch: {epoch} is none of {self.epochs}; write 0 or more")
         entered = self.position(epoch, batch) if batch else 0
@@ -152,27 +155,28 @@ class Timeline:
                 yield section.entered(entered) if start < entered else section
 
     def sections_backwards(self) -> Iterator[Section]:
-        """All sections, the last one first."""
+        """Yields all sections, the last one first."""
         orders = {id(part): self._orders_backwards(part) for part in self.parts}
         for number, part, start in reversed(self.layout()):
             yield self._section(number, part, start, next(orders[id(part)]))
 
     def section(self, epoch: int, part: str | None = None) -> Section:
-        """One section of an epoch. part : its name; None = the first. ConfigError if there is no
-        such section."""
+        """One section of an epoch. part : the part's name; None for the first part that runs in the
+        epoch. Raises ConfigError if there is no such section."""
         each, start = self._found(epoch, part)
         return self._section(epoch, each, start, each.loader.sampler.epoch(each.number(epoch)))
 
     def position(self, epoch: int, batch: int, part: str | None = None) -> int:
-        """The position at which a training that starts with this batch enters: that of the batch's
-        first access. ConfigError if there is no such batch."""
+        """The position of the first access in a batch, at which a training that starts with this
+        batch enters. Raises ConfigError if there is no such batch."""
         each, start = self._found(epoch, part)
         if not 0 <= batch < each.loader.steps:
             raise ConfigError(f"batch: {batch} is none of the {each.loader.steps}; count from 0")
         return start + batch * each.loader.batch_size * self.ranks_per_node
 
     def _found(self, epoch: int, part: str | None) -> tuple[Part, int]:
-        """A part (None = the first) that runs in the epoch, and the start of its section."""
+        """The part with this name (None for the first part) that runs in the epoch, and the start
+        of its section. Raises ConfigError if there is none."""
         if not 0 <= epoch < self.epochs:
             raise ConfigError(f"epoch: {epoch} is none of the {self.epochs}; count from 0")
         for number, each, start in self.layout():
@@ -202,5 +206,5 @@ class Timeline:
 
 
 def lookup_of(units: npt.NDArray[np.int32], base: int = 0) -> npt.NDArray[np.int32]:
-    """A Part's lookup. units : (samples,), the unit of each sample, counted from `base` on"""
+    """A Part's lookup. units : (samples,), the unit of each sample;  base : added to each unit"""
     return np.append(units + np.int32(base), np.int32(NONE)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The scan of a source: made by this node (`walk`), or told by another node (`record`).
+"""The scan of a source: made by this node (`walk`), or received from another node (`record`).
 
-Both have the same methods, which `walk.Walk` describes.
+Both kinds of scan have the same methods, which `walk.Walk` describes.
 """

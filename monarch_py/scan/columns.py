@@ -11,23 +11,24 @@ import numpy as np
 
 from monarch_py.native import ENTRY, Array, Kind, Uints
 
-HEAD = struct.Struct("<II")  # entries, bytes of text
+HEAD = struct.Struct("<II")  # number of entries, and bytes of text
 # Compression level. Higher levels take twice as long and save only a thirtieth.
 LEVEL = 3
 BLOCK = np.uint64(512)
 
-# Columns that are not packed. The reader that adds an entry computes `hash` anew, `source` is the
-# same for the whole batch, and `version` counts changes made later.
+# Columns that are not packed. The node that adds the entry to its catalog computes `hash` anew,
+# `source` is the same for the whole batch, and `version` counts changes that are made later.
 LEFT_OUT = ("hash", "source", "version")
 COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
-# Columns stored as the difference to another column of the same entry. In this order, the other
-# column is decoded already.
+# Columns that are stored as the difference to another column of the same entry: column -> other
+# column. `unpack` decodes them in this order, so the other column is decoded before.
 FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime_ns"}
 FROM_BEFORE = ("ino", "mtime_ns", "place")
 
 
 def pack(entries: Array, text: bytes) -> bytes:
-    """Packs entries (n,) of dtype ENTRY whose texts lie in `text`, one after the other."""
+    """Packs entries (n,) of dtype ENTRY. text : the entries' paths and links' targets, one after
+    the other"""
     told = {name: entries[name].copy() for name in COLUMNS}
     for name, other in FROM_OTHER.items():
         told[name] -= entries[other]
@@ -40,7 +41,8 @@ def pack(entries: Array, text: bytes) -> bytes:
 
 
 def unpack(data: bytes | memoryview, source: int) -> tuple[Array, bytes]:
-    """The entries (n,) and their texts; ValueError for data that `pack` did not write."""
+    """The entries (n,) that `pack` has packed, and their texts. Raises ValueError for data that
+    `pack` did not write. source : number of the source, set in all entries"""
     n, n_text = HEAD.unpack_from(data)
     try:
         plain = zlib.decompress(data[HEAD.size :])
@@ -66,8 +68,8 @@ def unpack(data: bytes | memoryview, source: int) -> tuple[Array, bytes]:
 
 
 def _bytewise(column: Array) -> bytes:
-    """The column transposed: first the first bytes of all values, so that equal bytes lie
-    together."""
+    """The bytes of a column, transposed: the first bytes of all values, then the second bytes, and
+    so on. Equal bytes then lie together and compress well."""
     raw = column.view(np.uint8).reshape(len(column), column.itemsize)
     return bytes(raw.T.tobytes())
 
@@ -78,8 +80,8 @@ def _blocks_of(sizes: Array) -> Uints:
 
 
 def _off_the_order(entries: Array) -> tuple[Array, Array]:
-    """How far paths and targets lie from where `_put_in_order` expects them: a path directly behind
-    the path before it, and a link's target directly behind its own path."""
+    """The distances of paths and of links' targets from where `_put_in_order` expects them: a path
+    directly behind the path before it, and a link's target directly behind its own path."""
     paths = entries["path"].copy()
     paths[1:] -= _ends(entries)[:-1]
     targets = entries["copy_ino"] - np.where(

@@ -1,6 +1,6 @@
 """The record of a scan of all sources, as bytes for the other nodes of a session.
 
-The bytes come over MPI from a process of the same version and the same user. They are checked
+The bytes come over MPI from a process of the same version and the same user, so they are checked
 against mistakes, not against malice.
 """
 
@@ -27,9 +27,11 @@ SAMPLES = 3
 class Listed:
     """The record of one source.
 
-    errors, error : as `Walk.errors` gives them;  seconds : how long the scan took;  root_ino,
-    up_ino : inodes of the root and of its "..";  samples : (relative path, inode) of a few files,
-    if there are any;  batches : packed, see columns.py
+    errors, error : the results of `Walk.errors`
+    seconds : how long the scan took
+    root_ino, up_ino : inodes of the root and of its ".."
+    samples : (relative path, inode) of at most SAMPLES files
+    batches : the batches of the scan, packed (columns.py)
     """
 
     errors: int
@@ -41,12 +43,14 @@ class Listed:
     batches: list[memoryview]
 
 
-# What one node has listed, by the sources' numbers, and when it began, on time.monotonic() [s].
+# The records of all sources, by the sources' numbers, and when the node that made them began, on
+# time.monotonic() [s].
 Scanned = tuple[list[Listed], float]
 
 
 def record_sources(config: Config) -> bytes:
-    """Lists all sources one by one, as a daemon would. OSError if a source cannot be opened."""
+    """Lists all sources one by one, as a daemon would. Returns the record as bytes. Raises OSError
+    if a source cannot be opened."""
     listed = []
     for number, source in enumerate(config.sources):
         fd = os.open(source.real_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -58,7 +62,8 @@ def record_sources(config: Config) -> bytes:
 
 
 def read_record(data: bytes) -> list[Listed]:
-    """What `record_sources` has listed, by the sources' numbers. ValueError for anything else."""
+    """The records that `record_sources` has made, by the sources' numbers. Raises ValueError for
+    other bytes."""
     try:
         return msgspec.msgpack.decode(data, type=list[Listed])
     except msgspec.DecodeError as error:
@@ -75,7 +80,8 @@ def _listed(fd: int, number: int, config: Config) -> Listed:
 
 
 def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
-    """All batches packed, and (path, inode) of the first file of each."""
+    """All batches of the scan, packed, and (path, inode) of the first file of each batch that has
+    files."""
     batches, samples = [], []
     while not walk.is_finished:
         batch = walk.take()
@@ -93,8 +99,8 @@ def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
 
 
 class RecordedScan:
-    """The scan of one source, replayed from a record: all of it is there at once, and nothing is
-    read from the source. So `want` and `allow` do nothing."""
+    """The scan of one source, replayed from a record. All batches are there at once, and nothing is
+    read from the source, so `want` and `allow` do nothing."""
 
     def __init__(self, number: int, listed: Listed) -> None:
         self._number, self._listed, self.seconds = number, listed, listed.seconds

@@ -11,9 +11,10 @@ import numpy as np
 
 from monarch_py.native import ENTRY, Array, ffi, lib
 
-# Arguments of `Walk.allow` for no limit.
+# Arguments of `Walk.allow` that set no limit.
 ALL_NAMES = (-1, -1)
-# A thread that has not ended within this time hangs in a system call on a source [s].
+# How long `close` waits for the threads [s]. A thread that takes longer hangs in a system call on
+# the source.
 END_LIMIT_S = 5.0
 
 
@@ -22,7 +23,7 @@ class Batch:
     """Entries that a scan has found. They are valid only until the next batch is taken.
 
     entries : (n,) of dtype ENTRY, without their hashes
-    pool : C pointer to the text of their paths and links' targets, of which used_bytes are in use
+    pool : C pointer to the text of the paths and of the links' targets, `used_bytes` long
     """
 
     entries: Array
@@ -31,18 +32,22 @@ class Batch:
 
 
 class Walk:
-    """Lists the tree below a directory, or parts of it. OSError if the root cannot be examined.
+    """Lists the tree below a source's root, or parts of the tree. The constructor raises OSError if
+    the root cannot be examined.
 
-    fd : of the root; the caller closes it
+    fd : descriptor of the root; the caller closes it
     source : the source's number
     ops_per_s : limit of operations on the source; 0 for no limit
-    doorbell : a C pointer, rung when there is something to take
-    directories : relative to the root; only these are listed, with what lies below them if is_deep
+    doorbell : a C pointer, rung when `take` can return a batch
+    directories : directories relative to the root; only these are listed, and if is_deep also what
+        lies below them. None for the whole tree
     known : a catalog's struct monarch_writer *, the struct monarch_clients * of programs that read
-        beside the scan, and when the catalog had no files [ns]. Files that the catalog has by now,
-        with the same name and inode, are not looked at if their directory has not changed since
-    allowed : see `allow`
-    is_finished : all batches were taken;  seconds : how long the scan took, once it is finished
+        while the scan runs, and a time at which the catalog had no files yet [ns]. The scan skips a
+        file that the catalog already has under the same name and inode number, if the file's
+        directory has not changed since that time
+    allowed : the arguments of a first call of `allow`
+    is_finished : whether all batches were taken
+    seconds : how long the scan took, once it is finished
     """
 
     def __init__(
@@ -76,7 +81,7 @@ class Walk:
         self.is_finished = False
 
     def take(self) -> Batch | None:
-        """The next batch; None if there is none yet, or no more (`is_finished`)."""
+        """The next batch; None if there is none yet, or if all were taken (`is_finished`)."""
         self._free()
         finished = ffi.new("int *")
         self._batch = batch = lib.monarch_scan_take(self._scan, finished)
@@ -91,14 +96,15 @@ class Walk:
 
     def want(self, directory: str, *, is_deep: bool) -> None:
         """Lists a directory, relative to the root, before all others that are not listed yet.
-        is_deep : with the directories below it"""
+        is_deep : whether to list the directories below it too"""
         lib.monarch_scan_want(self._scan, os.fsencode(directory), is_deep)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Sets how many names may be looked at until the next call; below 0: all of them.
+        """Sets how many names the scan may look at until the next call. A number below 0 allows all
+        names.
 
-        wanted : in directories that `want` named; 0 keeps what is still allowed there
-        more_others : in the other directories, in addition to what is still allowed there
+        wanted : names in directories that `want` named; 0 keeps what is left of the last number
+        more_others : names in the other directories, added to what is left of the last number
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)
 
@@ -108,8 +114,8 @@ class Walk:
         return int(lib.monarch_scan_errors(self._scan, first)), int(first[0])
 
     def close(self, limit_s: float = END_LIMIT_S) -> int:
-        """Ends the scan; a second call does nothing. Returns how many threads have not ended within
-        limit_s, because the source does not answer."""
+        """Ends the scan. Returns how many threads have not ended within `limit_s`, because the
+        source does not answer. A second call does nothing."""
         left = 0
         self._free()
         if self._scan != ffi.NULL:
@@ -123,7 +129,7 @@ class Walk:
 
 
 def read_up(directory: int) -> int:
-    """Lists a source's root once more. Returns the inode of its "..", 0 if unknown.
+    """Lists a source's root once more. Returns the inode of the root's ".."; 0 if it is unknown.
 
     directory : the root's descriptor
     """

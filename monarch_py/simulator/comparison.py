@@ -17,11 +17,13 @@ def compare(
     *,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Result | str]:
-    """The results of policies (all, if none is named) on a scenario, in the order of the names; for
-    a policy that cannot run in it, the reason.
+    """Simulates a scenario under these policies, or under all policies if none is named. Returns
+    each policy's result, in the order of the simulations; for a policy that cannot run in the
+    scenario, the reason.
 
-    tell : called with each policy before it is simulated, and with "" at the end. Raises
-    ConfigError for an unknown name, MonarchError if there is too little memory.
+    tell : called with each policy before it is simulated, and with "" at the end
+
+    Raises ConfigError for an unknown name, and MonarchError if there is too little memory.
     """
     for name in policies:
         if name not in NAMES:

@@ -11,15 +11,15 @@ from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
-# C numbers copies with int32.
+# Largest number of copies: C numbers copies with int32.
 MOST_COPIES = (1 << 31) - 1
 EPOCHS_KNOWN = int(lib.MONARCH_SIM_EPOCHS)
 
 
 class _Struct:
-    """A C struct, with the arrays to which its fields point.
+    """A C struct, together with the arrays to which its fields point.
 
-    values : a number, an array, or None for 0, for each field that is not 0
+    values : the fields' values: a number, an array, or None for 0. Fields that are not given are 0
     """
 
     def __init__(self, ctype: str, **values: Any) -> None:
@@ -41,14 +41,15 @@ class _Struct:
 class Measured:
     """The measurements of a run.
 
-    epoch_end : (epochs,) [s]
-    bytes, node_bytes : (epochs, 4), (nodes, 4) [bytes], by PLACES
-    reused : (epochs,) [bytes], from copies of earlier epochs
-    stall, compute : (ranks,) [s]
-    filled : (nodes,) [bytes], from the file system for copies and for other nodes
-    pfs_bytes : (epochs,) [bytes], everything that the file system gave
-    ready, imbalanced : (epochs,), number of samples and of steps, see `result`
-    first_step, pfs_busy : [s]
+    epoch_end : (epochs,), when each epoch ended [s]
+    bytes, node_bytes : (epochs, 4), (nodes, 4), what was read, by PLACES [bytes]
+    reused : (epochs,), what copies of earlier epochs gave [bytes]
+    stall, compute : (ranks,), how long each rank waited for samples, and computed [s]
+    filled : (nodes,), what the file system gave for copies and for other nodes [bytes]
+    pfs_bytes : (epochs,), everything that the file system gave [bytes]
+    ready, imbalanced : (epochs,), numbers of samples and of steps (`result`)
+    first_step, pfs_busy : the time until the first step, and the time in which the file system was
+        busy [s]
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -71,13 +72,14 @@ class Measured:
         )
 
     def finish(self) -> None:
-        """Call it once C has filled the struct."""
+        """Takes the results over from the C struct. Call it once C has filled the struct."""
         self.stall, self.compute = self.stall[self._is_rank], self.compute[self._is_rank]
         self.first_step, self.pfs_busy = self.struct.c.first_step, self.struct.c.pfs_busy
 
 
 def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
-    """Runs a decision on the scenario of this job. MemoryError if there is too little memory."""
+    """Runs a decision on the scenario of this job. Raises MemoryError if there is too little
+    memory."""
     shape = (decision.orders or job.orders)(0).shape
     nodes, steps, width = shape
     if nodes != scenario.nodes:
@@ -103,7 +105,7 @@ def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
 
 
 def _machine(scenario: Scenario, job: Job) -> dict[str, Any]:
-    """The fields of the struct that describe the machine and what runs on it."""
+    """The fields of struct monarch_sim_job that describe the machine and the training."""
     cluster, rates = job.cluster, scenario.rates_of_nodes()
     write = [storage.write.total(storage.threads) for storage in scenario.classes]
     checkpoint = scenario.checkpoint
@@ -131,7 +133,7 @@ def _machine(scenario: Scenario, job: Job) -> dict[str, Any]:
 
 
 def _decided(job: Job, decision: Decision) -> dict[str, Any]:
-    """The fields of the struct that describe a decision."""
+    """The fields of struct monarch_sim_job that describe a policy's decision."""
     copies, owner = decision.copies, decision.owner
     if len(copies.node) > MOST_COPIES:
         raise MemoryError("there are more copies than the simulation can number")
@@ -164,7 +166,7 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
     epoch = 0
     while (state := lib.monarch_sim_run(sim)) == 1:
         order: npt.NDArray[Any] = orders(epoch)
-        # C assumes the shape of the first order, and uses the numbers as indices unchecked.
+        # C assumes the shape of the first order, and uses the numbers as indices without a check.
         if order.shape != shape or order.min() < NO_FILE or order.max() >= job.files:
             raise ValueError(f"the order of epoch {epoch} is none of this job's files and steps")
         fields = {"order": order}
@@ -188,9 +190,10 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
 
 
 def _dealt(values: npt.NDArray[Any], ranks: int) -> npt.NDArray[Any]:
-    """Deals the samples of nodes (nodes, steps, width) to ranks, (nodes, steps, ranks, samples).
-    For policies that make their own steps and say only what a node takes. Ranks take samples in
-    turn, and NO_FILE when there are no more."""
+    """Deals the samples of nodes, (nodes, steps, width), to their ranks. Returns (nodes, steps,
+    ranks, samples). It serves policies that make their own steps and say only what a node takes.
+
+    The ranks take the samples of a step in turn. A rank for which none is left gets NO_FILE."""
     nodes, steps, width = values.shape
     each = -(-width // ranks)
     padded = np.full((nodes, steps, each * ranks), NO_FILE, values.dtype)
@@ -200,9 +203,9 @@ def _dealt(values: npt.NDArray[Any], ranks: int) -> npt.NDArray[Any]:
 
 
 def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Result:
-    """The result of a policy on a scenario. PolicyError if the policy cannot work.
+    """The result of a policy on a scenario. Raises PolicyError if the policy cannot work on it.
 
-    job : of the scenario, if it exists already
+    job : the scenario's job, if it exists already
     """
     job = job or job_of(scenario)
     decision = policy(job)
@@ -210,7 +213,7 @@ def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Resu
 
 
 def result_of(scenario: Scenario, job: Job, measured: Measured, decision: Decision) -> Result:
-    """The measurements of a run as a `Result`."""
+    """The `Result` that follows from the measurements of a run."""
     ends = measured.epoch_end
     by_place = measured.bytes.sum(axis=0)
     later = float(job.sizes.sum()) * (scenario.epochs - 1)

@@ -10,9 +10,11 @@ from monarch_py.errors import ConfigError
 from monarch_py.policies.view import NO_FILE, Cluster, Job
 from monarch_py.simulator.scenario import Scenario
 
-# Epochs whose orders are kept: the engine asks for two, a policy that looks ahead for a few more.
+# Number of epochs whose orders are kept. The engine needs two, and a policy that looks ahead needs
+# a few more.
 ORDERS_KEPT = 4
-# The most threads of all nodes together, since each has its own event in the engine.
+# Largest number of threads of all nodes together. Each thread has an event of its own in the
+# engine.
 MOST_THREADS = 1 << 26
 
 
@@ -32,10 +34,11 @@ def cluster_of(scenario: Scenario) -> Cluster:
 
 
 def job_of(scenario: Scenario) -> Job:
-    """The job of a scenario. Every epoch is a new permutation of the files, divided into steps, and
-    each step into ranks (as DistributedSampler does, but with numpy's generator).
+    """The job of a scenario. Every epoch is a new permutation of the files. It is divided into
+    steps, and each step is dealt to the ranks (as DistributedSampler does, but with numpy's
+    generator).
 
-    ConfigError, which says why, if the cluster cannot be simulated.
+    Raises ConfigError if the cluster is too large to be simulated.
     """
     ranks = scenario.ranks()
     threads = sum(storage.threads for storage in scenario.classes) + int(ranks.max())
@@ -45,7 +48,7 @@ def job_of(scenario: Scenario) -> Job:
             f"nodes are more than {MOST_THREADS} in all; use fewer nodes or threads"
         )
     batch = scenario.batch_per_rank * int(ranks.max())
-    # Where each node's samples begin in a step.
+    # The place in a step at which each node's samples begin.
     starts = np.concatenate([[0], np.cumsum(ranks)]) * scenario.batch_per_rank
 
     @lru_cache(maxsize=ORDERS_KEPT)
@@ -53,7 +56,7 @@ def job_of(scenario: Scenario) -> Job:
         random = np.random.Generator(np.random.PCG64([scenario.seed, epoch]))
         order = random.permutation(scenario.dataset.files).astype(np.int32)
         steps, per_step = scenario.batches_per_epoch, scenario.global_batch
-        # If a short last step is kept, it is filled up from the beginning of the epoch.
+        # A short last step that is kept is filled up with samples from the beginning of the epoch.
         order = np.resize(order, steps * per_step)
         by_step = order.reshape(steps, per_step)
         dealt = np.full((scenario.nodes, steps, batch), NO_FILE, np.int32)

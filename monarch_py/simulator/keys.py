@@ -23,9 +23,11 @@ from monarch_py.simulator.scenario import (
 )
 from monarch_py.util.spelling import hint
 
-# If a smaller share of draws lies between min and max, drawing again would take too long.
+# Least share of a size law's draws that must lie between min and max. With a smaller share, drawing
+# again would take too long.
 LEAST_SHARE = 1e-3
-# Keys of the daemon's configuration that no scenario has.
+# Keys of the daemon's configuration that no scenario has. A file with one of them is a
+# configuration that the user gave by mistake.
 CONFIGURATION_KEYS = {"hierarchy", "sources", "data_plane"}
 
 
@@ -34,7 +36,7 @@ def load_scenario(
 ) -> Scenario:
     """Reads and checks the scenario at `path`.
 
-    policies : the names that the key `policies` may hold; None for any
+    policies : the names that the key `policies` may hold; None for any names
 
     Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``.
     """
@@ -87,7 +89,8 @@ def _ranks_per_node(scenario: Scenario, top: Spot) -> int:
 
 
 def _with_batch(scenario: Scenario, top: Spot) -> Scenario:
-    """The scenario with its batches, which need the ranks of all nodes."""
+    """The scenario with `batch_per_rank` set, which follows from `batch` and the number of all
+    ranks if the user wrote `batch`."""
     world, batch = scenario.world_size, scenario.batch_written
     spot = top.of("batch_per_rank" if batch is None else "batch")
     if (batch is None) == (scenario.batch_per_rank == 0):

@@ -1,6 +1,6 @@
 """Draws a comparison as bars, as in figure 8 of the NoPFS paper (SC'21).
 
-A bar is a policy's time, divided by where the bytes come from.
+A bar is a policy's time, divided by the places from which its bytes come.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,13 @@ from monarch_py.errors import MonarchError
 
 COLOURS = {"staging": "#e2e8f0", "local": "#2b6cb0", "remote": "#63b3ed", "pfs": "#c53030"}
 KINDS = (".png", ".svg", ".pdf", ".jpg", ".webp")
-# Width of a bar, of what stands beside the bars, and least width for a title [inches].
+# Width of a bar, width of everything beside the bars, and least width for a title [inches].
 BAR, MARGIN, LEAST = 0.55, 1.6, 6.5
 
 
 def can_draw(path: Path) -> None:
-    """MonarchError if no picture can be drawn. Call it before the simulation."""
+    """Checks that a picture can be drawn at `path`; call it before the simulation. Raises
+    MonarchError if it cannot."""
     if path.suffix.lower() not in KINDS:
         raise MonarchError(f"{path} has no extension of a picture; use one of {', '.join(KINDS)}")
     if not path.parent.is_dir():
@@ -27,11 +28,11 @@ def can_draw(path: Path) -> None:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Writes the picture of a document (`result`) to a file; its extension says the format.
+    """Draws a document (`result`) as a picture, in the format that the extension of `path` says.
 
     Each bar is a policy's total time, divided by the share of the bytes from each place. The line
-    is the time of the policy `perfect`, if that was simulated. MonarchError if no policy can run in
-    the scenario, if matplotlib is missing, or if the file cannot be written.
+    is the time of the policy `perfect`, if this policy was simulated. Raises MonarchError if no
+    policy can run in the scenario, if matplotlib is missing, or if the file cannot be written.
     """
     can_draw(path)
     from matplotlib.figure import Figure
@@ -55,7 +56,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure of matplotlib. MonarchError if that fails."""
+    """Writes a figure of matplotlib. Raises MonarchError if it cannot be written."""
     try:
         figure.savefig(path, dpi=90)
     except (OSError, ValueError) as error:
@@ -63,9 +64,10 @@ def save(figure: Any, path: Path) -> None:
 
 
 def stacked_bars(axes: Any, heights: Mapping[str, Sequence[float]], **style: Any) -> list[float]:
-    """Draws bars of several parts, each part on top of the one before. Returns the bars' heights.
+    """Draws bars of several parts, each part on top of the part before it. Returns the heights of
+    the whole bars.
 
-    heights : label of a part -> its height in each bar
+    heights : label of a part -> the part's height in each bar
     """
     tops: list[float] = [0.0] * len(next(iter(heights.values())))
     for label, part in heights.items():

@@ -7,10 +7,10 @@ The JSON (``--json``) is an object::
 For each policy it gives seconds [s], bytes, and shares of all samples' bytes from 0 to 1:
 
 ====================== =================================================================
-``total_seconds``       from the start to the end of the last batch, including the wait for the
-                        first fill
-``epoch_seconds``       of each epoch; their sum is the total (the time before the first batch
-                        belongs to the first epoch)
+``total_seconds``       the time from the start to the end of the last batch, including the wait for
+                        the first fill
+``epoch_seconds``       the time of each epoch; the sum is the total (the time before the first
+                        batch belongs to the first epoch)
 ``stall_seconds``       how long a rank waited for samples, mean over the ranks; without the wait
                         for other ranks at a barrier, and without a fill before the first batch
 ``initial_seconds``     the part of the total before the first batch
@@ -36,13 +36,15 @@ from typing import Any
 
 SCHEMA = 1
 PLACES = ("staging", "local", "remote", "pfs")
-# A batch is imbalanced if its slowest rank takes more than this many times its fastest one's time.
+# A batch is imbalanced if its slowest rank takes more than this many times the time of its fastest
+# rank.
 IMBALANCE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one policy on a scenario; the fields are those of the JSON, see above."""
+    """The result of one policy on a scenario. The fields are those of the JSON, which are described
+    at the top of this file."""
 
     epoch_seconds: tuple[float, ...]
     stall_seconds: float
@@ -60,12 +62,12 @@ class Result:
 
     @property
     def share(self) -> dict[str, float]:
-        """Shares of the bytes by place, 0 to 1; all 0 if nothing was read."""
+        """The share of the bytes from each place, 0 to 1; all shares are 0 if nothing was read."""
         total = sum(self.bytes.values())
         return {place: self.bytes[place] / total if total else 0.0 for place in PLACES}
 
     def to_dict(self) -> dict[str, Any]:
-        """The policy's object in the JSON; with `details` only if there are any."""
+        """The policy's object in the JSON. It has the key `details` only if there are any."""
         sums = {"total_seconds": self.total_seconds, "share": self.share}
         document = {**sums, **asdict(self)}
         if not self.details:
@@ -76,9 +78,9 @@ class Result:
 def to_document(
     name: str, assumptions: tuple[str, ...], results: Mapping[str, Result | str]
 ) -> dict[str, Any]:
-    """The JSON document of a scenario with this name, with policies in the order given.
+    """The JSON document of a scenario with this name. The policies keep the order of `results`.
 
-    results : of each policy, or the reason why it cannot run in the scenario
+    results : for each policy its result, or the reason why it cannot run in the scenario
     """
     policies = {
         policy: {"unsupported": result} if isinstance(result, str) else result.to_dict()

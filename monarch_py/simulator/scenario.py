@@ -1,8 +1,8 @@
 """The scenario of a simulation: nodes, their storage, the PFS, the dataset, the training loop.
 
-All sizes are bytes and all rates bytes per second. The classes also declare the keys of a
-scenario's YAML file (see document/keys.py), which keys.py reads and checks. A scenario that is made
-in Python is not checked.
+All sizes are in bytes, and all rates in bytes per second. The classes also declare the keys of a
+scenario's YAML file (document/keys.py), which keys.py reads and checks. A scenario that is made in
+Python is not checked.
 """
 
 import math
@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MAX_NODES = 1 << 20
-# How transfers share a link: served one after the other, or all at once, max-min fairly.
+# How transfers share a link: one after the other, or all at the same time with max-min fair shares.
 LINKS = ("in_order", "fair")
 
 # Numbers that the simulation counts in 32 bits: files, epochs, steps.
@@ -61,7 +61,7 @@ def _curve(points: Kind) -> Kind:
     return replace(points, parse=lambda *at: Curve(points.parse(*at)), schema={"type": "object"})
 
 
-# The most clients of a file system, or threads, at a point of a curve.
+# Largest number of clients or threads at a point of a curve.
 MOST_CLIENTS = 1 << 20
 _NAME_HINT = "write lower-case letters, digits, - and _, beginning with a letter"
 Capacity = Annotated[int, words("size", SIZE_HINT, _capacity, schema=NUMBER)]
@@ -100,19 +100,19 @@ class SizeLaw(Keys):
         return self.mean if self.std == 0 else None
 
     def draw(self, random: np.random.RandomState, files: int) -> Floats:
-        """(files,) sizes [bytes], with fractions of a byte.
+        """The sizes of `files` files, (files,) [bytes], with fractions of a byte.
 
-        They are the numbers that the NoPFS authors' simulator draws with scipy's ``norm.rvs`` from
-        the same state: all at once, then one by one for each that does not fit. A constant law
-        draws nothing.
+        From the same state, the simulator of the NoPFS authors draws the same numbers with scipy's
+        ``norm.rvs``: all sizes at once, then one size at a time in place of each that lies outside
+        [min, max]. A constant law draws nothing.
         """
         if self.constant is not None:
             return np.full(files, self.constant, np.float64)
         sizes = random.standard_normal(files) * self.std + self.mean
         outside = np.flatnonzero((sizes < self.min) | (sizes > self.max))
         while len(outside):
-            # Draw as many as are missing. Those that fit replace the first ones outside, so the
-            # result and the number of draws are the same as when drawing one at a time.
+            # Draw as many sizes as are missing. The sizes that fit replace the first ones outside,
+            # so the sizes and the number of draws are the same as if they were drawn one at a time.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh
@@ -146,7 +146,8 @@ class Dataset(Keys):
     scan: Annotated[Path, Kind(path, "path", TEXT)] | None = None
 
     def sizes(self, seed: int) -> Ints:
-        """(files,) sizes [bytes], whole numbers of at least 1; the same for the same seed."""
+        """The sizes of all files, (files,) [bytes]: whole numbers of at least 1, which the seed
+        determines."""
         if self.law is None:
             assert self.scan is not None
             return scanned_sizes(self.scan)
@@ -155,7 +156,8 @@ class Dataset(Keys):
 
 
 def scanned_sizes(scan: Path) -> Ints:
-    """(files,) sizes [bytes] from `scan`, see Dataset; ConfigError if there are none."""
+    """The sizes of the files, (files,) [bytes], from `scan` (see Dataset). Raises ConfigError if
+    there are none."""
     try:
         if scan.is_dir():
             found = sorted(path for path in scan.rglob("*") if path.is_file())
@@ -269,8 +271,8 @@ class Scenario(Keys):
     name: Annotated[Sentence, Key(default="the file's name")]
     nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)]
     ranks_per_node: Threads = 1
-    # ranks_written and batch_written are the keys as written; ranks_per_node and batch_per_rank
-    # follow from them.
+    # ranks_written and batch_written are what the user wrote for `world_size` and `batch`. If they
+    # are given, ranks_per_node and batch_per_rank follow from them.
     ranks_written: Annotated[Number | None, Key("world_size")] = None
     epochs: Annotated[int, Meta(ge=1, le=1_000_000)]
     batch_per_rank: Annotated[int, Meta(ge=1, le=1 << 24), Key(default="none")] = 0
@@ -304,20 +306,21 @@ class Scenario(Keys):
 
     @property
     def batches_per_epoch(self) -> int:
-        """The number of batches in an epoch: the full ones, and without drop_last a short one."""
+        """The number of batches in an epoch: the full batches, and without drop_last a short last
+        batch if samples remain."""
         whole, rest = divmod(self.dataset.files, self.global_batch)
         return whole + bool(rest and not self.drop_last)
 
     def sizes(self) -> Ints:
-        """(files,) sizes [bytes], drawn with the scenario's seed."""
+        """The sizes of all files, (files,) [bytes], drawn with the scenario's seed."""
         return self.dataset.sizes(self.seed)
 
     def ranks(self) -> Ints:
-        """(nodes,) number of ranks on each node."""
+        """The number of ranks on each node, (nodes,)."""
         return self._by_node("ranks", self.ranks_per_node).astype(np.int64)
 
     def capacities(self) -> Ints:
-        """(nodes, classes) capacities [bytes], staging buffer first."""
+        """The capacities of each node's storage, (nodes, classes) [bytes], staging buffer first."""
         everywhere = [storage.capacity_bytes for storage in self.classes]
         capacities = np.tile(np.array(everywhere, np.int64), (self.nodes, 1))
         for override in self.overrides:
@@ -332,7 +335,7 @@ class Scenario(Keys):
         return {name: self._by_node(name, getattr(self.rates, name)) for name in RATES}
 
     def _by_node(self, name: str, value: float) -> Floats:
-        """(nodes,) a value that is the same everywhere, but where an override has another one."""
+        """The value of each node, (nodes,): that of the node's override, or else `value`."""
         values = np.full(self.nodes, value, np.float64)
         for override in self.overrides:
             if (other := getattr(override, name)) is not None:

@@ -1,1 +1,1 @@
-"""The tiers of a node: their directories, their room, and the manifests of durable copies."""
+"""The tiers of a node: their directories, their free room, and the manifests of durable copies."""

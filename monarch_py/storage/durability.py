@@ -1,6 +1,7 @@
-"""Makes copies of a persistent tier durable: sync the tier, then commit the manifest, in batches.
+"""Makes the copies of a persistent tier durable: syncs the tier, then commits the manifest.
 
-One thread per tier owns the manifest; the daemon's loop only gives rows to that thread.
+One thread per tier owns the manifest and commits rows in batches; the daemon's loop only gives rows
+to that thread.
 """
 
 import logging
@@ -18,19 +19,21 @@ from monarch_py.util.units import counted
 
 log = logging.getLogger("monarch.keeper")
 
-# Rows wait at most this long for their commit, so that one sync serves many copies [s].
+# How long a row waits at most for its commit, so that one sync serves many copies [s].
 BATCH_S = 1.0
 # Suffix of a damaged manifest that was set aside.
 SET_ASIDE = ".damaged"
 
 
 class Keeper:
-    """The manifest of one tier and the thread that writes it. The constructor opens the manifest
-    and loads its rows; TierError if it cannot, RuntimeError if no thread can be started.
+    """The manifest of one tier and the thread that writes it.
 
-    rows : (copies,) of manifest.ROW, until `take_rows`
-    must_check : see Manifest.begin_use
-    The tier is told if copies of earlier sessions cannot be used.
+    The constructor opens the manifest and loads its rows. It raises TierError if the manifest
+    cannot be used, and RuntimeError if no thread can be started.
+
+    rows : (copies,) of manifest.ROW; empty after `take_rows`
+    must_check : the result of Manifest.begin_use
+    broken : whether a commit has failed, so that the manifest lacks copies
     """
 
     def __init__(self, tier: Tier, block_size_bytes: int) -> None:
@@ -43,7 +46,8 @@ class Keeper:
         self._trusted = True
         self.broken = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
-        # Before the manifest is in use: without a thread nobody would note its clean end.
+        # Start the thread before `_open` marks the manifest as in use. If the thread cannot be
+        # started, nothing would note a clean end afterwards.
         self._thread.start()
         with ExitStack() as undo:
             undo.callback(self._end_thread)
@@ -73,8 +77,8 @@ class Keeper:
         return manifest
 
     def _set_aside(self, error: DamagedManifestError) -> None:
-        """Renames the damaged manifest, so that somebody can examine it later. Only one is kept, or
-        a disk that damages files would fill up with them."""
+        """Renames the damaged manifest, so that somebody can examine it later. Only the latest one
+        is kept; otherwise a disk that damages files would fill up with damaged manifests."""
         path = self.tier.root / "manifest.sqlite"
         for file in tuple(path.parent.glob(path.name + "*")):
             if file.name.endswith(SET_ASIDE):
@@ -87,8 +91,9 @@ class Keeper:
         )
 
     def reconcile(self) -> None:
-        """Makes tier and manifest agree. Removes copies without a row, and drops rows whose copies
-        are gone, are not what the manifest says, or exceed the quota."""
+        """Makes the tier and its manifest agree. Removes copies without a row, and drops rows whose
+        copies are gone, differ from the row, or exceed the quota. Tells the tier of copies that
+        were lost."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
         self.tier.remove_all(listed["number"][~known])
@@ -107,8 +112,8 @@ class Keeper:
         self.tier.adopt(self.rows["size"])
 
     def _tell(self, debris: int, gone: int, wrong: int) -> None:
-        # A daemon that was killed may have left rows of copies that it had dropped, so copies that
-        # are gone count as lost only after a clean end.
+        # A daemon that was killed may have left rows of copies that it had removed itself. So a row
+        # without its copy counts as a loss only after a clean end.
         lost = wrong + (0 if self.must_check else gone)
         if debris and not len(self.rows):
             lies = "that lies there is" if debris == 1 else "that lie there are"
@@ -123,12 +128,12 @@ class Keeper:
         self.tier.note_lost(what)
 
     def _drop(self, numbers: Array) -> None:
-        """Drops copies and their rows."""
+        """Removes copies and their rows."""
         self.tier.remove_all(numbers)
         self.remove(numbers.tolist())
 
     def take_rows(self) -> Array:
-        """Hands `rows` over: they are large, and needed once."""
+        """Returns `rows` and keeps none of them, because they are large and needed only once."""
         rows, self.rows = self.rows, self.rows[:0]
         return rows
 
@@ -143,7 +148,8 @@ class Keeper:
             self._lock.notify()
 
     def distrust(self) -> None:
-        """Call it if copies are left whose check has not ended: the next daemon checks all."""
+        """Makes the next daemon check all copies. Call it if the check of some copies has not
+        ended."""
         self._trusted = False
 
     def _work(self) -> None:
@@ -156,7 +162,7 @@ class Keeper:
                 add, self._add = self._add, []
                 remove, self._remove = self._remove, []
                 if not (add or remove):
-                    return  # it is ending
+                    return  # `_ending` is set and no rows are left
             self._commit(add, remove)
 
     def _commit(self, add: list[Row], remove: list[int]) -> None:
@@ -169,13 +175,13 @@ class Keeper:
             gone = set(remove)
             self._manifest.change([row for row in add if row.copy not in gone], remove)
         except (OSError, sqlite3.Error) as error:
-            # The copies still serve this session; the next one removes them as debris.
+            # This session still serves the copies; the next one removes them, as they have no row.
             if not self.broken:
                 log.warning("tier %s: copies cannot be recorded: %s", self.tier.root, error)
             self.broken = True
 
     def _end_thread(self) -> None:
-        """Returns once the waiting rows are committed."""
+        """Ends the thread, and returns once it has committed the waiting rows."""
         with self._lock:
             self._ending = True
             self._lock.notify()

@@ -1,8 +1,7 @@
-"""The manifest of a persistent tier: an SQLite table of its whole copies, on the tier itself.
+"""The manifest of a persistent tier: an SQLite table of its complete copies, on the tier itself.
 
-A row is written only after the tier was synced, so the bytes of a copy in the manifest are on the
-disk. After an unclean end or a reboot the rows are only claims, and the copies are checked before
-they are served.
+A row is written only after the tier was synced, so a copy that has a row is on the disk. After an
+unclean end or a reboot this is no longer certain, and each copy is checked before it is served.
 """
 
 import os
@@ -20,12 +19,13 @@ from monarch_py.errors import TierError
 from monarch_py.native import Array, path_hash
 
 VERSION = 1
-# Makes a signed number of SQLite the unsigned one of the same 64 bits; `signed` does the reverse.
+# `number & MASK` turns a signed number of SQLite into the unsigned number with the same 64 bits;
+# `signed` does the reverse.
 MASK = (1 << 64) - 1
 
 # One copy, as the validation of copies reads it. `hash` is the path's XXH3-64, not yet mixed with
-# the source's number; `source` is a number in Manifest.sources; `copy_ino` is the copy's inode,
-# which comes from the directory, not from the manifest.
+# the source's number. `source` is a number in Manifest.sources. `copy_ino` is the inode of the copy
+# itself; the manifest does not store it, and `Keeper.reconcile` takes it from the directory.
 ROW = np.dtype(
     [
         ("hash", "u8"),
@@ -67,13 +67,13 @@ def boot_id() -> str:
 
 
 def signed(value: int) -> int:
-    """The same 64 bits as a signed number, since SQLite's integers are signed."""
+    """The signed number with the same 64 bits as `value`, since SQLite's integers are signed."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One whole copy, ready to be recorded."""
+    """One complete copy, ready to be recorded."""
 
     copy: int
     source: str
@@ -93,9 +93,9 @@ class Row:
         return *first, *map(signed, numbers), *last
 
 
-# SQLite's messages for errors that do not mean a damaged manifest: another process uses it, or the
-# disk is at fault. Every other error is about the file's content. (Python gives the error codes
-# only since 3.11.)
+# SQLite's messages for errors that do not mean a damaged manifest: another process uses the
+# manifest, memory is short, or the disk is at fault. Every other error is about the file's content.
+# (Python gives the error codes only since 3.11.)
 NOT_THE_FILE = (
     "access permission denied",
     "attempt to write a readonly database",
@@ -110,9 +110,9 @@ HINT = "monarch start sets it aside and makes its copies anew, monarch clear rem
 
 
 class DamagedManifestError(TierError):
-    """The file with the manifest's name is not a usable manifest, and will not become one.
+    """The file with the manifest's name is not a usable manifest, and a retry cannot help.
 
-    why : what is wrong with it, without its path
+    why : what is wrong with the file, without its path
     """
 
     def __init__(self, path: Path, why: object) -> None:
@@ -134,8 +134,9 @@ def damage_told(path: Path) -> Iterator[None]:
 
 
 def refuse_other_files(path: Path) -> None:
-    """DamagedManifestError if the manifest or its journal, which SQLite opens by name too, is not a
-    regular file. SQLite would follow a link, and report a directory or a FIFO as a disk error."""
+    """Refuses a manifest that is not a regular file, or whose journal, which SQLite opens by name,
+    is not: SQLite would follow a link, and report a directory or a FIFO as a disk error. Raises
+    DamagedManifestError for these, and for files that cannot be read and written."""
     for file in (path, path.with_name(path.name + "-journal")):
         try:
             mode = file.lstat().st_mode
@@ -148,10 +149,10 @@ def refuse_other_files(path: Path) -> None:
 
 
 class Manifest:
-    """The manifest of one tier; used by one thread at a time.
+    """The manifest of one tier. Only one thread may use it at a time.
 
     The constructor and the methods that read rows raise TierError if the file cannot be used now,
-    and DamagedManifestError if it never can.
+    and DamagedManifestError if it can never be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -195,7 +196,7 @@ class Manifest:
 
     def check(self) -> None:
         """Checks every page, since damage to a page may not show until the page is written to.
-        DamagedManifestError if one is damaged."""
+        Raises DamagedManifestError if a page is damaged."""
         with damage_told(self.path):
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
@@ -215,14 +216,15 @@ class Manifest:
         self._set_meta("clean", "1")
 
     def keep_unchecked(self) -> None:
-        """Notes that some copies still wait for their check: the next daemon must check them."""
+        """Notes that some copies still wait for their check, so that `begin_use` tells the next
+        daemon to check all copies."""
         self._set_meta("boot", "")
 
     def load(self) -> Array:
         """All rows, as (copies,) of dtype ROW."""
         query = "SELECT path_hash, copy, size, ino, mtime_ns, ctime_ns, sum, source FROM copies"
         with damage_told(self.path):
-            # A generator, because a list of a million tuples takes memory that stays taken.
+            # A generator, because the process would keep the memory of a list of a million tuples.
             rows = (
                 (h & MASK, c, z, i & MASK, m, t, s & MASK, o, 0)
                 for h, c, z, i, m, t, s, o in self._db.execute(query)
@@ -237,8 +239,8 @@ class Manifest:
         return self.sources[path]
 
     def change(self, add: Iterable[Row], remove: Iterable[int]) -> None:
-        """Applies one transaction. add : rows of copies that are on the disk;  remove : numbers of
-        copies that go."""
+        """Adds and removes rows in one transaction. add : rows of copies that are on the disk;
+        remove : numbers of copies whose rows go."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             rows = [row.values(self.source_number(row.source)) for row in add]
@@ -254,7 +256,8 @@ class Manifest:
             raise
 
     def all_copies(self) -> list[tuple[int, str, bytes, int, int, bytes]]:
-        """(copy, source, path, size, sum, block sums) of every row, by number."""
+        """(copy, source, path, size, sum, block sums) of every row, ordered by the copy's
+        number."""
         with damage_told(self.path):
             return [
                 (copy, source, path, size, total & MASK, blocks)

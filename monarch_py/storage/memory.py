@@ -1,14 +1,14 @@
-"""How much memory a RAM tier may still take before the kernel kills the job for it.
+"""How much memory a RAM tier may still take before the kernel kills a process of the job.
 
-The pages of a tmpfs are charged to the memory cgroup of the process that wrote them. The OOM killer
-cannot free them and kills a process instead. So a RAM tier's room is never more than what the
-cgroup leaves.
+The pages of a tmpfs are charged to the memory cgroup of the process that wrote them. At the
+cgroup's limit the OOM killer cannot free these pages, and kills a process instead. So a RAM tier's
+room is never more than what the cgroup leaves.
 """
 
 import os
 from pathlib import Path
 
-# Share of the limit that stays free for the job's own growth.
+# Share of a limit on memory that stays free for the job's own growth.
 HEADROOM = 1 / 16
 # cgroup v1 expresses "no limit" by a number near 2**63.
 NO_LIMIT = 1 << 60
@@ -23,7 +23,7 @@ def _number(path: Path) -> int | None:
 
 
 def _stats(path: Path, *keys: str) -> list[int]:
-    """The numbers that follow these keys in the file; 0 for a key that is not there."""
+    """The numbers that follow these keys in the file; 0 for a key that the file lacks."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -34,7 +34,8 @@ def _stats(path: Path, *keys: str) -> list[int]:
 
 
 def _groups(cgroup_file: Path, mounts_file: Path) -> list[tuple[Path, bool]]:
-    """The directories of our memory cgroup and its ancestors, each with whether it is of v2."""
+    """The directories of our memory cgroup and its ancestors, each with whether it belongs to
+    cgroup v2."""
     mounts: dict[str, Path] = {}
     for line in os.fsdecode(mounts_file.read_bytes()).splitlines():
         _, where, kind, options, *_ = line.split()

@@ -11,11 +11,12 @@ log = logging.getLogger("monarch.tiers")
 
 
 class OpenTiers:
-    """The tiers of a configuration. TierError when none of them can be used.
+    """The tiers of a configuration. The constructor raises TierError if none of them can be used.
 
-    tiers : by number, None for one that cannot be used; the owner may append others, which are
-    closed with them;  keepers : of persistent tiers, by number;  why : why each configured tier
-    goes unused, "" for the others
+    tiers : by number; None for a tier that cannot be used. The owner of this object may append
+        further tiers, which `close` closes too
+    keepers : the keeper of each persistent tier, by number
+    why : for each configured tier why it goes unused; "" for a tier in use
     """
 
     def __init__(self, config: Config) -> None:
@@ -50,7 +51,7 @@ class OpenTiers:
                 self.keepers[number] = Keeper(tier, self._config.block_size_bytes)
                 self.keepers[number].reconcile()
             else:
-                tier.remove_all(tier.listing()["number"])  # debris of a daemon that was killed
+                tier.remove_all(tier.listing()["number"])  # left by a daemon that was killed
         except (OSError, TierError) as error:
             told = error if isinstance(error, TierError) else tier.broken(error)
             tier.give_up(str(told))  # so that its keeper writes nothing more
@@ -61,15 +62,15 @@ class OpenTiers:
         return tier
 
     def end_unused(self) -> None:
-        """Ends the keepers of a daemon that has served nothing: a clean tier stays clean, and one
-        with copies still to check keeps them to check."""
+        """Ends the keepers of a daemon that has served nothing. A tier with a clean manifest stays
+        clean; in a tier whose copies had to be checked, the next daemon must check them."""
         for keeper in self.keepers.values():
             if keeper.must_check:
                 keeper.distrust()
             keeper.end()
 
     def close(self, *, are_used: bool) -> None:
-        """Closes all tiers, and empties those that are not persistent.
+        """Closes all tiers, and empties the tiers that are not persistent.
 
         are_used : threads that cannot be ended may still use the tiers' directories
         """

@@ -28,21 +28,21 @@ from monarch_py.util.ownership import Doubt, doubts
 
 log = logging.getLogger("monarch.tiers")
 
-# Part of the quota kept for the names and manifest rows of files that are placed at once [bytes].
+# Part of the quota kept for names and manifest rows of files that are placed together [bytes].
 SLACK_BYTES = 256 * 1024
-# What a copy takes besides its blocks: its name in the directory, and its row in the manifest with
-# a typical path. Longer paths show in the manifest's own size [bytes].
+# Bytes that a copy takes besides its blocks: its name in the directory, and its row in the manifest
+# with a path of typical length. The manifest's size on the disk accounts for longer paths.
 NAME_BYTES, ROW_BYTES = 64, 448
-# Room kept free on the file system, whatever the quota, for manifest and directories [bytes].
+# Room kept free on the file system, whatever the quota is, for manifest and directories [bytes].
 MARGIN_BYTES = 1 << 20
-# Room kept free for a catalog that grows on the same file system, but at most half of the file
-# system: enough for three million files [bytes].
+# Room kept free for a catalog that grows on the tier's file system; never more than half of the
+# file system. It is enough for three million files [bytes].
 CATALOG_BYTES = 1 << 30
-# Free memory takes the kernel a millisecond to tell, and the size of the directory takes several
-# calls, while small files are placed in a thousand portions a second. So neither is looked up again
-# within LOOK_S; free memory is, once LOOK_BYTES were filled.
+# Asking for free memory takes a millisecond, and asking for the size of the directory takes several
+# calls, while small files are placed in a thousand portions a second. So each answer is kept for
+# LOOK_S [s], but free memory is asked for again once LOOK_BYTES were filled.
 LOOK_S, LOOK_BYTES = 0.05, 64 << 20
-# Errors that say nothing of a tier: the process, or the node, has no descriptor left for now.
+# Errors that say nothing about a tier: the process or the node has no descriptor left for now.
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
@@ -70,7 +70,8 @@ COPY_MODE = stat.S_IFREG | 0o400
 
 
 def remove_any(path: Path) -> None:
-    """Removes whatever has this path, a directory with its content. OSError if it stays."""
+    """Removes the file, link or directory (with its content) at this path. Raises OSError if it
+    cannot be removed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -94,8 +95,9 @@ def why_refused(mount_point: Path, doubt: Doubt) -> str:
 
 
 def refuse_replaceable(mount_point: Path) -> None:
-    """TierError if another user could replace the directory of copies by one of their own. Doubts
-    that cannot be decided from here are logged."""
+    """Refuses a mount point below which another user could replace the directory of copies by one
+    of their own. Raises TierError if this is certain, and logs a warning if it cannot be decided
+    from here."""
     try:
         found = doubts(mount_point)
     except OSError as error:
@@ -109,7 +111,8 @@ def refuse_replaceable(mount_point: Path) -> None:
 def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
     """The message for a tier that another daemon holds.
 
-    config : of the daemon that must do without it; None for a command that needs no daemon
+    config : configuration of the daemon that must do without the tier; None for a command that
+        works without a daemon
     """
     whose = f"the daemon of {holder.config} ({holder})" if holder.config else str(holder)
     held = f"tier {mount_point} is held by {whose}"
@@ -135,12 +138,14 @@ def held_elsewhere(mount_point: Path, config: Path) -> str:
 
 
 class Tier:
-    """An open tier. TierError if it cannot be used or another daemon holds it.
+    """An open tier. The constructor raises TierError if the tier cannot be used or another daemon
+    holds it.
 
     below : subdirectory of the user's directory that holds the tier; "" for that directory itself
-    config_file : of the daemon that opens it; None for a command that looks after its copies
-    used_bytes, used_inodes : what its copies take, including those that are being written
-    lost : a sentence on copies of earlier sessions that cannot be used any more; "" if none
+    config_file : configuration of the daemon that opens the tier; None for a command
+    usable : whether new copies may be placed
+    used_bytes, used_inodes : what the copies take, including copies that are being written
+    lost : a sentence on copies of earlier sessions that cannot be used any more; "" if none is lost
     gone : why the directory cannot be trusted any more; "" while it can
     """
 
@@ -152,12 +157,13 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # part of used_bytes: promised to fills that have not ended
         self.files = 0
-        # Copies that took more than their rounded size: number -> bytes beyond it.
+        # Copies that took more than their rounded size: copy number -> bytes beyond that size.
         self._excess: dict[int, int] = {}
         self.cap_bytes: int | None = None  # set once the disk was full before the quota was
-        # Memory: bytes left at the last look, time of the next look, and bytes filled since, less
-        # bytes removed. Directory: its size at the last look, and the time of the next look.
+        # Free memory: bytes at the last look, time of the next look, and bytes filled less bytes
+        # removed since the last look.
         self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
+        # `overhead_bytes` at the last look, and the time of the next look.
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
         self.root = tier_root(config.mount_point) / below
         self.copies = self.root / "c"
@@ -182,8 +188,8 @@ class Tier:
             raise TierError(why_held(self.config.mount_point, error, config_file)) from error
 
     def _least_taken(self) -> int:
-        """What a file of one byte takes [bytes]; 0 if that cannot be determined. On a tmpfs with
-        `huge=always` it takes a huge page, which statfs(2) does not tell."""
+        """Bytes that a file of one byte takes; 0 if that cannot be determined. On a tmpfs with
+        `huge=always` such a file takes a huge page, but statfs(2) reports small blocks."""
         try:
             fd = os.open(self.copies, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
@@ -200,8 +206,8 @@ class Tier:
         """Everything in the directory that has the name of a copy, as (copies,) of LISTED sorted by
         number. Files with other names are not ours.
 
-        is_sound : a regular file of this user with one name and the mode of a copy. Anything else
-        was put there by others, and a FIFO or a link would lead its reader elsewhere.
+        is_sound : whether it is a regular file of this user with one name and the mode of a copy.
+            Others have put anything else there, and a FIFO or a link would mislead its reader.
         """
         # A generator, because the process would keep the memory of a list of a million tuples.
         listed = np.fromiter(self._looks(), dtype=LISTED)
@@ -246,14 +252,14 @@ class Tier:
 
     @staticmethod
     def first_number() -> int:
-        """A copy number larger than any that a daemon gave before: microseconds since 1970, since
-        no daemon makes a million copies a second."""
+        """A copy number larger than all that earlier daemons gave: the microseconds since 1970,
+        because no daemon makes a million copies a second."""
         return time.time_ns() // 1000
 
     # --- room -------------------------------------------------------------------------------
 
     def overhead_bytes(self) -> int:
-        """Bytes that the directory of copies and the manifest take."""
+        """Bytes that the tier's directories and the manifest take."""
         total = 0
         for path in (self.root, *self.root.iterdir()):
             try:
@@ -268,7 +274,7 @@ class Tier:
         return NAME_BYTES + (ROW_BYTES if self.config.persistent else 0)
 
     def quota_for_copies(self) -> int:
-        """Bytes of the quota that the directory of copies and the manifest leave for copies.
+        """Bytes of the quota that the tier's directories and the manifest leave for copies. Raises
         OSError if they cannot be examined."""
         now_s = time.monotonic()
         if now_s >= self._next_overhead_s:
@@ -286,7 +292,7 @@ class Tier:
         """The room for new copies now: the minimum of what the quota, the file system and, for a
         RAM tier, the memory cgroup leave.
 
-        is_shared : the catalog grows on the same file system, so a part of that is kept for it
+        is_shared : whether the catalog grows on the tier's file system, so that room is kept for it
         """
         nothing = TierRoom(0, 0, self.block_bytes)
         if not self.usable:
@@ -304,7 +310,8 @@ class Tier:
             limits.append(self.cap_bytes - self.used_bytes)
         if self.config.kind == "ram":
             limits.append(self._memory_left() - self.reserved_bytes)
-        # Even an empty file takes room for its name, and fills must not retry a full disk forever.
+        # With less than a block, report no room at all: even an empty file takes room for its name,
+        # and fills must not retry on a full disk forever.
         if min(limits) < self.block_bytes:
             return nothing
         inodes = system.f_favail if system.f_files else 1 << 40
@@ -328,8 +335,10 @@ class Tier:
         self.used_inodes += len(sizes)
 
     def settle(self, numbers: Uints, sizes: Uints, taken: Uints) -> None:
-        """Turns the reservations of fills that succeeded into used room. numbers : of the copies;
-        taken : what each copy took, (fills,) [bytes]."""
+        """Turns the reservations of fills that succeeded into used room.
+
+        numbers, sizes, taken : (fills,) number of each copy, its size, and what it took [bytes]
+        """
         reserved = self.rounded_all(sizes)
         excess = np.maximum(taken.astype(np.int64) - reserved, 0)
         for i in np.flatnonzero(excess).tolist():
@@ -349,7 +358,7 @@ class Tier:
         self.used_inodes -= 1
 
     def adopt(self, sizes: Uints) -> None:
-        """Counts copies that lie here already; sizes : (copies,) [bytes]."""
+        """Counts copies that earlier sessions have left in the tier; sizes : (copies,) [bytes]."""
         self.used_bytes += int(self.rounded_all(sizes).sum())
         self.used_inodes += len(sizes)
         self.files += len(sizes)
@@ -358,7 +367,8 @@ class Tier:
         return TierRoom(0, 0, self.block_bytes).rounded(sizes)
 
     def release(self, number: int, size: int) -> None:
-        """Returns the room of the copy with this number, which is gone."""
+        """Returns the room of a copy that was removed. number : the copy's number;  size : the
+        copy's size [bytes]"""
         took = self.rounded(size) + self._excess.pop(number, 0)
         self.used_bytes = max(0, self.used_bytes - took)
         self.used_inodes -= 1
@@ -374,8 +384,8 @@ class Tier:
         return os.fstat(self.fd).st_dev == device
 
     def is_in_place(self) -> bool:
-        """Whether its path still leads to the directory that is held open here. True if the file
-        system returns an error, which every open of a copy would meet as well."""
+        """Whether the tier's path still leads to the directory that is held open here. Also True
+        if the file system returns an error, because every open of a copy then fails too."""
         try:
             named = self.copies.lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -386,13 +396,13 @@ class Tier:
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
 
     def note_lost(self, what: str) -> None:
-        """Notes that copies of earlier sessions cannot be used; what : which, and why."""
+        """Notes that copies of earlier sessions cannot be used; what : which copies, and why."""
         self.lost = f"tier {self.config.mount_point}: {what}"
         log.warning("%s", self.lost)
 
     def fail(self, error: int) -> None:
-        """Places nothing more here after an error (an errno) of the file system; the copies serve
-        as long as they can."""
+        """Places nothing more here after an error (an errno) of the file system. Copies that can
+        still be read are still served."""
         if self.usable:
             log.warning("%s", self.broken(OSError(error, os.strerror(error))))
         self.usable = False
@@ -412,16 +422,16 @@ class Tier:
     def close(self, *, is_used: bool = False) -> None:
         """Releases the lock, so that the next daemon can hold the tier.
 
-        is_used : threads that cannot be ended may still use the directory's descriptor, so it stays
-        open until the process ends
+        is_used : threads that cannot be ended may still use the directory's descriptor, so the
+            descriptor stays open until the process ends
         """
         for fd in (self._lock,) if is_used else (self.fd, self._lock):
             with suppress(OSError):  # the descriptor is closed even if the file system is broken
                 os.close(fd)
 
     def discard(self, *, is_used: bool = False) -> None:
-        """Removes everything of ours, including the lock file, and closes the tier. If the tier's
-        path leads elsewhere, it removes only the copies, through the descriptor."""
+        """Removes all of Monarch's files, including the lock file, and closes the tier. If the
+        tier's path leads elsewhere, removes only the copies, through the descriptor."""
         if self.gone or not self.is_in_place():
             with suppress(OSError):
                 self.remove_all(self.listing()["number"])

@@ -1,7 +1,7 @@
-"""Watches whether the tiers' paths still lead to the directories that the daemon holds.
+"""Watches whether the tiers' paths still lead to the directories that the daemon holds open.
 
 Clients open copies by path. Once a path leads elsewhere, or another user could make it do so, the
-daemon gives the tier up. The daemon itself works in a tier through the directory's descriptor.
+daemon gives the tier up. The daemon itself uses the directory's descriptor, never the path.
 """
 
 import threading
@@ -15,10 +15,10 @@ LOOK_S = 1.0
 
 
 class TierWatch:
-    """Looks at the tiers in its own thread, so that a file system that hangs blocks nobody else.
+    """A thread that looks at the tiers, so that a file system that hangs blocks no other thread.
 
     found : called in that thread, once for each tier that cannot be trusted any more, with the
-    tier's number and a sentence
+        tier's number and a sentence that says why
     """
 
     def __init__(self, tiers: Sequence[Tier | None], found: Callable[[int, str], None]) -> None:
@@ -35,7 +35,8 @@ class TierWatch:
                     self._found(number, why)
 
     def close(self) -> None:
-        """Ends the watch, without waiting for a look that hangs: `found` is not called any more."""
+        """Ends the watch, without waiting for a look that hangs. No further call of `found`
+        begins."""
         self._ends.set()
 
 

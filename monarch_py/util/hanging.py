@@ -1,7 +1,8 @@
 """Finds file systems that hang, within a time limit, by asking them from child processes.
 
-A system call on such a file system may never return, and no signal ends it. So a child makes the
-call and is left behind if it hangs; a thread that hangs would keep this process from ending.
+A system call on such a file system may never return, and no signal ends it. So a child process
+makes the call, and is left behind if it hangs. A thread that hangs would keep this process from
+ending.
 """
 
 import os
@@ -13,16 +14,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-# How long a file system may take for the attributes of a directory; a busy one takes a second [s].
+# How long a file system may take to answer [s]. A busy file system takes a second.
 LIMIT_S = 5.0
 
 
 def hanging(paths: Sequence[Path]) -> list[Path]:
-    """The paths whose file systems do not answer within LIMIT_S.
-
-    An error is an answer. If no process or descriptor is available for asking, the path counts as
-    answering.
-    """
+    """The paths whose file systems do not answer within LIMIT_S. An error is an answer. A path also
+    counts as answering if there is no process or descriptor with which to ask."""
     deadline = time.monotonic() + LIMIT_S
     asked = {path: ask for path in dict.fromkeys(paths) if (ask := _ask(path)) is not None}
     answered = []
@@ -40,7 +38,7 @@ def hanging(paths: Sequence[Path]) -> list[Path]:
 
 def _ask(path: Path) -> tuple[int, int] | None:
     """Starts a child that looks at `path`. Returns the child's pid, and a pipe that becomes
-    readable when the child is done; None if there is no process or descriptor for it."""
+    readable when the child is done; None if there is no process or descriptor for the child."""
     try:
         answer, end = os.pipe2(os.O_CLOEXEC)
     except OSError:
@@ -60,14 +58,14 @@ def _ask(path: Path) -> tuple[int, int] | None:
     try:
         _detach(end)
         os.stat(path)
-        os.statvfs(path)  # which no attribute cache answers
+        os.statvfs(path)  # no attribute cache can answer this call
     finally:
         os._exit(0)
 
 
 def _detach(end: int) -> None:
-    """Closes all inherited descriptors, so that nobody who reads our output waits for a child that
-    is left behind. `end` becomes descriptor 3."""
+    """Closes all inherited descriptors, so that no reader of this program's output waits for a
+    child that is left behind. `end` becomes descriptor 3."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)

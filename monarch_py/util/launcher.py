@@ -1,4 +1,4 @@
-"""Finds out from the environment whether a launcher started this process as one of several."""
+"""Finds out from the environment whether a launcher has started this process as one of several."""
 
 import os
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from monarch_py.errors import ConfigError
 
-# (number of processes, this one's rank). mpiexec's come first, since inside an allocation mpiexec
-# itself runs in a Slurm step.
+# The variables of each launcher: number of processes, and rank of this process. The variables of a
+# Slurm step come last, because inside an allocation mpiexec itself runs in a Slurm step.
 VARIABLES = (
     ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI, Slurm's own
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -37,7 +37,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 def with_rank(file: Path) -> Path:
     """Replaces `{rank}` in the file's name by this process's rank, so that several daemons on one
-    node each have their own configuration. ConfigError for a process without a rank."""
+    node each have their own configuration. Raises ConfigError if this process has no rank."""
     if PLACEHOLDER not in str(file):
         return file
     launch = launched()

@@ -1,7 +1,7 @@
-"""Whether other users could replace one of our directories by one of their own.
+"""Finds out whether other users could replace one of our directories by one of their own.
 
-Only a directory's owner can rename or remove it if nobody else may change the directory above it,
-and so on up to the root. Links on the way count like directories.
+A directory cannot be replaced by others if only its owner may change the directory above it, and so
+on up to the root. Links on the way count like directories.
 """
 
 import grp
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Most links to follow on one path, as in the kernel.
+# Largest number of links to follow on one path, as in the kernel.
 MAX_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Somebody else may replace what lies in a directory.
+    """A reason why another user may be able to replace what lies in a directory.
 
-    is_certain : False if it depends on what this process cannot see, such as who is in a group, or
-    who an owner without a name is
+    is_certain : False if it depends on something that this process cannot see, such as who is in a
+        group, or who an owner without a name is
     """
 
     is_certain: bool
@@ -37,17 +37,16 @@ def user_name(uid: int) -> str:
 
 
 def doubts(directory: Path) -> list[Doubt]:
-    """The doubts about `directory`, which need not be resolved, and about everything on the way to
-    it; certain ones first. OSError if any of these cannot be examined."""
+    """The doubts about `directory`, whose path may contain links, and about every directory and
+    link on the way to it; certain doubts come first. Raises OSError if one of these cannot be
+    examined."""
     found = [doubt for path, st in _way(directory) if (doubt := _doubt(path, st)) is not None]
     return sorted(dict.fromkeys(found), key=lambda doubt: not doubt.is_certain)
 
 
 def why_not_private(path: Path) -> str:
-    """Why `path` is not a directory of this user alone (mode 0700), and who can correct it.
-
-    "" if it is one. OSError if `path` does not exist.
-    """
+    """Says why `path` is not a directory of this user alone (mode 0700), and who can correct it.
+    Returns "" if it is such a directory. Raises OSError if `path` does not exist."""
     found = path.lstat()
     owner = found.st_uid
     if owner != os.geteuid():
@@ -98,8 +97,8 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
 
 
 def _may_be_root(uid: int) -> bool:
-    """Whether this owner may be root. In a user name space all unmapped users look alike, and root
-    of the host may be one of them."""
+    """Whether this owner may be root. In a user namespace all unmapped users have the same number,
+    and the host's root may be one of them."""
     try:
         known = Path("/proc/self/uid_map").read_text().split()
         unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
@@ -109,8 +108,8 @@ def _may_be_root(uid: int) -> bool:
 
 
 def _writers(path: Path, st: os.stat_result) -> str:
-    """Who may write because of the group's write bit; "" if only this user. If there is an access
-    list, that bit is the list's mask; otherwise it is for the group."""
+    """Who else may write because of the group's write bit; "" if nobody. If there is an access
+    list, that bit is the list's mask; otherwise it is the group's permission."""
     try:
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
         return "those whom its access list names"

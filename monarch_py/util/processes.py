@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")
-# Pause between two looks whether a process has ended [s].
+# Pause between two checks whether a process has ended [s].
 LOOK_S = 0.01
-# How long to wait for an ended process to be reaped. A parent that waits for it reaps it at once;
-# other parents never do [s].
+# How long to wait until an ended process is reaped [s]. A parent that waits for the process reaps
+# it at once; other parents never do.
 REAP_LIMIT_S = 0.5
 
 
 def end(process: "subprocess.Popen[Any]", limit_s: float) -> None:
-    """Ends a child and waits for its end: with SIGTERM, and after a while with SIGKILL."""
+    """Ends a child process with SIGTERM, or with SIGKILL if it has not ended after `limit_s`.
+    Returns once the process has ended."""
     process.terminate()
     try:
         process.wait(limit_s)
@@ -41,16 +42,17 @@ def own_processes() -> Iterator[Path]:
 
 
 def mapping(beginning: str) -> Iterator[Path]:
-    """Those of these processes that have a file mapped whose path has this beginning."""
+    """The processes of `own_processes` that have mapped a file whose path starts with
+    `beginning`."""
     for process in own_processes():
-        with suppress(OSError):  # the process has ended, or is closed to us
+        with suppress(OSError):  # the process has ended, or this process may not look at it
             if os.fsencode(beginning) in (process / "maps").read_bytes():
                 yield process
 
 
 def began(process: Path) -> int | None:
-    """When the process was started, which tells it from a later one with its number; None once it
-    has ended, whether it was reaped or not."""
+    """When the process was started, which distinguishes it from a later process with the same
+    number; None once the process has ended, whether it was reaped or not."""
     # The kernel may cut a process's name in the middle of a character, hence errors="replace".
     try:
         state, *fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -61,9 +63,10 @@ def began(process: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process, whoever's child it is. A later process with the same number is another identity.
+    """A process, which need not be a child of this one. A later process with the same number has
+    another identity.
 
-    began : as the function `began` gives it; 0 for a process that has ended
+    began : the result of the function `began`; 0 for a process that had ended
     """
 
     pid: int
@@ -75,7 +78,7 @@ class Identity:
 
     @classmethod
     def parsed(cls, text: str) -> "Identity | None":
-        """Parses what `str` writes; None for any other text."""
+        """The identity that `str` has written as this text; None for any other text."""
         words = text.split()
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             return None
@@ -86,8 +89,8 @@ class Identity:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended, even if its parent never reaps it, like the first process of many
-        containers."""
+        """Whether the process has ended. True even if its parent never reaps it, as the first
+        process of many containers does not."""
         return began(PROC / str(self.pid)) != self.began
 
     def send(self, number: signal.Signals) -> None:
@@ -97,8 +100,8 @@ class Identity:
                 os.kill(self.pid, number)
 
     def wait(self, limit_s: float) -> bool:
-        """Waits until it has ended, and until it is reaped if its parent does that. False if it has
-        not ended within the limit [s]."""
+        """Waits until the process has ended, and a short time for its parent to reap it. Returns
+        False if the process has not ended within the limit [s]."""
         limit = time.monotonic() + limit_s
         while not self.has_ended:
             if time.monotonic() >= limit:

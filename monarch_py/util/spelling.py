@@ -1,14 +1,15 @@
-"""Guesses which known word a user meant who wrote an unknown one."""
+"""Guesses which known word a user meant by an unknown word."""
 
 from collections.abc import Iterable
 
-# Shorter pieces occur in too many words.
+# Least length of a word that is searched for inside others; shorter ones occur in too many words.
 LEAST_PIECE = 4
 
 
 def nearest(written: str, known: Iterable[str]) -> str | None:
-    """The word spelled most like `written`, else the first word that contains it, else None."""
-    # Imported here because only errors need it; a daemon that starts well saves the memory.
+    """The known word that is spelled most like `written`; if none is close, the first known word
+    that contains `written`; else None."""
+    # Imported here because only errors need it, so a daemon without errors saves its memory.
     from difflib import get_close_matches
 
     words = list(known)
@@ -21,6 +22,6 @@ def nearest(written: str, known: Iterable[str]) -> str | None:
 
 
 def hint(written: str, known: Iterable[str], otherwise: str) -> str:
-    """The hint for an unknown word: what was probably meant, else `otherwise`."""
+    """The hint for an unknown word: the word that was probably meant, else `otherwise`."""
     meant = nearest(written, known)
     return f"did you mean {meant!r}?" if meant else otherwise

@@ -15,14 +15,15 @@ _UNIT_BYTES |= {name.lower(): n_bytes for name, n_bytes in _BINARY_UNITS}
 # off_t is signed: no file and no file system holds more bytes than this.
 _LARGEST_BYTES = (1 << 63) - 1
 
-# [0-9] and not \d, which also takes the digits of other scripts. The lengths keep int() cheap.
+# [0-9] and not \d, since \d also matches the digits of other scripts. The limits on the length keep
+# int() cheap.
 _SIZE = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)")
 
 
 def parse_size(size: str) -> int:
     """The number of bytes that `size` means: ``110GiB``, ``20 GB``, ``1.5TiB``, ``1234``.
 
-    KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB powers of 1024; case does not matter.
+    KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB are powers of 1024; case does not matter.
     A number without a unit must be whole; if a unit leaves a fraction of a byte (``1.1GiB``), the
     fraction is dropped. Raises ValueError, with one sentence, for everything else: negative sizes,
     fractions of a byte, unknown units, more than 2**63 - 1 bytes.
@@ -35,15 +36,15 @@ def parse_size(size: str) -> int:
 
 
 def parse_amount(amount: str) -> float:
-    """The mean number of bytes that `amount` means: as parse_size, but with fractions of a byte
-    (``0.76KiB`` is 778.24), as the nearest float."""
+    """The mean number of bytes that `amount` stands for, as the nearest float. It is spelled as for
+    parse_size, but keeps fractions of a byte (``0.76KiB`` is 778.24)."""
     return float(_parsed(amount, amount, "size")[0])
 
 
 def parse_rate(rate: str) -> float:
     """The bytes per second that `rate` means: ``64MiB/s``, ``1.5 GB/s``, or without ``/s``.
 
-    Raises ValueError, with one sentence, for what is not a rate, and for rates of 0 or less.
+    Raises ValueError, with one sentence, for other text, and for rates of 0 or less.
     """
     if rate.strip().startswith("-"):
         raise ValueError(f"{rate!r} is a negative rate")
@@ -75,14 +76,14 @@ def _parsed(text: str, written: str, what: str) -> tuple[Fraction, int]:
 def format_size(n_bytes: int) -> str:
     """`n_bytes` [bytes] in the largest binary unit that it reaches, with at most one decimal.
 
-    Whole numbers of that unit lose nothing (``4 MiB``); others are rounded (``976.6 KiB``).
+    Whole numbers of that unit are exact (``4 MiB``); other sizes are rounded (``976.6 KiB``).
     Raises ValueError for a negative number.
     """
     if n_bytes < 0:
         raise ValueError(f"{n_bytes} is not a size")
     if n_bytes < KIB:
         return f"{n_bytes} B"
-    # The rounded number decides the unit: 1 MiB less a byte is "1 MiB", never "1024 KiB".
+    # Choose the unit by the rounded number: 1 MiB less a byte is "1 MiB", never "1024 KiB".
     fitting = (pair for pair in _BINARY_UNITS if _tenths(n_bytes, pair[1]) < 10 * 1024)
     name, unit = next(fitting, _BINARY_UNITS[-1])
     whole, tenth = divmod(_tenths(n_bytes, unit), 10)

@@ -1,7 +1,8 @@
-"""Samplers: in which order samples are accessed, known before the training starts.
+"""Samplers: the orders in which samples are accessed, known before the training starts.
 
-Every sampler is exact to the index. If an order depends on what else the program does, the sampler
-says for how many epochs it is known (`reach`), or the order must be recorded (Recorded, Listed).
+Every sampler gives the very indices of the library that it stands for. If an order depends on what
+else the program does, the sampler says for how many epochs the order is known (`reach`), or the
+order must be recorded (Recorded, Listed).
 """
 
 from monarch_py.plan.samplers._base import MAX_SAMPLES, NONE, Order, Sampler, check_choice

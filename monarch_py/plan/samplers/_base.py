@@ -1,4 +1,4 @@
-"""The base of all samplers, which yield the order of one epoch after the other."""
+"""The base class of all samplers. A sampler yields the order of one epoch after the other."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -12,21 +12,23 @@ import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
 
-# Numbers of samples. They take 4 bytes each, because a plan for 14 million samples needs many.
+# The order of an epoch: an array of sample numbers. A number takes 4 bytes, because a plan for 14
+# million samples holds many of them.
 Order = npt.NDArray[np.int32]
 
-# Marks a place without an access, for example of a rank with one sample fewer than the others.
+# Marks a place without an access, for example at the end of a rank with one sample fewer than
+# others.
 NONE = -1
 
-# Chained orders to hold in memory at least at a time when they are yielded backwards.
+# The least number of chained orders that are held in memory at a time when `backwards` yields them.
 BLOCK_EPOCHS = 8
 
-# How many different numbers an Order can hold, less the sentinel.
+# The largest number of samples: an Order holds that many different numbers besides NONE.
 MAX_SAMPLES = (1 << 31) - 2
 
 
 def check_length(key: str, value: int) -> None:
-    """ConfigError unless `value`, given for `key`, is a number of samples, 1 or more."""
+    """Raises ConfigError unless `value`, given for `key`, is a number of samples, 1 or more."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ConfigError(f"{key}: {value!r} is not a whole number; write how many samples it is")
     if not 1 <= value <= MAX_SAMPLES:
@@ -34,25 +36,26 @@ def check_length(key: str, value: int) -> None:
 
 
 def check_choice(key: str, value: str, known: Collection[str]) -> None:
-    """ConfigError unless `value`, given for `key`, is one of the known words."""
+    """Raises ConfigError unless `value`, given for `key`, is one of the known words."""
     if value not in known:
         raise ConfigError(f"{key}: {value!r} is not known; write {' or '.join(known)}")
 
 
 class Buffers:
-    """Arrays for one order after the other. An array is reused once nobody refers to it any more.
+    """Arrays for one order after the other. An array is reused once no reference to it is left.
 
-    Getting fresh pages for 14 million numbers takes the kernel as long as shuffling them. Two
-    arrays are kept, because a loop holds the last order while the next one is made.
+    Fresh pages for 14 million numbers take the kernel as long as it takes to shuffle the numbers.
+    Two arrays are kept, because a loop holds one order while the next one is made.
     """
 
     def __init__(self) -> None:
         self._kept: list[Order] = []
 
     def take(self, n: int) -> Order:
-        """An array (n,) with arbitrary content, to which nobody else refers."""
+        """Returns an array (n,) with arbitrary content, to which no other reference exists."""
         for i in range(len(self._kept)):
-            # One reference is the list's, one is the argument's. A view would add another.
+            # One reference is the list's, and one is the argument of getrefcount. A caller that
+            # still uses the array, or a view of it, would add another reference.
             if len(self._kept[i]) == n and sys.getrefcount(self._kept[i]) == 2:
                 return self._kept[i]
         fresh = np.empty(n, dtype=np.int32)
@@ -63,17 +66,19 @@ class Buffers:
 class Sampler(ABC):
     """A sampler whose order is known before it runs.
 
-    Subclasses are frozen dataclasses, whose fields are everything that must be known. Two samplers
-    with the same fields give the same orders, whatever has been asked of them before. Those with
-    arrays as fields cannot be compared.
+    Subclasses are frozen dataclasses. Their fields determine the orders: two samplers with equal
+    fields give the same orders, whichever orders they gave before. Samplers that have arrays as
+    fields cannot be compared.
 
     length : number of samples in the dataset, which are numbered from 0
-    reach : how many epochs are known, from epoch 0 on; None = all
-    is_chained : whether an order builds on that of the epoch before, so that none can be skipped
-    ranks_field : name of the field that says for how many ranks the order is made, if any
-    own_split : the only Loader.split that deals this order as the ranks see it; None = any
+    reach : for how many epochs, from epoch 0 on, the order is known; None for all
+    is_chained : whether an order is made from the order of the epoch before, so that no epoch can
+        be skipped
+    ranks_field : name of the field with the number of ranks for which the order is made; None if
+        there is no such field
+    own_split : the only Loader.split that deals this order as the ranks see it; None for any split
     by_epoch : True if the sampler counts epochs of the training (set_epoch), even for a part that
-        does not run in each of them; False if it counts its own runs
+        does not run in each epoch; False if it counts the runs of its part
     """
 
     length: int
@@ -84,7 +89,7 @@ class Sampler(ABC):
     own_split: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
-        """ConfigError, naming the field, for a value that cannot be."""
+        """Raises ConfigError, which names the field, for a value that is not allowed."""
         check_length("length", self.length)
 
     @property
@@ -96,27 +101,27 @@ class Sampler(ABC):
     def epochs(self, start: int = 0) -> Iterator[Order]:
         """Yields the orders of the epochs `start`, `start` + 1, ... without end, or up to `reach`.
 
-        Each is (count,) int32, samples in the order of access. The caller may keep it.
+        Each order is (count,) int32, the samples in the order of access. The caller may keep it.
         """
 
     def epoch(self, number: int) -> Order:
-        """The order of one epoch, (count,) int32; ConfigError beyond `reach`.
+        """The order of one epoch, (count,) int32. Raises ConfigError for an epoch beyond `reach`.
 
-        If a generator runs on from epoch to epoch, this also costs the epochs before it.
+        If a generator runs on from epoch to epoch, the epochs before this one are drawn too.
         """
         self.check_epoch(number)
         return next(self.epochs(number))
 
     def backwards(self, start: int, stop: int) -> Iterator[Order]:
-        """Yields the orders of the epochs `stop` - 1 down to `start`. Chained orders are drawn from
-        the first epoch on, so a block of them is held in memory at a time."""
+        """Yields the orders of the epochs `stop` - 1 down to `start`. Chained orders can only be
+        drawn from the first epoch on, so a block of them is drawn and held in memory at a time."""
         block = max(BLOCK_EPOCHS, isqrt(stop - start)) if self.is_chained else 1
         for low in range((stop - 1) // block * block, start - block, -block):
             first, last = max(low, start), min(low + block, stop)
             yield from reversed(list(islice(self.epochs(first), last - first)))
 
     def check_epoch(self, number: int) -> None:
-        """ConfigError for an epoch whose order cannot be known."""
+        """Raises ConfigError for an epoch whose order cannot be known."""
         if number < 0:
             raise ConfigError(f"epoch: {number} is negative; epochs are counted from 0")
         if self.reach is not None and number >= self.reach:

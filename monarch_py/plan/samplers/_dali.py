@@ -1,8 +1,9 @@
 """NVIDIA DALI's readers without DALI: the order in which DALI 2.4 reads and delivers.
 
-With random_shuffle, a reader reads ahead into a buffer and delivers from it at random. So the
-storage sees the order in which the buffer is filled: for the file reader, that of its list, which
-is shuffled once with a fixed seed; for readers of records, that of the file.
+With random_shuffle, a reader reads ahead into a buffer and delivers samples from it at random. So
+the storage sees the order in which the buffer is filled. For the file reader this is the order of
+its list, which is shuffled once with a fixed seed; for readers of records it is the order of the
+file.
 """
 
 from collections.abc import Iterator
@@ -28,13 +29,13 @@ _WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DALIReader(Sampler):
-    """One reader per rank, over the rank's shard, epoch after epoch. After a shard with one sample
-    fewer than others, orders hold NONE.
+    """One reader per rank, which reads the rank's shard in every epoch. The order of a shard with
+    one sample fewer than others ends with NONE.
 
-    random_shuffle, stick_to_shard, initial_fill : the arguments of DALI
+    random_shuffle, stick_to_shard, initial_fill : DALI's arguments of these names
     delivered : True for the order in which samples are delivered, which depends on `seed`; False
         for the order in which they are read
-    seed_step : what is added to `seed` from one rank to the next
+    seed_step : added to `seed` from one rank to the next
     """
 
     length: int
@@ -96,8 +97,8 @@ class DALIReader(Sampler):
 
 
 def _minstd_state(seed: int) -> int:
-    """The initial state of a std::minstd_rand0 that std::seed_seq{seed} seeds: the last of four
-    words of the standard's formula ([rand.util.seedseq])."""
+    """The initial state of a std::minstd_rand0 that was seeded with std::seed_seq{seed}: the last
+    of four words that the standard's formula gives ([rand.util.seedseq])."""
     words, n = [0x8B8B8B8B] * 4, 4
 
     def mixed(value: int) -> int:

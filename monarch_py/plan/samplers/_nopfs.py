@@ -16,10 +16,10 @@ _MODULUS = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class NoPFSSampler(Sampler):
-    """One array that std::shuffle shuffles again each epoch, beginning with the order of the epoch
-    before. The engine is std::default_random_engine, in libstdc++ std::minstd_rand0.
+    """One array, which std::shuffle shuffles again in each epoch, starting from the order of the
+    epoch before. The engine is std::default_random_engine, which is std::minstd_rand0 in libstdc++.
 
-    Ranks take slices of each global batch: `split: slices` of a Loader.
+    Ranks take slices of each global batch (a Loader with `split: slices`).
     """
 
     length: int
@@ -27,7 +27,8 @@ class NoPFSSampler(Sampler):
     is_chained: ClassVar[bool] = True
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        # The engine is seeded with an unsigned number. 0 becomes 1, since 0 would stay 0 forever.
+        # The engine's seed is an unsigned number. The engine replaces a state of 0 by 1, because a
+        # state of 0 would stay 0 forever.
         state = ffi.new("uint32_t *", (self.seed & 0xFFFFFFFFFFFFFFFF) % _MODULUS or 1)
         items, buffers = np.arange(self.length, dtype=np.int32), Buffers()
         for number in count():
@@ -36,4 +37,4 @@ class NoPFSSampler(Sampler):
                 order = buffers.take(self.length)
                 order[:] = items
                 yield order
-                del order  # or the buffer would never be free again
+                del order  # so that no reference keeps `buffers` from reusing the array

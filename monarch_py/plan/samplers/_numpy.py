@@ -10,7 +10,7 @@ import numpy as np
 from monarch_py.errors import ConfigError
 from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_choice
 
-# name -> function that makes the generator from a seed
+# For each name, the function that makes the generator from a seed.
 _GENERATORS = {"RandomState": np.random.RandomState, "default_rng": np.random.default_rng}
 _METHODS = ("permutation", "shuffle")
 
@@ -19,10 +19,11 @@ _METHODS = ("permutation", "shuffle")
 class NumpySampler(Sampler):
     """A permutation by numpy.random in each epoch.
 
-    generator : 'RandomState' (as np.random.seed) or 'default_rng'
+    generator : 'RandomState' (which np.random.seed seeds) or 'default_rng'
     method : 'permutation' for rng.permutation(length) in each epoch, or 'shuffle' for rng.shuffle
-        of one array, beginning with the order of the epoch before
-    reseed : True if the generator is made anew in each epoch, from seed + epoch; else it runs on
+        of one array, starting from the order of the epoch before
+    reseed : True if the generator is made anew in each epoch, from seed + epoch; False if it runs
+        on from epoch to epoch
     """
 
     length: int
@@ -57,7 +58,7 @@ class NumpySampler(Sampler):
                 order = rng.permutation(self.length).astype(np.int32)
             if number >= start:
                 yield order
-            del order  # or the buffer would never be free again
+            del order  # so that no reference keeps the buffers from reusing the array
 
     def _rng(self, number: int) -> Any:
         return _GENERATORS[self.generator](self.seed + (number if self.reseed else 0))

@@ -16,7 +16,7 @@ from monarch_py.plan.samplers._pytorch import as_order
 
 @dataclass(frozen=True)
 class SequentialSampler(Sampler):
-    """0, 1, 2, ... in every epoch."""
+    """The order 0, 1, 2, ... in every epoch."""
 
     length: int
 
@@ -29,8 +29,8 @@ class SequentialSampler(Sampler):
 class Listed(Sampler):
     """Orders from a file of indices.
 
-    indices : (epochs, count) integers, known for that many epochs only; or (count,) integers, the
-        same in every epoch
+    indices : (epochs, count) integers, if the orders of that many epochs are known; or (count,)
+        integers, if every epoch has the same order
     """
 
     length: int
@@ -59,10 +59,10 @@ class Listed(Sampler):
 
 
 class Recorded(Listed):
-    """The order observed in the first epoch, for readers that repeat it in every epoch (as PyTorch
-    with DALI and TFRecords does: Dantas 2022, 6.1).
+    """The order that was observed in the first epoch, for readers that repeat this order in every
+    epoch (as PyTorch with DALI and TFRecords does: Dantas 2022, 6.1).
 
-    indices : (count,) integers, as observed
+    indices : (count,) integers, the order as observed
     """
 
     def __post_init__(self) -> None:
@@ -75,13 +75,13 @@ def read_indices(path: Path) -> npt.NDArray[np.int64]:
     """Reads a file of indices: .npy, or text with one number a line and an empty line between two
     epochs.
 
-    Returns (count,) or (epochs, count). ConfigError if the file cannot be read, or its epochs have
-    different lengths.
+    Returns (count,) or (epochs, count). Raises ConfigError if the file cannot be read or its epochs
+    have different lengths.
     """
     try:
         if path.suffix == ".npy":
             numbers = np.load(path, allow_pickle=False)
-            if not isinstance(numbers, np.ndarray):  # an archive of several
+            if not isinstance(numbers, np.ndarray):  # an archive of several arrays
                 raise ValueError("it holds several arrays")
             if not np.issubdtype(numbers.dtype, np.integer):
                 raise ValueError("it does not hold whole numbers")

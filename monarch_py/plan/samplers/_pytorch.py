@@ -1,7 +1,8 @@
 """The samplers of torch.utils.data without torch: the very indices of torch 2.13 on the CPU.
 
-A torch.Generator on the CPU is MT19937; only the low 32 bits of its seed count. randperm is a
-Fisher-Yates shuffle with one draw per item, and from 2**32 / 20 items on, another one with two.
+A torch.Generator on the CPU is an MT19937; only the low 32 bits of its seed count. randperm is a
+Fisher-Yates shuffle with one draw per item, or a variant with two draws per item if it has
+2**32 / 20 items or more.
 """
 
 from collections.abc import Iterator
@@ -22,8 +23,9 @@ LARGE_RANDPERM = ((1 << 32) - 1) // 20
 # From this range on, randint takes two draws per number (DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# A DataLoader that gets the sampler's own generator draws its workers' seed from it: two draws
-# before each epoch, or with persistent_workers only before the first one.
+# When a DataLoader draws from the sampler's generator. A DataLoader to which this generator was
+# passed draws its workers' seed from it: two draws before each epoch, or with persistent_workers
+# only before the first epoch.
 LOADER_DRAWS = ("none", "every_epoch", "first_epoch")
 
 
@@ -41,14 +43,13 @@ def randperm_draws(n: int) -> int:
 
 
 def loader_skips(loader_draws: str, run: int) -> int:
-    """How many numbers a DataLoader has taken from the generator up to and including epoch
-    `run`."""
+    """How many numbers a DataLoader has taken from the generator when it begins epoch `run`."""
     return {"none": 0, "every_epoch": 2 * (run + 1), "first_epoch": 2}[loader_draws]
 
 
 class _Generated(Sampler):
-    """A sampler with a generator of its own, which is seeded once and used by nothing else except
-    the DataLoader (`loader_draws`)."""
+    """A sampler with a generator of its own. The generator is seeded once, and nothing else draws
+    from it except the DataLoader (`loader_draws`)."""
 
     seed: int
     loader_draws: str
@@ -72,11 +73,11 @@ class _Generated(Sampler):
 
 @dataclass(frozen=True)
 class DistributedSampler(Sampler):
-    """torch.utils.data.DistributedSampler. Its order is the one before dealing: rank r takes the
-    samples r, r + replicas, ... of it.
+    """torch.utils.data.DistributedSampler. Its order is the order of all ranks together: rank r
+    takes the samples r, r + replicas, ... of it.
 
     seed : the same on all ranks;  set_epoch : whether the training calls set_epoch
-    drop_last : True drops the tail that does not divide evenly; False repeats the head
+    drop_last : True drops the tail that does not divide evenly; False repeats samples from the head
     """
 
     length: int
@@ -123,10 +124,10 @@ class DistributedSampler(Sampler):
 
 @dataclass(frozen=True)
 class RandomSampler(_Generated):
-    """torch.utils.data.RandomSampler(generator=g). g is seeded once and used by nothing else except
-    the DataLoader (`loader_draws`), and epochs are read to their end.
+    """torch.utils.data.RandomSampler(generator=g). The generator g is seeded once, nothing else
+    draws from it except the DataLoader (`loader_draws`), and every epoch is read to its end.
 
-    seed : of g.manual_seed;  num_samples : None = length
+    seed : the argument of g.manual_seed;  num_samples : samples of an epoch; None for `length`
     """
 
     length: int
@@ -176,12 +177,13 @@ class RandomSampler(_Generated):
 class GlobalRandomSampler(Sampler):
     """torch.utils.data.RandomSampler without a generator (shuffle=True), for one epoch.
 
-    It draws a new seed from torch's global generator whenever it is iterated over. What else draws
-    from that generator in between (dropout, augmentation, initialisation) is not known. So only the
-    epoch that begins with the recorded state is known.
+    torch draws a new seed from its global generator whenever the sampler is iterated over. Between
+    two epochs, dropout, augmentation and initialisation draw unknown numbers from that generator.
+    So only the epoch that begins with the recorded state is known.
 
-    state : of the global generator, torch.get_rng_state() as bytes, right before iter(DataLoader)
-    loader : whether a DataLoader iterates over it, which draws its workers' seed first
+    state : state of the global generator right before iter(DataLoader), torch.get_rng_state() as
+        bytes
+    loader : whether a DataLoader iterates over the sampler; it draws its workers' seed first
     """
 
     length: int
@@ -212,15 +214,15 @@ class GlobalRandomSampler(Sampler):
         yield self._drawn().epoch(0)
 
     def _drawn(self) -> RandomSampler:
-        """The sampler that draws with the seed from the global generator."""
+        """The RandomSampler whose generator has the seed that `seed` returns."""
         return RandomSampler(self.length, self.seed(), self.replacement, self.num_samples)
 
 
 def _words_of(state: bytes) -> tuple[list[int], int]:
-    """The words of a CPU generator's state, and how many of them are used.
+    """The words of a CPU generator's state, and how many of them have been used.
 
-    torch saves seed, words left, seeded (8, 4, 4 bytes), next (8), 624 words of 8 bytes each, and
-    then data for normal numbers.
+    torch saves the seed (8 bytes), the number of words left (4), whether it is seeded (4), the next
+    word's number (8), 624 words of 8 bytes each, and then data for normally distributed numbers.
     """
     if len(state) != 5056:
         raise ConfigError(
@@ -230,14 +232,15 @@ def _words_of(state: bytes) -> tuple[list[int], int]:
     left = int(np.frombuffer(state, dtype=np.int32, count=1, offset=8)[0])
     following = int(np.frombuffer(state, dtype=np.uint64, count=1, offset=16)[0])
     words = np.frombuffer(state, dtype=np.uint64, count=624, offset=24)
-    # `left` is 1 when all words are used. A fresh generator has not made its first words yet.
+    # `left` is 1 when all words are used, and in a fresh generator, which has not made its first
+    # words yet.
     used = 624 if left <= 1 else following
     return [int(word) for word in words], used
 
 
 @dataclass(frozen=True, eq=False)
 class SubsetRandomSampler(_Generated):
-    """torch.utils.data.SubsetRandomSampler(indices, generator=g); g is as in RandomSampler.
+    """torch.utils.data.SubsetRandomSampler(indices, generator=g), with g as in RandomSampler.
 
     indices : (m,) integers, the samples from which it draws
     """
@@ -263,11 +266,12 @@ class SubsetRandomSampler(_Generated):
 
 @dataclass(frozen=True, eq=False)
 class WeightedRandomSampler(_Generated):
-    """torch.utils.data.WeightedRandomSampler(weights, num_samples, generator=g); g is as in
+    """torch.utils.data.WeightedRandomSampler(weights, num_samples, generator=g), with g as in
     RandomSampler.
 
-    Without replacement, or for one sample, torch draws exponential numbers with the math library
-    that it was built with. In these cases torch itself must be installed; otherwise ConfigError.
+    Without replacement, or for one sample, torch draws exponentially distributed numbers with the
+    math library that it was built with. In these cases torch itself must be installed, or
+    ConfigError is raised.
 
     weights : (length,) float64, 0 or more
     """
@@ -305,11 +309,12 @@ class WeightedRandomSampler(_Generated):
         return self._by_torch(start)
 
     def _with_replacement(self, start: int) -> Iterator[Order]:
-        """As torch.multinomial: a number's place among the cumulative weights is the sample."""
+        """Yields orders as torch.multinomial draws them: each uniform number is looked up among the
+        cumulative weights, and its place there is the sample."""
         sums = np.cumsum(self.weights)
         sums /= sums[-1]
         for generator in self.generators(start, 2 * self.count):
-            # The low 53 of 64 bits are the fraction (uniform_real_distribution).
+            # The low 53 of the 64 bits give the number in [0, 1) (uniform_real_distribution).
             bits = generator.draw64(self.count) & np.uint64((1 << 53) - 1)
             drawn = np.searchsorted(sums, bits.astype(np.float64) * 2.0**-53, side="left")
             yield drawn.astype(np.int32)
@@ -338,7 +343,8 @@ class WeightedRandomSampler(_Generated):
 
 
 def as_order(key: str, numbers: npt.NDArray[Any], length: int) -> Order:
-    """`numbers` as an Order; ConfigError, naming `key`, unless all are samples of the dataset."""
+    """`numbers` as an Order. Raises ConfigError, which names `key`, unless all numbers are samples
+    of the dataset."""
     numbers = np.asarray(numbers)
     if numbers.ndim != 1 or len(numbers) == 0 or not np.issubdtype(numbers.dtype, np.integer):
         raise ConfigError(f"{key}: must be a list of whole numbers; write the numbers of samples")

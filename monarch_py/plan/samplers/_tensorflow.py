@@ -18,13 +18,13 @@ _SEEDS = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class TensorFlowShuffle(Sampler):
-    """range(length).shuffle(buffer_size, seed, reshuffle_each_iteration), where each epoch is a new
-    iterator. tf.data.Dataset.list_files(seed=...) is the same over the sorted names, with
-    buffer_size = length.
+    """The order of range(length).shuffle(buffer_size, seed, reshuffle_each_iteration), where each
+    epoch is a new iterator. tf.data.Dataset.list_files(seed=...) shuffles the sorted names in this
+    way, with buffer_size = length.
 
-    seed : given to shuffle. Without a seed, TensorFlow's order depends on what ran before, and must
-        be recorded
-    global_seed : of tf.random.set_seed; None if it was not called
+    seed : the argument of shuffle. Without a seed, TensorFlow's order depends on what ran before,
+        and must be recorded
+    global_seed : the argument of tf.random.set_seed; None if it was not called
     """
 
     length: int
@@ -48,7 +48,7 @@ class TensorFlowShuffle(Sampler):
             yield order
 
     def _iterator_seeds(self, number: int) -> tuple[int, int]:
-        """The seeds of this epoch's iterator: two draws of the dataset's own generator."""
+        """The seeds of this epoch's iterator, which are two draws from the dataset's generator."""
         given = _DEFAULT_GLOBAL_SEED if self.global_seed is None else self.global_seed
         seeds = given % _SEEDS, self.seed % _SEEDS
         if seeds == (0, 0):
