@@ -33,7 +33,7 @@ from benchmarks.numbers import Result, describe_machine, report
 from benchmarks.policies.bound import bound_of, value_of
 from benchmarks.policies.jobs import loads_of_ranks, shuffled_job
 from monarch_py.policies.caches import belady, hashed, lru
-from monarch_py.policies.lobster.threads import share_threads
+from monarch_py.policies.lobster.queues import share_threads
 from monarch_py.policies.named import POLICIES
 from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.solar.epochs import edge_costs, lower_bound, order_epochs, path_cost

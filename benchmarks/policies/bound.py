@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from monarch_py.native import Floats
 from monarch_py.policies.nopfs.placement import Placement
 from monarch_py.policies.nopfs.prices import Program, Rows, find_prices
-from monarch_py.policies.view import Floats, Ints
+from monarch_py.policies.view import Ints
 
 __all__ = ["bound", "bound_of", "value_of"]
 

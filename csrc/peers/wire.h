@@ -8,10 +8,12 @@
  * Each request and each frame ends in a seal: the MAC of what stands before it, under the key of
  * this connection and direction, with the number of the request or frame, counted from 0 (mac.h).
  * So nobody in between can change, repeat, swap or leave out a request or a frame, nor send it back
- * to its sender. A SUM has the XXH3-64 of the bytes since the last SUM, as their fill recorded it,
- * and its seal covers the digest of these bytes too. A SUM stands at every block's end and at the
- * end of the range. An END may come in place of any frame: bytes that no SUM has followed count for
- * nothing. Requests may be sent without waiting for answers, which come in the same order.
+ * to its sender. A SUM has the XXH3-64 of the bytes since the last SUM: for a whole block the one
+ * that its fill recorded, for a part of a block one that is computed when it is sent. The seal of a
+ * SUM also covers a keyed digest of the same bytes (struct monarch_digest), which is never sent:
+ * the receiver computes its own. A SUM stands at every block's end and at the end of the range. An
+ * END may come in place of any frame: bytes that no SUM has followed count for nothing. Requests
+ * may be sent without waiting for answers, which come in the same order.
  *
  * Numbers are little-endian, as on every machine that Monarch runs on; no path is ever sent. */
 #pragma once

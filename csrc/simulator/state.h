@@ -192,7 +192,8 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
 
-/* Lets a staging thread go on. Returns 0 if the next epoch must be given first, else 1. */
+/* Lets a staging thread go on. Returns 0 if it cannot go on before the caller of monarch_sim_run
+ * has handed over the next epoch, else 1. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
 /* Call when the thread's sample has come from elsewhere. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);

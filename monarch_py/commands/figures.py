@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.native import Bools, Floats, Int32s, Ints
 from monarch_py.plan.access import all_frequencies, analyse, spread
 from monarch_py.plan.binomial import distribution
 from monarch_py.plan.plan import Plan
@@ -34,11 +35,11 @@ class Figures:
     """
 
     node: int
-    frequency: npt.NDArray[np.int64]
-    expected: npt.NDArray[np.float64] | None
+    frequency: Ints
+    expected: Floats | None
     spread: float
-    owned_units: npt.NDArray[np.int64]
-    owned_bytes: npt.NDArray[np.int64]
+    owned_units: Ints
+    owned_bytes: Ints
     epochs: Sizes
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,7 +52,7 @@ class Figures:
         return {**found, "epochs": epochs}
 
 
-def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> npt.NDArray[np.int32]:
+def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
     """The node that owns each unit, (units,); PFS if no node owns it. The owners are chosen as the
     daemons choose them: by uses, or by hash if there are too many nodes and units for that.
 
@@ -64,7 +65,7 @@ def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> npt.NDArra
     return place(list(all_frequencies(timeline)), sizes, quotas).owner
 
 
-def read_bytes(timeline: Timeline, owner: npt.NDArray[np.int32], sizes: Sizes) -> Sizes:
+def read_bytes(timeline: Timeline, owner: Int32s, sizes: Sizes) -> Sizes:
     """The bytes that all nodes read in each epoch, (epochs, 3), by PLACES. A unit that has an owner
     is read from the source once, at its first access; a unit without an owner at every access."""
     found = np.zeros((timeline.epochs, len(PLACES)), dtype=np.int64)
@@ -74,9 +75,7 @@ def read_bytes(timeline: Timeline, owner: npt.NDArray[np.int32], sizes: Sizes) -
     return found
 
 
-def _read_in(
-    section: Section, owner: npt.NDArray[np.int32], sizes: Sizes, seen: npt.NDArray[np.bool_]
-) -> list[int]:
+def _read_in(section: Section, owner: Int32s, sizes: Sizes, seen: Bools) -> list[int]:
     rows = section.rows
     node = np.arange(rows.shape[1], dtype=np.int32) // section.ranks_per_node
     owner_of = np.where(rows >= 0, owner[rows], np.int32(PFS))

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
 from monarch_py.ipc.catalog import CatalogReader, distinct
-from monarch_py.native import Kind, Reason, State
+from monarch_py.native import Ids, Ints, Kind, Reason, State
 
-Ids = npt.NDArray[np.uint64]
 # The number of a source, and a path relative to the source; "" for the source itself.
 Place = tuple[int, str]
 
@@ -54,7 +52,7 @@ class PathSelection:
         self._texts: dict[int, str] = {}
         self._directories: dict[Place, str] = {}
         # For each directory: how many files were found below it, and how many of them are excluded.
-        self._below: dict[Place, npt.NDArray[np.int64]] = {}
+        self._below: dict[Place, Ints] = {}
         self._is_chosen = np.zeros(0, dtype=bool)
         self._examined = 0
         if texts is None:

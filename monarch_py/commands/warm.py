@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py import word
 from monarch_py.commands.selection import PathSelection
@@ -18,7 +17,7 @@ from monarch_py.errors import SessionError, SilentError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import Segment, SessionDir
-from monarch_py.native import Ids, Reason, State, ffi, lib
+from monarch_py.native import Bools, Ids, Reason, State, Uints, ffi, lib
 from monarch_py.util.hanging import LIMIT_S, hanging
 
 # Number of entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10
@@ -66,14 +65,14 @@ class Progress:
         return self.complete and not self.left_files
 
 
-def _is_left(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+def _is_left(words: Uints) -> Bools:
     """Which files get no copy from this command. Some of them get a copy when they are read."""
     states = word.state(words)
     when_read = (states == State.ABSENT) & (word.reason(words) != Reason.NONE)
     return np.asarray((states == State.BYPASS) | when_read)
 
 
-def _has_changed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+def _has_changed(words: Uints) -> Bools:
     """Which files are left to the source because they have changed (Reason.CHANGED)."""
     is_left = (word.state(words) == State.BYPASS) & (word.reason(words) == Reason.CHANGED)
     return np.asarray(is_left)
@@ -120,7 +119,7 @@ class _View:
             found.append([os.fsdecode(text) for text in texts])
         return found
 
-    def partial_bytes(self, words: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> int:
+    def partial_bytes(self, words: Uints, sizes: Uints) -> int:
         """Bytes that running fills have already copied. words, sizes : (n,) of files that are being
         filled"""
         if not len(words):

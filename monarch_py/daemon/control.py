@@ -168,7 +168,6 @@ class Control:
             "cluster": "" if daemon.cluster is None else daemon.cluster.name,
             "generation": int(daemon.shared.control.generation),
             "scanned": daemon.scanner.scanned,
-            "scan": daemon.config.scan,
             "is_current": version_of(daemon.config.file) in (None, self._version),
             "switched_off": bool(daemon.shared.control.off),
         }

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.native import Uints, ffi, lib, pointer
 
 
 class Mersenne:
@@ -26,8 +26,8 @@ class Mersenne:
         lib.monarch_mersenne_fill(self.handle, pointer(drawn), n)
         return drawn
 
-    def draw64(self, n: int) -> npt.NDArray[np.uint64]:
+    def draw64(self, n: int) -> Uints:
         """The next n numbers of 64 bits. Each takes two draws; the first draw is the upper half."""
         halves = self.draw(2 * n).astype(np.uint64)
-        numbers: npt.NDArray[np.uint64] = halves[::2] << np.uint64(32) | halves[1::2]
+        numbers: Uints = halves[::2] << np.uint64(32) | halves[1::2]
         return numbers

@@ -4,13 +4,13 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from monarch_py.native import Array
 from monarch_py.plan import samplers
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import Sampler
 
-Arrays = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, Array]
 
 # The class of every sampler, by the class's name.
 SAMPLERS: dict[str, Any] = {

@@ -7,12 +7,12 @@ given sample X times, where X is binomial with E trials of probability 1 / N.
 from math import log1p
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
+from monarch_py.native import Floats
 
 
-def distribution(epochs: int, nodes: int) -> npt.NDArray[np.float64]:
+def distribution(epochs: int, nodes: int) -> Floats:
     """The probabilities P(X = k) for k = 0 ... epochs, (epochs + 1,) (NoPFS, 3.1). Raises
     ConfigError for a number below 1."""
     _check(epochs, nodes)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.config.patterns import PathFilter
 from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.native import Ints, Uints
 from monarch_py.plan.index import Index
 
 # Default name patterns of each format. `index_image_folder` needs none: it selects by IMAGES.
@@ -28,7 +28,7 @@ PATTERNS = {
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 # The samples of one file: their offsets and their lengths [bytes].
-Extents = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+Extents = tuple[Ints, Ints]
 
 
 def _cannot_read(path: str | Path, error: OSError) -> MonarchError:
@@ -51,7 +51,7 @@ def _walk(root: Path, patterns: tuple[str, ...]) -> list[str]:
     return sorted(found)
 
 
-def _sizes(root: Path, names: list[str]) -> npt.NDArray[np.uint64]:
+def _sizes(root: Path, names: list[str]) -> Uints:
     try:
         sizes = (os.stat(os.path.join(root, name)).st_size for name in names)
         return np.fromiter(sizes, dtype=np.uint64, count=len(names))

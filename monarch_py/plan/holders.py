@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.errors import MonarchError
-from monarch_py.native import lib, pointer
+from monarch_py.native import Int32s, Uints, lib, pointer
 from monarch_py.plan.access import add_uses, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 
@@ -35,7 +35,7 @@ class Holders:
     counts : (units, top) uint32, how often each of these nodes accesses the unit
     """
 
-    nodes: npt.NDArray[np.int32]
+    nodes: Int32s
     counts: npt.NDArray[np.uint32]
 
 
@@ -88,9 +88,7 @@ def _passes(totals: npt.NDArray[np.uint32], room: int) -> Iterator[tuple[int, in
     yield from pairwise(edges)
 
 
-def _collect(
-    timeline: Timeline, low: int, cursors: npt.NDArray[np.uint64], slots: npt.NDArray[np.uint16]
-) -> None:
+def _collect(timeline: Timeline, low: int, cursors: Uints, slots: npt.NDArray[np.uint16]) -> None:
     for section in timeline.sections():
         for rows in in_pieces(section.rows):
             status = lib.monarch_plan_collect(

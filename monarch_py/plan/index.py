@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.native import Array, Int32s, Uints, ffi, lib, pointer
 from monarch_py.plan.samplers import MAX_SAMPLES, NONE
 
 # What a unit of a plan can be:
@@ -36,7 +36,7 @@ class Units:
     length : (units,) int64, the size of each unit [bytes]
     """
 
-    lookup: npt.NDArray[np.int32] | None
+    lookup: Int32s | None
     length: Numbers
 
     def __len__(self) -> int:
@@ -59,9 +59,9 @@ class Index:
     kind: str
     root: str
     pool: npt.NDArray[np.uint8]
-    starts: npt.NDArray[np.uint64]
-    sizes: npt.NDArray[np.uint64]
-    sample_file: npt.NDArray[np.int32] | None = None
+    starts: Uints
+    sizes: Uints
+    sample_file: Int32s | None = None
     sample_offset: Numbers | None = None
     sample_length: Numbers | None = None
 
@@ -71,7 +71,7 @@ class Index:
         kind: str,
         root: str | Path,
         names: Sequence[str],
-        sizes: Sequence[int] | npt.NDArray[Any],
+        sizes: Sequence[int] | Array,
         samples: tuple[Any, Any, Any] | None = None,
     ) -> "Index":
         """The index of files with these names, relative to `root`, and sizes [bytes].
@@ -152,9 +152,7 @@ class Index:
             return Units(np.append(file, np.int32(NONE)), sizes)
         return self._ranges(file, offset, length, range_bytes)
 
-    def _ranges(
-        self, file: npt.NDArray[np.int32], offset: Numbers, length: Numbers, range_bytes: int
-    ) -> Units:
+    def _ranges(self, file: Int32s, offset: Numbers, length: Numbers, range_bytes: int) -> Units:
         """The units of 'ranges', numbered by file and block. A block in which no sample begins has
         no unit."""
         blocks = (-(-self.sizes.astype(np.int64) // range_bytes)).clip(min=1)
@@ -169,7 +167,7 @@ class Index:
 
     # --- stored as a file ---------------------------------------------------------------------
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """The fields as arrays, by name, for `save_arrays`; fields that are None are left out."""
         return {
             name: _text_array(value) if isinstance(value, str) else value
@@ -178,7 +176,7 @@ class Index:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> "Index":
+    def from_arrays(cls, arrays: dict[str, Array]) -> "Index":
         """The index whose fields `arrays` returned as these arrays. Raises ValueError if the arrays
         do not fit together."""
         if "plan" in arrays:
@@ -215,7 +213,7 @@ def _text_array(text: str) -> npt.NDArray[np.uint8]:
     return np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8)
 
 
-def save_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+def save_arrays(path: Path, arrays: dict[str, Array]) -> None:
     """Writes a file of arrays, completely or not at all. Raises ConfigError if it cannot be
     written."""
     stored: dict[str, Any] = dict(arrays)
@@ -230,7 +228,7 @@ def save_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
         raise ConfigError(f"{path}: cannot be written ({error.strerror}); check the path") from None
 
 
-def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+def load_arrays(path: Path) -> dict[str, Array]:
     """Reads a file of arrays. Refuses pickles (ValueError), so that no code in the file is run."""
     try:
         with path.open("rb") as file:
@@ -245,7 +243,7 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise ValueError("it is damaged") from None
 
 
-def _arrays_of(stored: Any) -> dict[str, npt.NDArray[Any]]:
+def _arrays_of(stored: Any) -> dict[str, Array]:
     try:
         return {name: stored[name] for name in stored.files}
     except ValueError:  # replaced, because numpy's message advises to allow pickles

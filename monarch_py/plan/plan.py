@@ -6,12 +6,11 @@ A plan's file does not hold the accesses, but the description from which they ar
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
+from monarch_py.native import Array, Ints
 from monarch_py.plan._stored import loader_from, loader_to
 from monarch_py.plan.index import GRAINS, Index, Units, load_arrays, save_arrays
 from monarch_py.plan.loader import Loader
@@ -90,7 +89,7 @@ class Plan:
             parts.append(Part(part.name, part.loader, part.every, lookup))
         return Timeline(tuple(parts), self.epochs, self.nodes, int(bases[-1]))
 
-    def unit_bytes(self) -> npt.NDArray[np.int64]:
+    def unit_bytes(self) -> Ints:
         """The size of every unit, (units,) int64 [bytes]."""
         return np.concatenate([units.length for units in self.units()])
 
@@ -103,7 +102,7 @@ class Plan:
     def save(self, path: Path) -> None:
         """Writes the plan as .npz, completely or not at all. Raises ConfigError if it cannot be
         written."""
-        arrays: dict[str, npt.NDArray[Any]] = {}
+        arrays: dict[str, Array] = {}
         parts = [
             {**vars(part), "loader": loader_to(part.loader, f"part{number}", arrays)}
             for number, part in enumerate(self.parts)
@@ -132,7 +131,7 @@ class Plan:
             ) from None
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> "Plan":
+    def _from_arrays(cls, arrays: dict[str, Array]) -> "Plan":
         if "plan" not in arrays:
             raise ValueError("it is an index" if "pool" in arrays else "it holds other arrays")
         text = json.loads(arrays["plan"].tobytes())
@@ -158,6 +157,6 @@ class Plan:
         return cls(datasets, parts, **numbers, grain=text["grain"])
 
 
-def _below(prefix: str, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+def _below(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
     """The arrays whose names begin with `prefix`, under their names without the prefix."""
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
+from monarch_py.native import Bools, Ints
 from monarch_py.plan.run import RECENT, SEARCHED, UNSEEN, Run, Units
 from monarch_py.plan.samplers import NONE
 
@@ -37,9 +38,8 @@ MOST_BY_CHANCE = 0.7
 # A distance larger than that of every known access.
 NOT_SOON = np.iinfo(np.int64).max
 
-Bools = npt.NDArray[np.bool_]
 NO_UNITS: Units = np.zeros(0, dtype=np.int32)
-Distances = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+Distances = tuple[Ints, Ints]
 
 
 class _Progress:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.native import Ints
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Section
 
@@ -42,7 +43,7 @@ class Run:
     epoch: int
     units: Units
     place: Units
-    starts: npt.NDArray[np.int64]
+    starts: Ints
     window: int
 
     @classmethod

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
+from monarch_py.native import Int32s
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import NONE, Order
 
@@ -26,7 +26,7 @@ class Part:
     name: str
     loader: Loader
     every: int = 1
-    lookup: npt.NDArray[np.int32] | None = None
+    lookup: Int32s | None = None
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -205,6 +205,6 @@ class Timeline:
         return (part.loader.sampler.epoch(number) for number in reversed(numbers))
 
 
-def lookup_of(units: npt.NDArray[np.int32], base: int = 0) -> npt.NDArray[np.int32]:
+def lookup_of(units: Int32s, base: int = 0) -> Int32s:
     """A Part's lookup. units : (samples,), the unit of each sample;  base : added to each unit"""
     return np.append(units + np.int32(base), np.int32(NONE)).astype(np.int32)

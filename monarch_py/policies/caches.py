@@ -15,10 +15,20 @@ from monarch_py.policies.filling import copies_of, first_fit_policy, owners_of
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.rendezvous import Keys, file_keys, homes, owners
 from monarch_py.policies.replay import Replay, in_time, next_uses
-from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
+from monarch_py.policies.view import (
+    NO_FILE,
+    PFS,
+    STAGING,
+    Decision,
+    Int32s,
+    Ints,
+    Job,
+    Served,
+    When,
+)
 
 # Runs accesses through one cache. Arguments: node, epoch, files, and numbers of the accesses.
-Use = Callable[[int, int, npt.NDArray[np.int32], npt.NDArray[np.int64]], Uses]
+Use = Callable[[int, int, Int32s, npt.NDArray[np.int64]], Uses]
 
 
 def first_fit(job: Job) -> Decision:
@@ -113,7 +123,7 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
     return _decision(job, begin, shared)
 
 
-def used_in_order(first: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+def used_in_order(first: npt.NDArray[np.int64]) -> Int32s:
     """Returns the files that are used, in order of first use.  first : (files,), as in `Job`"""
     order = np.argsort(first, kind="stable").astype(np.int32)
     return order[: np.count_nonzero(first != np.iinfo(np.int64).max)]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.plan.access import NEVER
-from monarch_py.policies.view import STAGING, Ints
+from monarch_py.policies.view import STAGING, Bools, Ints
 
 # Stands for "the file is not held" in place of a storage class. The staging buffer's number is free
 # for this, because that class holds no copies.
@@ -263,7 +263,7 @@ class FarthestUse:
 
 def exchange(
     held_use: Ints, held_bytes: Ints, coming_use: Ints, coming_bytes: Ints, free_bytes: int
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+) -> tuple[Bools, Bools]:
     """Decides which files of a cache are evicted for loaded files, by the rule of `FarthestUse`: a
     file is only evicted for files that are used sooner.
 

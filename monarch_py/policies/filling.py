@@ -3,12 +3,11 @@
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import TierRoom
-from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Ints, Job
+from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Int32s, Ints, Job
 
 
 def rooms_of(capacity: Ints, files: int) -> list[TierRoom]:
@@ -65,7 +64,7 @@ def first_fit_policy(node: int, files: Ints) -> NodePolicy:
     return policy
 
 
-def owners_of(copies: Copies, wanted: Ints) -> npt.NDArray[np.int32]:
+def owners_of(copies: Copies, wanted: Ints) -> Int32s:
     """Returns (files,) int32, as `Decision.owner`: for each file a node that has a copy of it, or
     PFS.
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
-from monarch_py.policies.view import PFS, Ints
+from monarch_py.policies.view import PFS, Array, Bools, Int32s, Ints, Uints
 
 # The holder of a file that only the source has.
 NOBODY = PFS
@@ -23,19 +23,20 @@ UNPLANNED = -2
 # (files, ASKED) int32, the nodes that keep each file, the owner first, NOBODY where there is no
 # further node.
 Holders = npt.NDArray[np.int32]
-Bools = npt.NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
 
 
 class NodePolicy:
-    """Decides by what it was told last: `share` tells it which nodes keep which files, `follow`
-    what a plan says of the files, and `foresee` which files are used next.
+    """Decides which files a node keeps, in which tier, which staged files it drops, and which nodes
+    it asks for a file. It knows only what it was told last: `share` tells it which node owns each
+    file, `follow` tells it what a plan has chosen for the files, and `foresee` tells it which files
+    are used next.
 
     Files are numbered from 0 on: by the catalog's entries in the daemon, by the job's files in the
     simulator. `ids` are always (n,) such numbers.
 
     node : the number of the node
-    shares : whether nodes keep files for each other. A node for itself alone keeps every file
+    shares : whether the nodes keep files for each other; if they do not, this node keeps every file
     kept : (shared files,) whether this node keeps each file, where no plan says otherwise
     follows_plan : whether a plan says what is kept here
     planned : (planned files,) int32, the tier that the plan has chosen for each file, NOWHERE for a
@@ -52,7 +53,7 @@ class NodePolicy:
 
     # --- what it decides ------------------------------------------------------------------------
 
-    def owners(self, ids: Ints) -> npt.NDArray[np.int32]:
+    def owners(self, ids: Ints) -> Int32s:
         """Returns (n,) the owner of each file, which is the only node that reads it from the
         source, and keeps it; NOBODY for a file that each node reads for itself."""
         return self.holders(ids)[:, 0]
@@ -72,7 +73,7 @@ class NodePolicy:
         kept = _found(self.kept, ids, not self.shares)
         return np.where(tier == UNPLANNED, kept, tier != NOWHERE)
 
-    def tier_of(self, ids: Ints, sizes: Ints, rooms: list[TierRoom]) -> npt.NDArray[np.int32]:
+    def tier_of(self, ids: Ints, sizes: Ints, rooms: list[TierRoom]) -> Int32s:
         """Returns (n,) the tier into which each file goes: the tier that the plan has chosen, if it
         has room, else the fastest tier with room (Dantas 2022, 4.1.2); NOWHERE if no tier has room.
 
@@ -105,7 +106,7 @@ class NodePolicy:
         before = np.cumsum(sizes[order]) - sizes[order]
         return np.asarray(order[before < needed_bytes])
 
-    def route(self, ids: Ints, queues: Ints) -> npt.NDArray[np.int32]:
+    def route(self, ids: Ints, queues: Ints) -> Int32s:
         """Returns (n, ASKED) the nodes that a fill asks for each file, one after the other; NOBODY
         where the source is read. This node reads its own files, and files that no node keeps, from
         the source. Of two holders, the one with the shorter queue is asked first. The other one is
@@ -124,7 +125,7 @@ class NodePolicy:
         asked[two[is_turned]] = asked[two[is_turned]][:, ::-1]
         return asked
 
-    def others(self, ids: Ints) -> npt.NDArray[np.int32]:
+    def others(self, ids: Ints) -> Int32s:
         """Returns (n, ASKED) the other nodes that keep each file, the owner first; NOBODY for files
         that this node owns."""
         others = self.holders(ids).astype(np.int32)
@@ -132,14 +133,14 @@ class NodePolicy:
         others[others[:, 1] == self.node, 1] = NOBODY
         return others
 
-    def second_copies(self) -> npt.NDArray[np.uint64]:
+    def second_copies(self) -> Uints:
         """Returns the files owned by other nodes that this node keeps as well, in room that is left
         over."""
         owners = self._holders[:, 0]
         is_foreign = (owners != NOBODY) & (owners != self.node)
         return np.flatnonzero(self.kept & is_foreign).astype(np.uint64)
 
-    def _tiers(self, ids: Ints) -> npt.NDArray[np.int32]:
+    def _tiers(self, ids: Ints) -> Int32s:
         return _found(self.planned, ids, UNPLANNED)
 
     # --- what it is told ------------------------------------------------------------------------
@@ -165,13 +166,7 @@ class NodePolicy:
         self._holders = np.concatenate([self._holders, holders])
         self.kept = np.concatenate([self.kept, kept])
 
-    def follow(
-        self,
-        ids: Ints,
-        tier: npt.NDArray[np.int32],
-        files: int,
-        holders: Holders | None = None,
-    ) -> None:
+    def follow(self, ids: Ints, tier: Int32s, files: int, holders: Holders | None = None) -> None:
         """Takes over what a plan says of its files, `ids`, and forgets an earlier plan.
 
         tier : (n,) the tier in which this node keeps each file, NOWHERE for none;  files : the
@@ -232,11 +227,8 @@ def _found(table: npt.NDArray[Number], ids: Ints, default: Any) -> npt.NDArray[N
 
 
 def planned_tiers(
-    frequency: npt.NDArray[Any],
-    first_use: Ints,
-    sizes: Ints,
-    rooms: Sequence[TierRoom],
-) -> npt.NDArray[np.int32]:
+    frequency: Array, first_use: Ints, sizes: Ints, rooms: Sequence[TierRoom]
+) -> Int32s:
     """Returns (n,) the tier of each file that a node keeps along a plan. The files used most often
     get the fastest tier; of files used equally often, those used first come first (NoPFS 5.1).
     NOWHERE stands for a file that fits into no tier, because the room is in pieces.

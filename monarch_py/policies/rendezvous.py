@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.policies.placement import take
-from monarch_py.policies.view import PFS, STAGING, Cluster, Floats, Ints
+from monarch_py.policies.view import PFS, STAGING, Bools, Cluster, Floats, Int32s, Ints
 
 Keys = npt.NDArray[np.uint64]
 
@@ -50,7 +50,7 @@ def scores(keys: Keys, weights: Floats) -> Floats:
     return found
 
 
-def homes(files: int, cluster: Cluster) -> npt.NDArray[np.int32]:
+def homes(files: int, cluster: Cluster) -> Int32s:
     """Returns (files,) int32, the first node in each file's order, whether it has room or not. If
     no node has classes for copies, all nodes have equal weights."""
     room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
@@ -58,19 +58,19 @@ def homes(files: int, cluster: Cluster) -> npt.NDArray[np.int32]:
     return first_nodes(file_keys(files), weights)
 
 
-def first_nodes(keys: Keys, weights: Floats) -> npt.NDArray[np.int32]:
+def first_nodes(keys: Keys, weights: Floats) -> Int32s:
     """Returns (files,) int32, the node with the least score for each file, whether it has room or
     not; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
     return _next_choice(keys, weights, np.zeros(len(keys)))[0]
 
 
-def next_nodes(keys: Keys, weights: Floats, node: int) -> npt.NDArray[np.int32]:
+def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
     """Returns (files,) int32, the node after `node` in the order of each file's scores; PFS if
     `node` is the last one.  keys : (files,);  weights : (nodes,) >= 0, that of `node` > 0"""
     return _next_choice(keys, weights, scores(keys, weights)[:, node])[0]
 
 
-def owners(keys: Keys, sizes: Ints, quotas: Ints) -> npt.NDArray[np.int32]:
+def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
     """Returns (files,) int32, the owner of each file: the first node with room in the order of the
     file's scores; PFS if no node has room. If a node has room for only a part of the files that
     come to it, the files with the least keys get the room. The order of the files in the arrays
@@ -106,9 +106,7 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> npt.NDArray[np.int32]:
     return owner
 
 
-def second_copies(
-    keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int
-) -> npt.NDArray[np.bool_]:
+def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -> Bools:
     """Returns (files,) which files of other owners a node keeps as well, in the room that its own
     files leave. It then need not fetch these files in every epoch.
 
@@ -122,7 +120,7 @@ def second_copies(
     return kept
 
 
-def _next_choice(keys: Keys, weights: Floats, last: Floats) -> tuple[npt.NDArray[np.int32], Floats]:
+def _next_choice(keys: Keys, weights: Floats, last: Floats) -> tuple[Int32s, Floats]:
     """Returns (files,) the node with the least score above `last` for each file, or PFS, and
     (files,) that score."""
     choice = np.full(len(keys), PFS, np.int32)

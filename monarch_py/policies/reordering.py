@@ -6,7 +6,6 @@ they never use a part of it; section 6 of the NoPFS paper says so too.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.baselines import MEMORY, need_memory
@@ -17,6 +16,7 @@ from monarch_py.policies.view import (
     PFS,
     Copies,
     Decision,
+    Int32s,
     Ints,
     Job,
     When,
@@ -137,13 +137,13 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     return np.asarray(dealt.transpose(1, 0, 2))
 
 
-def _held(copies: Copies) -> npt.NDArray[np.int32]:
+def _held(copies: Copies) -> Int32s:
     if not len(copies.file):
         raise PolicyError("classes: no node has room for any file; raise their capacity")
     return np.sort(copies.file)
 
 
-def _passes(files: Ints, count: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
+def _passes(files: Ints, count: int, rng: np.random.Generator) -> Int32s:
     """Returns `count` files in random order; each file comes once before any comes again."""
     passes = [rng.permutation(files) for _ in range(-(-count // len(files)))]
     return np.concatenate(passes)[:count].astype(np.int32)

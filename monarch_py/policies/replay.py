@@ -5,13 +5,13 @@ written as a generator of epochs, and `Replay` answers for any epoch.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from monarch_py.plan.access import NEVER
-from monarch_py.policies.view import NO_FILE, Ints, Job
+from monarch_py.policies.view import NO_FILE, Array, Ints, Job
 
 # The answers of this many epochs are kept: the running epoch, and those that a prefetcher looks
 # into.
@@ -46,7 +46,7 @@ class Replay(Generic[T]):
         return self._kept[epoch]
 
 
-def in_time(order: Ints) -> npt.NDArray[Any]:
+def in_time(order: Ints) -> Array:
     """Returns the accesses of all nodes in the order in which they happen, (nodes x accesses,): the
     first access of each node, then the second access of each, and so on. Access a of node n is
     entry a x nodes + n.

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.policies.view import PFS, Ints
+from monarch_py.policies.view import PFS, Bools, Floats, Int32s, Ints
 
 # Places are numbered: SOURCES stands for all sources together, n + 1 for node n.
 SOURCES = 0
@@ -44,13 +44,7 @@ class Routing:
     def __post_init__(self) -> None:
         self.rate = cache(self.rate)
 
-    def choose(
-        self,
-        asked: npt.NDArray[np.int32],
-        has: npt.NDArray[np.bool_],
-        sizes: Ints,
-        due_s: npt.NDArray[np.float64],
-    ) -> int:
+    def choose(self, asked: Int32s, has: Bools, sizes: Ints, due_s: Floats) -> int:
         """Chooses between nodes and source for each file that a node is known to have. Of two nodes
         the faster one is put first. Returns for how many files the source was chosen.
 

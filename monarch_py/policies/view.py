@@ -16,8 +16,12 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.plan.access import NEVER, add_first_uses, add_uses
 
-Ints = npt.NDArray[np.integer[Any]]
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.integer[Any]]
+Int32s = npt.NDArray[np.int32]
+Uints = npt.NDArray[np.uint64]
 
 # The holder of a file that only the parallel file system has.
 PFS = -1
@@ -104,10 +108,10 @@ class Job:
         return first
 
 
-def same_shape(order: Ints, files: Ints) -> npt.NDArray[np.int32]:
+def same_shape(order: Ints, files: Ints) -> Int32s:
     """Returns an order of the same shape with other files.  order : as in `Job.orders`;  files : as
     many as `order` has, by nodes, then steps"""
-    dealt: npt.NDArray[np.int32] = np.array(order, np.int32)
+    dealt: Int32s = np.array(order, np.int32)
     dealt[order != NO_FILE] = files
     return dealt
 
@@ -137,9 +141,9 @@ class Copies:
     node : (copies,) int32;  cls : (copies,) int8, never the staging buffer;  file : (copies,) int32
     """
 
-    node: npt.NDArray[np.int32]
+    node: Int32s
     cls: npt.NDArray[np.int8]
-    file: npt.NDArray[np.int32]
+    file: Int32s
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int, int, Ints]] = ()) -> "Copies":
@@ -169,7 +173,7 @@ class Served:
         the file system in addition to the file; None for nothing
     """
 
-    holder: npt.NDArray[np.int32]
+    holder: Int32s
     cls: npt.NDArray[np.int8]
     into: npt.NDArray[np.int8]
     down: npt.NDArray[np.int8]
@@ -211,11 +215,11 @@ class Decision:
     when: When = When.BESIDE
     remote: bool = False
     due: npt.NDArray[np.int64] | None = None
-    owner: npt.NDArray[np.int32] | None = None
+    owner: Int32s | None = None
     pfs: bool = True
     orders: Callable[[int], Ints] | None = None
     served: Callable[[int, Ints], Served] | None = None
-    threads: Callable[[int, Ints], npt.NDArray[np.int32]] | None = None
+    threads: Callable[[int, Ints], Int32s] | None = None
     free: bool = False
     notes: tuple[str, ...] = ()
 

@@ -3,9 +3,8 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.native import Array, ffi, lib, pointer
 from monarch_py.policies.view import NO_FILE, PFS, Decision, Job, Policy, When
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
@@ -24,7 +23,7 @@ class _Struct:
 
     def __init__(self, ctype: str, **values: Any) -> None:
         self.c = ffi.new(f"{ctype} *")
-        self._kept: list[npt.NDArray[Any]] = []
+        self._kept: list[Array] = []
         types = {name: field.type for name, field in ffi.typeof(ctype).fields}
         for name, value in values.items():
             if value is not None:
@@ -165,7 +164,7 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
     known: list[_Struct] = []
     epoch = 0
     while (state := lib.monarch_sim_run(sim)) == 1:
-        order: npt.NDArray[Any] = orders(epoch)
+        order: Array = orders(epoch)
         # C assumes the shape of the first order, and uses the numbers as indices without a check.
         if order.shape != shape or order.min() < NO_FILE or order.max() >= job.files:
             raise ValueError(f"the order of epoch {epoch} is none of this job's files and steps")
@@ -189,7 +188,7 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
     assert state == 0, "nothing moves, and the job is not over"
 
 
-def _dealt(values: npt.NDArray[Any], ranks: int) -> npt.NDArray[Any]:
+def _dealt(values: Array, ranks: int) -> Array:
     """Deals the samples of nodes, (nodes, steps, width), to their ranks. Returns (nodes, steps,
     ranks, samples). It serves policies that make their own steps and say only what a node takes.
 
@@ -198,7 +197,7 @@ def _dealt(values: npt.NDArray[Any], ranks: int) -> npt.NDArray[Any]:
     each = -(-width // ranks)
     padded = np.full((nodes, steps, each * ranks), NO_FILE, values.dtype)
     padded[:, :, :width] = values
-    dealt: npt.NDArray[Any] = padded.reshape(nodes, steps, each, ranks).swapaxes(2, 3)
+    dealt: Array = padded.reshape(nodes, steps, each, ranks).swapaxes(2, 3)
     return dealt
 
 

@@ -4,9 +4,9 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
+from monarch_py.native import Int32s
 from monarch_py.policies.view import NO_FILE, Cluster, Job
 from monarch_py.simulator.scenario import Scenario
 
@@ -52,7 +52,7 @@ def job_of(scenario: Scenario) -> Job:
     starts = np.concatenate([[0], np.cumsum(ranks)]) * scenario.batch_per_rank
 
     @lru_cache(maxsize=ORDERS_KEPT)
-    def orders(epoch: int) -> npt.NDArray[np.int32]:
+    def orders(epoch: int) -> Int32s:
         random = np.random.Generator(np.random.PCG64([scenario.seed, epoch]))
         order = random.permutation(scenario.dataset.files).astype(np.int32)
         steps, per_step = scenario.batches_per_epoch, scenario.global_batch

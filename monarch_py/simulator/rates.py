@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from monarch_py.native import Floats
 
 
 @dataclass(frozen=True, slots=True)

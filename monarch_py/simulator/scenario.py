@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
 from monarch_py.document.keys import Key, Keys, kind_of
@@ -29,11 +28,9 @@ from monarch_py.document.values import (
     words,
 )
 from monarch_py.errors import ConfigError
+from monarch_py.native import Floats, Ints
 from monarch_py.simulator.rates import Curve
 from monarch_py.util.units import parse_size
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 MAX_NODES = 1 << 20
 # How transfers share a link: one after the other, or all at the same time with max-min fair shares.

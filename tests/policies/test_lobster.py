@@ -14,8 +14,7 @@ from monarch_py.errors import PolicyError
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.lobster.policy import Evictions, lobster, no_more_use, too_far
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
-from monarch_py.policies.lobster.queues import queue_bytes, queue_seconds
-from monarch_py.policies.lobster.threads import share_threads
+from monarch_py.policies.lobster.queues import queue_bytes, queue_seconds, share_threads
 from monarch_py.policies.view import PFS
 
 

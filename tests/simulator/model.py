@@ -8,7 +8,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from monarch_py.policies.view import Cluster, Floats, Ints
+from monarch_py.native import Floats
+from monarch_py.policies.view import Cluster, Ints
 
 # Stands for "no such copy" in place of a node or a storage class.
 NONE = -1

@@ -206,7 +206,7 @@ static void fill_statx(const struct session *s, const struct monarch_entry *e,
     x->stx_ctime = statx_time_of(st->st_ctim);
     if (x->stx_mask & STATX_BTIME)
         x->stx_btime = statx_time_of(time_of(e->btime_ns));
-    /* Older headers have no name for the field behind the device. */
+    /* The field that follows stx_dev_minor is stx_mnt_id. Older headers do not name it. */
     if (x->stx_mask & STATX_MNT_ID)
         memcpy(&x->stx_dev_minor + 1, &f->mount, sizeof f->mount);
 }

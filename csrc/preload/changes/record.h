@@ -44,8 +44,9 @@ static inline int monarch_needs_mode(int flags) {
     return (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE;
 }
 
-/* Whether an open with these flags may change the file or make one. O_RDONLY | O_TRUNC truncates,
- * and access mode 3 is for ioctl with the right to write. */
+/* Whether an open with these flags may change the file or make one. O_TRUNC changes it even with
+ * O_RDONLY. The access mode O_WRONLY | O_RDWR, which Linux has for ioctl alone, counts too: the
+ * kernel asks for the right to write. */
 static inline int monarch_may_change(int flags) {
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || monarch_needs_mode(flags);
 }

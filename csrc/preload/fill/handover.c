@@ -288,9 +288,10 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Whether the program reads the file otherwise than from its beginning on. The offset is checked
- * once, when 1 / PART of the file has been read: `bytes` in all, of which the last `n` ended at
- * `end` (-1: at the descriptor's offset). Small files are taken to be read whole. */
+/* Whether the program does not read the file straight on from its beginning. This is decided once,
+ * by the read with which 1 / PART of the file has been read: the offset after it must be the number
+ * of bytes read so far. bytes: read so far, with this read; n: bytes of this read; end: where it
+ * ended, -1 for the descriptor's own offset. Small files are taken to be read whole. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;

@@ -205,8 +205,9 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* For a file that was found by its inode: whether the entry is of another file by now. Asked after
- * the word was read, which may name that other file's copy. */
+/* Whether an entry that was found by its file's inode may describe another file by now. version:
+ * the entry's version when it was found. Call this after reading the entry's word, because that
+ * word may already name the other file's copy. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
 }

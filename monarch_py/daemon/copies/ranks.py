@@ -18,8 +18,7 @@ import numpy.typing as npt
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import Floats, Ints, Uints, ffi, lib
-from monarch_py.policies.lobster.queues import queue_seconds
-from monarch_py.policies.lobster.threads import share_threads
+from monarch_py.policies.lobster.queues import queue_seconds, share_threads
 
 # A prediction is made every WINDOW_S [s], or less often, so that predictions take at most the part
 # MOST_OF_TIME of the daemon's time.

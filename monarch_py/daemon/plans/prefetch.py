@@ -63,8 +63,9 @@ class PlanPrefetch:
         self._policy.used(ids)
 
     def seconds_to_use(self, ids: Ids) -> Floats:
-        """Returns (n,) in how many seconds the files are used next, if programs go on as fast as
-        now; infinite for a file whose next use is not known."""
+        """Returns (n,) the time until the next use of each file [s], if programs go on at their
+        present pace; infinite for a file whose next use is not known, or while the pace is not
+        known."""
         uses = self._policy.next_use(ids)
         files = np.where(uses == NEVER, np.inf, uses.astype(np.float64))
         return self._pace.seconds(files, time.monotonic())

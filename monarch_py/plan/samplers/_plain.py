@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
+from monarch_py.native import Array, Ints
 from monarch_py.plan.samplers._base import Order, Sampler
 from monarch_py.plan.samplers._pytorch import as_order
 
@@ -34,7 +33,7 @@ class Listed(Sampler):
     """
 
     length: int
-    indices: npt.NDArray[Any]
+    indices: Array
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +70,7 @@ class Recorded(Listed):
         super().__post_init__()
 
 
-def read_indices(path: Path) -> npt.NDArray[np.int64]:
+def read_indices(path: Path) -> Ints:
     """Reads a file of indices: .npy, or text with one number a line and an empty line between two
     epochs.
 

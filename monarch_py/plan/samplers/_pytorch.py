@@ -8,13 +8,12 @@ Fisher-Yates shuffle with one draw per item, or a variant with two draws per ite
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
-from monarch_py.native import lib, pointer
+from monarch_py.native import Array, Floats, lib, pointer
 from monarch_py.plan._mersenne import Mersenne
 from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_choice, check_length
 
@@ -246,7 +245,7 @@ class SubsetRandomSampler(_Generated):
     """
 
     length: int
-    indices: npt.NDArray[Any]
+    indices: Array
     seed: int
     loader_draws: str = "none"
 
@@ -277,7 +276,7 @@ class WeightedRandomSampler(_Generated):
     """
 
     length: int
-    weights: npt.NDArray[np.float64]
+    weights: Floats
     num_samples: int
     seed: int
     replacement: bool = True
@@ -342,7 +341,7 @@ class WeightedRandomSampler(_Generated):
                 yield drawn.numpy().astype(np.int32)
 
 
-def as_order(key: str, numbers: npt.NDArray[Any], length: int) -> Order:
+def as_order(key: str, numbers: Array, length: int) -> Order:
     """`numbers` as an Order. Raises ConfigError, which names `key`, unless all numbers are samples
     of the dataset."""
     numbers = np.asarray(numbers)

@@ -4,28 +4,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.eviction import MISS, FarthestUse
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
-from monarch_py.policies.lobster.queues import queue_bytes, queue_seconds
-from monarch_py.policies.lobster.threads import share_threads
+from monarch_py.policies.lobster.queues import queue_bytes, queue_seconds, share_threads
 from monarch_py.policies.replay import Replay, next_uses
 from monarch_py.policies.view import (
     NO_FILE,
     PFS,
     STAGING,
+    Bools,
     Cluster,
     Decision,
     Floats,
+    Int32s,
     Ints,
     Job,
     Served,
     When,
 )
-
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -73,7 +71,7 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
 PIECES = 3
 
 
-def _threads(job: Job, order: Ints, served: Served) -> npt.NDArray[np.int32]:
+def _threads(job: Job, order: Ints, served: Served) -> Int32s:
     """Returns (nodes, steps, ranks) int32, the threads that Algorithm 1 gives each rank in every
     step, as `Decision.threads`.
 
@@ -123,13 +121,13 @@ def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
     return PiecewiseLinear.fit(threads, 1 / (cluster.preprocess[node] * threads), PIECES)
 
 
-def no_more_use(upcoming: Ints, copies: Ints) -> npt.NDArray[np.bool_]:
+def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
     """Returns the samples that rule 1 drops.  upcoming : next use on this node, or NEVER;  copies :
     number of copies on all nodes"""
     return np.asarray((upcoming == NEVER) & (copies > 1))
 
 
-def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> npt.NDArray[np.bool_]:
+def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> Bools:
     """Returns the samples that rule 2 drops.  upcoming : the iteration of the next use on this
     node, counted over all epochs;  now : this iteration, counted in the same way;  iteration : the
     number of `now` within its epoch, from 1;  iterations : I, the iterations of an epoch"""
@@ -144,7 +142,7 @@ class _Nodes:
         self.job, self.evictions = job, evictions
         sizes = job.sizes.tolist()
         self.caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
-        # The number of an access later than every other.
+        # One past the number of the last access: the next use of a sample that is not used again.
         self.end = sum(job.orders(epoch).size for epoch in range(job.epochs))
 
     def run(self) -> Iterator[Served]:
@@ -192,7 +190,7 @@ class _Nodes:
         """Returns (nodes, files) the class in which each node holds each file, or MISS."""
         return np.stack([cache.levels()[files] for cache in self.caches])
 
-    def _use(self, node: int, files: Ints, after: Ints, beyond: Flags, now: int) -> Ints:
+    def _use(self, node: int, files: Ints, after: Ints, beyond: Bools, now: int) -> Ints:
         """Uses the samples of a step, and keeps or drops them by the rules. Returns (samples,) the
         class that took each sample, MISS for none.
 

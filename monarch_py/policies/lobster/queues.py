@@ -1,9 +1,14 @@
-"""The time of each GPU's loading queue by the number of threads (Lobster 4.2)."""
+"""The loading queues of GPUs: their time by threads, and their threads (Lobster 4.2 and 4.3)."""
 
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.policies.view import Floats
+from monarch_py.errors import PolicyError
+from monarch_py.policies.view import Bools, Floats
+
+# Bound on how many numbers are in memory at a time. It decides how many windows are tried together.
+# (A simulation asks for all steps of an epoch at once, a daemon for one step.)
+TOGETHER = 1 << 18
 
 
 def queue_bytes(
@@ -36,3 +41,91 @@ def queue_seconds(loads: npt.NDArray[np.int64], rates: Floats, most: int) -> Flo
         with np.errstate(divide="ignore", invalid="ignore"):
             seconds += np.where(amount == 0, 0.0, amount / (rate * threads))
     return seconds
+
+
+def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
+    """Returns the number of threads for each queue, such that all queues end as nearly at the same
+    time as possible.
+
+    seconds : (..., queues, most), the predicted time of each queue with 1, 2, ... threads
+        (`queue_seconds`), for one step or for many
+    total : number of loading threads, T_L
+
+    The result is (..., queues) int64, each 1 or more, in sum at most `total`. The difference
+    between the largest and the smallest predicted time is minimal; of several results with the same
+    difference, the one with the smallest largest time is taken. Raises PolicyError if there are
+    more queues than threads.
+
+    This is Algorithm 1 by its intent. It deviates from the printed form:
+
+    - Lines 12 to 18 move the lower bound of the search where the upper one should move, and vice
+      versa, so the search runs away from the balance. Here bisection searches for the end of a
+      window of times. If a window begins later, its end can only be later too.
+    - The printed loop never compares the sum of the threads with T_L. Here that is a condition.
+    - The printed algorithm starts from shares in proportion to the queues' loads and changes one
+      queue at a time, so it may stop where no single change helps. Here all windows [least,
+      largest] of predicted times are tried, so the result is exact: the best window begins and ends
+      at one of the queues x threads predicted times, and every queue takes the fewest threads that
+      put its time into the window.
+    - Times need not fall with threads. If more threads slow a queue down, it takes fewer.
+    """
+    *steps, queues, most = seconds.shape
+    if queues > total:
+        raise PolicyError(
+            f"threads: {total} loading threads for {queues} queues; each queue needs one"
+        )
+    most = min(most, total)
+    times = np.asarray(seconds[..., :most], dtype=np.float64).reshape(-1, queues, most)
+    levels = np.sort(times.reshape(len(times), -1), axis=1)
+    best = np.full((2, len(times)), np.inf)
+    share = np.ones((len(times), queues), dtype=np.int64)
+    together = max(1, TOGETHER // max(1, times.size))
+    for first in range(0, levels.shape[1], together):
+        starts = np.arange(first, min(first + together, levels.shape[1]))
+        threads, gap, last = _best_from(times, levels, starts, total)
+        better = (gap < best[0]) | ((gap == best[0]) & (last < best[1]))
+        share[better] = threads[better]
+        best[:, better] = gap[better], last[better]
+    return share.reshape(*steps, queues)
+
+
+def _best_from(
+    times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
+) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
+    """Finds the best window of each step among those that begin at one of these levels (starts,).
+    Returns (steps, queues) the threads, (steps,) the difference between the largest and the
+    smallest time, and (steps,) the largest time; inf if there is no window."""
+    # Each row stands for one step and one start.
+    step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
+    each, low = times[step], levels[step, start]
+    # Bisection finds the first end at which the window is wide enough. If there is none, the end
+    # lies past the levels.
+    end, beyond = start.copy(), np.full(len(start), levels.shape[1])
+    while (end < beyond).any():
+        middle = (end + beyond) // 2
+        high = levels[step, np.minimum(middle, levels.shape[1] - 1)]
+        fits = _fewest(each, low, high, total)[1]
+        beyond = np.where(fits, middle, beyond)
+        end = np.where(fits, end, np.minimum(middle + 1, beyond))
+    high = levels[step, np.minimum(end, levels.shape[1] - 1)]
+    threads, fits = _fewest(each, low, high, total)
+    taken = np.take_along_axis(each, threads[..., None] - 1, axis=2)[..., 0]
+    gap = np.where(fits, np.ptp(taken, axis=1), np.inf).reshape(-1, len(starts))
+    last = np.where(fits, taken.max(axis=1), np.inf).reshape(-1, len(starts))
+    last = np.where(gap == gap.min(axis=1, keepdims=True), last, np.inf)
+    chosen = last.argmin(axis=1)
+    row = np.arange(len(times))
+    picked = threads.reshape(len(times), len(starts), -1)[row, chosen]
+    return picked, gap[row, chosen], last[row, chosen]
+
+
+def _fewest(
+    times: Floats, low: Floats, high: Floats, total: int
+) -> tuple[npt.NDArray[np.int64], Bools]:
+    """Returns (steps, queues) the fewest threads with which each queue's time lies in the step's
+    [low, high], and (steps,) whether all queues have such a number and their sum is at most
+    `total`."""
+    inside = (times >= low[:, None, None]) & (times <= high[:, None, None])
+    threads = inside.argmax(axis=2) + 1
+    is_there = np.all(np.any(inside, axis=2), axis=1)
+    return threads, is_there & (np.sum(threads, axis=1) <= total)

@@ -8,7 +8,6 @@ holders only get room that is left (`place`).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from monarch_py.policies.node import ASKED, NOBODY, Holders
 from monarch_py.policies.nopfs.prices import Prices, Program, Rows, find_prices
 from monarch_py.policies.placement import take
-from monarch_py.policies.view import PFS, Floats, Ints
+from monarch_py.policies.view import PFS, Array, Bools, Floats, Int32s, Ints
 
 # A placement needs memory for two tables of how often each node uses each file: BYTES_OF_USES for
 # each node and file [bytes]. No placement is made where that would be more than MOST_OF_USES
@@ -33,7 +32,7 @@ class Placement:
     extra : for each node, the files that it holds in addition to those that it owns
     """
 
-    owner: npt.NDArray[np.int32]
+    owner: Int32s
     extra: tuple[npt.NDArray[np.int64], ...]
 
     def holders(self) -> Holders:
@@ -96,7 +95,7 @@ def place(
     return Placement(owner, tuple(extra))
 
 
-def _own(program: Program, prices: Prices) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64]]:
     """Returns (files,) the owner of each file, and (nodes,) the room that is left [bytes].
 
     If there is room for further holders, files first get owners only in the room that each node
@@ -127,9 +126,7 @@ def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
     return wanted
 
 
-def _settle(
-    program: Program, prices: Prices, owner: npt.NDArray[np.int32], left: npt.NDArray[np.int64]
-) -> None:
+def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[np.int64]) -> None:
     """Gives owners to files that have none, within the room that is left. Changes `owner` and
     `left`.
 
@@ -156,7 +153,7 @@ def _settle(
 
 def _two_best(
     program: Program, prices: Prices, nodes: Ints, files: Ints
-) -> tuple[npt.NDArray[np.int32], Floats, Floats]:
+) -> tuple[Int32s, Floats, Floats]:
     """Returns for each file the node with the largest gain, that gain, and the second largest
     gain."""
     best = np.zeros(len(files), dtype=np.int32)
@@ -174,7 +171,7 @@ def _two_best(
     return best, first, second
 
 
-def _squeeze(owner: npt.NDArray[np.int32], sizes: Ints, left: npt.NDArray[np.int64]) -> None:
+def _squeeze(owner: Int32s, sizes: Ints, left: npt.NDArray[np.int64]) -> None:
     """Gives each file without an owner, the largest first, to the node with the most room. Changes
     `owner` and `left`."""
     waiting = np.flatnonzero(owner == PFS)
@@ -186,9 +183,7 @@ def _squeeze(owner: npt.NDArray[np.int32], sizes: Ints, left: npt.NDArray[np.int
             left[node] -= int(sizes[file])
 
 
-def _most_used(
-    frequency: npt.NDArray[Any], sizes: Ints, own: npt.NDArray[np.bool_], room: int
-) -> npt.NDArray[np.int64]:
+def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDArray[np.int64]:
     """Returns the files that the node uses but does not own and that fit into the room, the most
     used first."""
     others = np.flatnonzero((np.asarray(frequency) > 0) & ~own)

@@ -1,4 +1,4 @@
-"""NoPFS as a policy: frequency decides which node holds a file, and the order of use when it comes.
+"""NoPFS as a policy: how often nodes use a file decides who holds it, its first use when it comes.
 
 `planned` is our variant, in which only a file's owner reads the file from the source.
 """

@@ -9,15 +9,14 @@ the linear program's optimum.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.policies.view import Floats, Ints
+from monarch_py.policies.view import Array, Floats, Ints
 
 # For each node an array (files,): a table, or a sequence that makes each row when it is asked for.
-Rows = Sequence[npt.NDArray[Any]]
+Rows = Sequence[Array]
 
 # Prices are sought on samples of the files, in two stages: first roughly, then on enough files to
 # meet the quotas of single nodes closely. Each stage is (table entries, that is files x nodes;

@@ -9,7 +9,7 @@ cap.
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.policies.view import PFS, Ints
+from monarch_py.policies.view import PFS, Bools, Ints
 
 
 def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
@@ -42,7 +42,7 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
     return share
 
 
-def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, Bools]:
     """Deals the samples of one step. Returns (samples,) the node of each sample, and (samples,)
     bool, whether it must be loaded: because no node holds it, or because its holder takes `cap`
     other samples already. Loads are dealt in runs of neighbouring numbers, which lie beside each

@@ -16,7 +16,9 @@ from monarch_py.policies.view import (
     NO_FILE,
     PFS,
     STAGING,
+    Bools,
     Decision,
+    Floats,
     Ints,
     Job,
     Served,
@@ -111,12 +113,7 @@ class Solar:
             yield order, served
 
     def _redundant(
-        self,
-        files: Ints,
-        node: Ints,
-        loaded: npt.NDArray[np.bool_],
-        offset: Ints,
-        spare: npt.NDArray[np.float64],
+        self, files: Ints, node: Ints, loaded: Bools, offset: Ints, spare: Floats
     ) -> npt.NDArray[np.int64]:
         """Returns (samples,) the redundant bytes of each read, at the place of the read's first
         sample. Changes `spare`."""
@@ -153,7 +150,7 @@ class _Buffers:
         self.holder = np.full(job.files, PFS, dtype=np.int32)
 
     def use(
-        self, files: Ints, after: Ints, node: Ints, loaded: npt.NDArray[np.bool_], now: int
+        self, files: Ints, after: Ints, node: Ints, loaded: Bools, now: int
     ) -> npt.NDArray[np.int8]:
         """Uses the samples of a step, and keeps loaded samples if that pays. Returns (2, samples):
         the class that had each sample (MISS for a load), and the class that took it (MISS for
