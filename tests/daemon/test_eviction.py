@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
 
 from monarch_py.config import load_config
+from monarch_py.daemon.copies.eviction import LOOK_S, SHARE, Evictions
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index
@@ -261,6 +263,52 @@ def test_without_a_plan_nothing_goes(
         session.wait_idle()
     assert session.status()["tiers"][0]["evicted"] == 0
     assert session.status()["sources"][0]["bypass"]["no_room"] > 0
+
+
+# --- how often it looks -------------------------------------------------------------------------
+
+
+class LateUses:
+    """A plan whose uses are worked out at once and never change. asked : how often"""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.placement = np.zeros(0, dtype=np.int32)
+
+    def uses(self) -> Future[Any]:
+        self.asked += 1
+        done: Future[Any] = Future()
+        done.set_result((np.zeros(0, np.int64), np.zeros(0, np.int64)))
+        return done
+
+    def may_go(self, ids: Any) -> Any:
+        return np.zeros(len(ids), dtype=bool)
+
+
+class SlowTiers:
+    """One tier, which is lost. Each look at it takes `look_s`."""
+
+    def __init__(self, look_s: float) -> None:
+        self.look_s, self.now_s = look_s, 1000.0
+        self.tiers = self
+
+    def __getitem__(self, number: int) -> None:
+        self.now_s += self.look_s
+
+
+@pytest.mark.parametrize("look_s", [0.0, 0.001, 0.1, 2.0])
+def test_looks_take_a_small_part_of_the_time(look_s: float) -> None:
+    copies, plan = SlowTiers(look_s), LateUses()
+    evictions = Evictions([0], copies, clock=lambda: copies.now_s)  # type: ignore[arg-type]
+    evictions.step(plan)
+    ended_s, next_s = copies.now_s, 1000.0 + max(LOOK_S, look_s / SHARE)
+    assert plan.asked == 1
+    copies.now_s = next_s - 0.01
+    evictions.step(plan)
+    assert plan.asked == 1, f"looked again within {copies.now_s - ended_s} s"
+    copies.now_s = next_s + 0.01
+    evictions.step(plan)
+    assert plan.asked == 2
 
 
 # --- what comes, and when -----------------------------------------------------------------------
