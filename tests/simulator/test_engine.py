@@ -59,6 +59,19 @@ def test_a_sample_larger_than_the_staging_buffer_goes_through_alone() -> None:
     assert measured.epoch_end.tolist() == pytest.approx([10])
 
 
+@pytest.mark.parametrize("epochs", [2, 3, 4, 8])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_staging_buffer_has_the_same_room_in_every_epoch(epochs: int, seed: int) -> None:
+    """A node that is alone waits for nobody at the end of an epoch, so the job takes as long as one
+    epoch with all the samples."""
+    samples = np.arange(8 * epochs)
+    sizes = np.random.default_rng(seed).integers(10, 60, len(samples)).tolist()
+    machine = Machine({1: 10}, compute=8, staging=60)
+    parts = run(machine, sizes, samples.reshape(epochs, 1, 8, 1).tolist(), STAGED)
+    whole = run(machine, sizes, samples.reshape(1, 1, -1, 1).tolist(), STAGED)
+    assert parts.epoch_end[-1] == pytest.approx(whole.epoch_end[0])
+
+
 def test_all_nodes_share_the_file_system_and_meet_after_each_step() -> None:
     """Two nodes at 10 bytes/s together, samples of 10 and 20 bytes: the first is there after 2 s,
     and the second, alone from then on, after 3; they are computed after 4 and 7 s, and the second
