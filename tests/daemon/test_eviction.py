@@ -268,7 +268,7 @@ def test_without_a_plan_nothing_goes(
 # --- how often it looks -------------------------------------------------------------------------
 
 
-class LateUses:
+class KnownUses:
     """A plan whose uses are worked out at once and never change. asked : how often"""
 
     def __init__(self) -> None:
@@ -298,7 +298,7 @@ class SlowTiers:
 
 @pytest.mark.parametrize("look_s", [0.0, 0.001, 0.1, 2.0])
 def test_looks_take_a_small_part_of_the_time(look_s: float) -> None:
-    copies, plan = SlowTiers(look_s), LateUses()
+    copies, plan = SlowTiers(look_s), KnownUses()
     evictions = Evictions([0], copies, clock=lambda: copies.now_s)  # type: ignore[arg-type]
     evictions.step(plan)
     ended_s, next_s = copies.now_s, 1000.0 + max(LOOK_S, look_s / SHARE)
