@@ -23,10 +23,9 @@ from monarch_py.policies.rendezvous import Keys
 from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import cluster_of
-from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import PLACES
+from monarch_py.simulator.scenario import Curve, NodeOverride, Scenario, StorageClass
 from monarch_py.simulator.scenario import Dataset as Files
-from monarch_py.simulator.scenario import NodeOverride, Scenario, StorageClass
 from monarch_py.simulator.scenario import Rates as SimulatedRates
 from monarch_py.storage.tiers import slack_of
 

@@ -28,9 +28,8 @@ from monarch_py.policies.view import When
 from monarch_py.scan.record import record_sources
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import job_of
-from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import PLACES
-from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.simulator.scenario import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
 
 PICTURE = Path("docs/img/scale.png")
 NODES = (1, 4, 16, 64, 256, 1024, 4096)

@@ -17,9 +17,8 @@ from typing import Any
 
 from benchmarks.published.behaviours import AS_PUBLISHED, Behaviour
 from benchmarks.published.run import simulate
-from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import Result
-from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.simulator.scenario import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
 from monarch_py.util.units import MIB
 
 __all__ = ["NAMES", "Difference", "compare", "load_records", "scenario_of"]

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from benchmarks.published.behaviours import Behaviour
 from monarch_py.errors import ConfigError
-from monarch_py.simulator.rates import Curve
-from monarch_py.simulator.scenario import Scenario, StorageClass
+from monarch_py.simulator.scenario import Curve, Scenario, StorageClass
 
 __all__ = ["LOCAL", "PFS", "REMOTE", "Inputs", "Speeds", "make_inputs"]
 

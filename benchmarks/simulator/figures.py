@@ -24,9 +24,8 @@ from monarch_py.policies.named import NAMES
 from monarch_py.simulator.comparison import compare
 from monarch_py.simulator.keys import load_scenario, shipped_scenarios
 from monarch_py.simulator.plot import draw
-from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import to_document
-from monarch_py.simulator.scenario import Scenario, StorageClass
+from monarch_py.simulator.scenario import Curve, Scenario, StorageClass
 from monarch_py.util.units import GIB
 
 IMAGES, PAGE = Path("docs/img"), Path("docs/simulator.md")

@@ -27,8 +27,7 @@ from monarch_py.policies.caches import first_fit
 from monarch_py.policies.view import Decision, Job
 from monarch_py.simulator.engine import measure
 from monarch_py.simulator.jobs import cluster_of
-from monarch_py.simulator.rates import Curve
-from monarch_py.simulator.scenario import Dataset, Rates, Scenario, StorageClass
+from monarch_py.simulator.scenario import Curve, Dataset, Rates, Scenario, StorageClass
 from monarch_py.util.units import MIB
 
 TRAINER = Path(__file__).with_name("trainer.py")

@@ -82,7 +82,7 @@ def simulate(
     if plot is not None:
         draw(document, plot)
     if as_json:
-        json.dump(document, sys.stdout, indent=2)
+        json.dump(document, sys.stdout, indent=2, allow_nan=False)
         sys.stdout.write("\n")
     else:
         _show(document, loaded.nodes)

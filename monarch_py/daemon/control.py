@@ -53,6 +53,10 @@ class Control:
         self._socket.listen(BACKLOG)
         self._attended: set[socket.socket] = set()
         daemon.needs(session.socket)
+        # At the end of the daemon, the shutdown wakes the thread that accepts, and the close resets
+        # the connections that nobody has accepted.
+        daemon.at_end.callback(self._socket.close)
+        daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
         # Commands that run between two turns of the loop, and commands during which the loop goes
         # on.
         self._between_turns: dict[str, Action] = {
@@ -82,7 +86,7 @@ class Control:
         """Closes all connections, so that clients know that nobody answers any more. Without this
         they would learn it only when the last thread of the process ends, and that thread may hang
         in a source's file system."""
-        for connection in (self._socket, *list(self._attended)):
+        for connection in list(self._attended):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -103,15 +107,16 @@ class Control:
     def _take_in(self, connection: socket.socket) -> None:
         """Answers a command in a thread of its own, so that a command that takes long (`look`,
         `all`) delays no other."""
+        self._attended.add(connection)
         try:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
         except RuntimeError:
+            self._attended.discard(connection)
             connection.close()
             raise
 
     def _attend(self, connection: socket.socket) -> None:
         with connection:
-            self._attended.add(connection)
             try:
                 self._answer(connection)
             except OSError as error:

@@ -114,6 +114,7 @@ def serve(
             watch = OrphanWatch(session) if is_shared else None
             daemon = _daemon(config, session, startup, awaits_job=is_shared)
             control = _control(daemon, session)
+            stack.callback(control.end)
         handle(ENDING, lambda *_: daemon.stop_soon())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         if startup is not None and startup.lifeline is not None:
@@ -127,7 +128,6 @@ def serve(
         gc.freeze()
         control.begin()
         daemon.run()
-        control.end()
         log.info("the daemon has ended")
         _raise_if_lost(daemon)
         # The daemon has ended well. Another signal could still kill Python on its way out, so

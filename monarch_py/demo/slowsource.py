@@ -21,8 +21,6 @@ import time
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from monarch_py.errors import MonarchError
 from monarch_py.util.processes import end
 
@@ -306,8 +304,9 @@ def _may_allow_others() -> bool:
 def _is_mounted(mountpoint: Path) -> bool:
     """Whether the kernel's table of mounts has the mount. A stat of the mount point would hang if
     the program hangs."""
-    mounts = psutil.disk_partitions(all=True)
-    return ("slowsource", str(mountpoint)) in [(each.device, each.mountpoint) for each in mounts]
+    escaped = str(mountpoint).translate({ord(each): f"\\{ord(each):03o}" for each in " \t\n\\"})
+    table = os.fsdecode(Path("/proc/self/mounts").read_bytes())
+    return f"\nslowsource {escaped} " in f"\n{table}"
 
 
 def _unmount(mountpoint: Path) -> None:

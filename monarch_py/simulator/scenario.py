@@ -7,11 +7,13 @@ Python is not checked.
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Meta
 
 from monarch_py.document.keys import Key, Keys, kind_of
@@ -29,7 +31,6 @@ from monarch_py.document.values import (
 )
 from monarch_py.errors import ConfigError
 from monarch_py.native import Floats, Ints
-from monarch_py.simulator.rates import Curve
 from monarch_py.util.units import parse_size
 
 MAX_NODES = 1 << 20
@@ -39,6 +40,38 @@ LINKS = ("in_order", "fair")
 # Numbers that the simulation counts in 32 bits: files, epochs, steps.
 Number = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 Threads = Annotated[int, Meta(ge=1, le=1 << 16)]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """An aggregate rate by the number of threads or clients that share it (NoPFS, Dryden et al.,
+    SC'21, section 4): a storage class has the read rate r_j(p_j) of its p_j threads together, and
+    the PFS the rate t(g) of its g clients together. Each of n threads or clients gets 1/n.
+
+    points : number of sharers (1 or more) -> rate of all together, above 0 [bytes/s]
+
+    Between two points the aggregate is interpolated linearly. Below the first point the aggregate
+    is proportional to the number, so the share of each is constant. Above the last point the
+    aggregate is constant, so the share of each falls. The paper does not define the rate outside
+    the points.
+    """
+
+    points: Mapping[int, float]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for points that do not form a curve."""
+        if not self.points or min(self.points) < 1:
+            raise ValueError(f"a curve needs points with numbers from 1: {list(self.points)}")
+        if not all(0 < rate < float("inf") for rate in self.points.values()):
+            raise ValueError("the rates of a curve are above 0 and finite")
+
+    def total(self, numbers: npt.ArrayLike) -> Floats:
+        """The rate of all together [bytes/s], an array of the shape of `numbers`. numbers : how
+        many threads or clients share the rate, 0 or more"""
+        known, rates = zip((0, 0.0), *sorted(self.points.items()), strict=True)
+        # np.interp keeps the last rate above the last number. The added point (0, 0) makes the rate
+        # proportional below the first number.
+        return np.asarray(np.interp(np.asarray(numbers, np.float64), known, rates), np.float64)
 
 
 def _capacity(text: str) -> int:

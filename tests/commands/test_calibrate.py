@@ -82,6 +82,23 @@ def test_the_rate_is_that_of_all_threads(place: Path, monkeypatch: pytest.Monkey
     assert 1.5 * source[1] < source[4] <= 4 * alone
 
 
+def test_one_thread_reads_as_many_files_as_the_bytes_to_read_take(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: dict[int, int] = {}
+
+    def count(path: Path, _: float, most: int) -> int:
+        read[most] = read.get(most, 0) + path.stat().st_size
+        return path.stat().st_size
+
+    enough = 3 * 64 * 1024
+    monkeypatch.setattr(measuring, "MOST_BYTES", enough)
+    monkeypatch.setattr(measuring, "_read", count)
+    monkeypatch.setattr(measuring, "_measure_tier", lambda *_: ({1: 1.0}, {1: 1.0}))
+    calibrate(load_config(place / "tiers.yaml"))
+    assert read[enough] == enough
+
+
 def test_the_scenario_loads_and_can_be_simulated(place: Path) -> None:
     config = load_config(place / "tiers.yaml")
     scenario = loaded(place, config, calibrate(config))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
 
 from monarch_py.config.load import load_config
+from monarch_py.daemon.copies import eviction as rules
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index
@@ -24,6 +27,7 @@ from monarch_py.plan.position import NOT_SOON, PositionEstimator
 from monarch_py.plan.run import Run
 from monarch_py.plan.samplers import DistributedSampler, Listed
 from monarch_py.plan.timeline import Timeline
+from monarch_py.policies.node import NodePolicy
 
 # Half of the files are used in the first epochs, the other half in the others. The area holds 30.
 HALF, SIZE, EPOCHS = 160, 50_000, 3
@@ -261,6 +265,48 @@ def test_without_a_plan_nothing_goes(
         session.wait_idle()
     assert session.status()["tiers"][0]["evicted"] == 0
     assert session.status()["sources"][0]["bypass"]["no_room"] > 0
+
+
+# --- how often it looks -------------------------------------------------------------------------
+
+
+class SlowTiers:
+    """One tier with eviction, which is lost. Each look at it takes `look_s`."""
+
+    def __init__(self, look_s: float) -> None:
+        self.look_s, self.now_s, self.asked = look_s, 1000.0, 0
+        self.tiers = self
+        self.scanner = SimpleNamespace(config=SimpleNamespace(evicting=[0]))
+
+    def __getitem__(self, number: int) -> None:
+        self.now_s += self.look_s
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def uses(self) -> Future[Any]:
+        self.asked += 1
+        done: Future[Any] = Future()
+        done.set_result((np.zeros(0, np.int64), np.zeros(0, np.int64)))
+        return done
+
+
+@pytest.mark.parametrize("look_s", [0.0, 0.001, 0.1, 2.0])
+def test_looks_take_a_small_part_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, look_s: float
+) -> None:
+    copies: Any = SlowTiers(look_s)
+    monkeypatch.setattr(rules, "time", copies)
+    evictions = rules.Evictions(copies, NodePolicy(), copies.uses, lambda ids: ids == ids)
+    evictions.step()
+    ended_s, next_s = copies.now_s, 1000.0 + max(rules.LOOK_S, look_s / rules.SHARE)
+    assert copies.asked == 1
+    copies.now_s = next_s - 0.01
+    evictions.step()
+    assert copies.asked == 1, f"looked again within {copies.now_s - ended_s} s"
+    copies.now_s = next_s + 0.01
+    evictions.step()
+    assert copies.asked == 2
 
 
 # --- what comes, and when -----------------------------------------------------------------------

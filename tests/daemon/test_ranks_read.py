@@ -15,15 +15,16 @@ import pytest
 from support.epoch import Reader, content, make_files
 from support.session import MIB, Session, wait_until
 
+from monarch_py import word
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.session import Segment
-from monarch_py.native import ffi, lib
+from monarch_py.native import State, ffi, lib
 from monarch_py.plan import Loader, Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
 
-KIB = 1 << 10
+KIB, UNIT = 1 << 10, 256 << 10
 SIZE, FILES, THREADS = 64 * KIB, 240, 8
 RATE = 10e6
 # Of what each of two ranks reads so many files have no copy.
@@ -113,6 +114,71 @@ def test_who_misses_more_is_served_more_often(
         assert of_many >= 0.8 * DEMANDED, first
     else:
         assert abs(of_many - DEMANDED / 2) <= 1, first
+
+
+# --- whose files are filled ahead of their readers ----------------------------------------------
+
+
+class Progress:
+    """How many units of files the engine has filled."""
+
+    def __init__(self, session: Session, catalog: CatalogReader) -> None:
+        self.catalog = catalog
+        self.segment = Segment.open(session.paths.fills, writable=False)
+        self.fills: Any = self.segment.as_struct("struct monarch_fills")
+
+    def units(self, entry: int, of: int) -> int:
+        found = int(self.catalog.words[entry])
+        if word.state(np.uint64(found)) == State.PRESENT:
+            return of
+        slots = [slot for slot, each in enumerate(self.fills.word) if each == found]
+        return sum(self.fills.fill[slot].done[0].bit_count() for slot in slots)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_who_misses_more_has_more_filled_ahead(
+    session_factory: Callable[..., Session],
+    slow_factory: Callable[..., SlowSource],
+    is_on: bool,
+) -> None:
+    """One reader of each rank waits for the first unit of a large file, and no other unit is asked
+    for."""
+    source, units = slow_factory(), 60
+    make_files(source.backing, 2, units * UNIT)
+    session = session_factory(
+        source.mountpoint, balance_ranks=is_on, shared_tpool_size=1, min_reads=1
+    ).start()
+    session.wait_scanned()
+    catalog = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
+    few, many = (catalog.find(0, str(number)) for number in (1, 2))
+    demands, progress = Demands(session), Progress(session, catalog)
+    source.latency(read=3600)
+    lead = 0
+    try:
+        demands.demand([[few], [many]])
+        wait_until(lambda: session.status()["sources"][0]["filling"] == 2, what="both orders")
+        wait_until(
+            lambda: (
+                [round(share, 1) for share in demands.shares()] == ([0.1, 0.9] if is_on else [0, 0])
+            ),
+            what="the shares",
+        )
+        source.latency(read=0.01)
+
+        def are_filled() -> bool:
+            nonlocal lead
+            of_few, of_many = (progress.units(entry, units) for entry in (few, many))
+            lead = max(lead, of_many - of_few)
+            demands.opens()
+            return of_few == of_many == units
+
+        wait_until(are_filled, what="both copies")
+    finally:
+        source.latency(read=0)
+    if is_on:  # seven units of eight
+        assert lead >= units / 2
+    else:
+        assert lead <= 4
 
 
 # --- ranks that read ----------------------------------------------------------------------------

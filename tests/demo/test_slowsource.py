@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -338,3 +338,13 @@ def test_why_unavailable_says_what_is_missing(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert why_unavailable(binary) == "fusermount3 is missing; install the package fuse3"
+
+
+@pytest.mark.parametrize("user, may_mount", [(0, True), (1, False), (1000, False)])
+def test_only_root_mounts_without_fusermount3(
+    user: int, may_mount: bool, binary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(slowsource, "SlowSource", lambda *_, **__: nullcontext())
+    assert (why_unavailable(binary) is None) == may_mount

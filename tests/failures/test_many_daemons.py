@@ -41,6 +41,12 @@ def segments_of(process: Steps, session: Session) -> set[str]:
     return {line.split()[0] for line in maps if str(session.shm) in line}
 
 
+def maps_null(process: Steps) -> bool:
+    """Whether a null pointer leads to memory of the process: root may map that address."""
+    maps = Path(f"/proc/{process.process.pid}/maps").read_text()
+    return int(maps.partition("-")[0], 16) == 0
+
+
 def size_bytes(process: Steps, what: str) -> int:
     status = Path(f"/proc/{process.process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in status if line.startswith(what))
@@ -66,6 +72,8 @@ def test_changes_are_recorded_with_the_daemon_that_serves_now(
             sizes.append((size_bytes(process, "VmSize"), size_bytes(process, "VmRSS")))
         # Of the newest daemon's and the one's before it: control, clients and catalog each.
         assert len(segments_of(process, session)) <= 6
+        # The process has begun without a daemon, so the first session had nothing to give back.
+        assert not maps_null(process)
         for now, early in zip(sizes[-1], sizes[4], strict=True):
             assert now - early < 2.5e6 * (MANY - 5)  # a catalog's addresses
         assert sizes[-1][1] - sizes[4][1] < 16_384 * (MANY - 5)

@@ -222,6 +222,31 @@ def test_a_position_in_use_is_never_lost(session: Session, files: Files, way: st
         program.end()
 
 
+# forkpty(3) forks inside libc. The child would move the descriptor to the copy, were it its own.
+FORKED_UNSEEN = """
+fd = os.open(sys.argv[1], 0)
+os.pread(fd, 1000, 0)
+step()
+child, terminal = os.forkpty()
+if not child:
+    for at in range(0, os.fstat(fd).st_size, 1 << 18): os.pread(fd, 1 << 18, at)
+    os.lseek(fd, 5000, 0)
+    os._exit(0)
+os.waitpid(child, 0)
+step(os.lseek(fd, 0, 1))
+"""
+
+
+def test_a_child_of_a_fork_inside_libc_shares_the_position(session: Session, files: Files) -> None:
+    with Steps(session, FORKED_UNSEEN, files.path("a")) as program:
+        program.wait()
+        wait_present(session)
+        program.go()
+        assert program.wait() == [5000]
+        assert session.totals()["promotions"] == 0
+        program.end()
+
+
 # --- locks and signals ---------------------------------------------------------------------------
 
 # lock(fd) for a descriptor of the file; tells whoever could promote it to leave it.

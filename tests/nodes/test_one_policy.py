@@ -35,9 +35,15 @@ from monarch_py.policies.replay import next_uses
 from monarch_py.policies.view import STAGING, Decision, Job, When
 from monarch_py.simulator.engine import measure
 from monarch_py.simulator.jobs import cluster_of
-from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import PLACES
-from monarch_py.simulator.scenario import Dataset, NodeOverride, Rates, Scenario, StorageClass
+from monarch_py.simulator.scenario import (
+    Curve,
+    Dataset,
+    NodeOverride,
+    Rates,
+    Scenario,
+    StorageClass,
+)
 from monarch_py.storage.tiers import slack_of
 
 KIB, MIB = 1 << 10, 1 << 20

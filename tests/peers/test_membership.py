@@ -29,6 +29,15 @@ def test_its_name_tells_nothing_of_the_secret() -> None:
     assert not any(SECRET[at : at + 3] in bytes.fromhex(name) for at in range(len(SECRET) - 2))
 
 
+def test_no_part_of_its_name_depends_on_a_part_of_the_secret() -> None:
+    """Else the name would tell something of that part, however it is encoded."""
+    for bit in range(8 * len(SECRET)):
+        other = int.from_bytes(SECRET, "big") ^ 1 << bit
+        name = replace(CLUSTER, secret=other.to_bytes(len(SECRET), "big")).name
+        same = sum(a == b for a, b in zip(name, CLUSTER.name, strict=True))
+        assert same <= len(name) / 2  # by chance one digit of sixteen
+
+
 def test_what_is_told_comes_back() -> None:
     told = json.loads(json.dumps(msgspec.to_builtins(CLUSTER)))
     assert msgspec.convert(told, Cluster) == CLUSTER

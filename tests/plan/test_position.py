@@ -14,7 +14,7 @@ from support.opening import Ranks, Units, in_turns
 from monarch_py.errors import ConfigError
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.position import PositionEstimator
-from monarch_py.plan.run import RECENT, Run, locate
+from monarch_py.plan.run import RECENT, SEARCHED, UNSEEN, Run, locate
 from monarch_py.plan.samplers import DistributedSampler, Sampler, SequentialSampler
 from monarch_py.plan.timeline import Part, Timeline
 
@@ -238,3 +238,13 @@ def test_windows_and_places_that_are_none() -> None:
         PositionEstimator(run, 401)
     assert locate(run, np.zeros(0, dtype=np.int32)) == (0.0, 0)
     assert Run.of(section, 0, 500).place[450] == -1
+
+
+@pytest.mark.parametrize(("chance", "share"), [(1e-5, 0.0), (1e-6, 1.0)])
+def test_a_place_is_found_only_where_chance_hardly_leads(chance: float, share: float) -> None:
+    """Seen units lie together in a part p of all units with the probability p ** SEARCHED."""
+    units = np.arange(100_000, dtype=np.int32)
+    part = chance ** (1 / SEARCHED)
+    window = int(part * len(units) - UNSEEN * SEARCHED)
+    run = Run(0, units, units, units.astype(np.int64), window)
+    assert locate(run, units[:SEARCHED]) == (share, 0)

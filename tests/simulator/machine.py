@@ -11,8 +11,15 @@ import numpy as np
 from monarch_py.policies.view import Decision, Job
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import cluster_of
-from monarch_py.simulator.rates import Curve
-from monarch_py.simulator.scenario import LINKS, Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.simulator.scenario import (
+    LINKS,
+    Curve,
+    Dataset,
+    Rates,
+    Scenario,
+    SizeLaw,
+    StorageClass,
+)
 
 __all__ = ["FAST", "Machine", "job", "scenario"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from monarch_py.simulator.rates import Curve
-from monarch_py.simulator.scenario import Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.simulator.scenario import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
 
 __all__ = ["scenario"]
 

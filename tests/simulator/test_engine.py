@@ -17,9 +17,15 @@ from monarch_py.policies.named import POLICIES
 from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, Served, When
 from monarch_py.simulator.engine import measure, simulate
 from monarch_py.simulator.jobs import job_of
-from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import PLACES
-from monarch_py.simulator.scenario import LINKS, Checkpoint, NodeOverride, Scenario, StorageClass
+from monarch_py.simulator.scenario import (
+    LINKS,
+    Checkpoint,
+    Curve,
+    NodeOverride,
+    Scenario,
+    StorageClass,
+)
 
 DEMAND = Decision(staging=False)
 STAGED = Decision()
@@ -57,6 +63,19 @@ def test_a_sample_larger_than_the_staging_buffer_goes_through_alone() -> None:
     measured = run(machine, [10, 40, 10], [[[[0, 1, 2]]]], STAGED)
     # 0: there at 1; 1: from 1 to 5, used until 9; 2: from 5, there at 6, used from 9 to 10.
     assert measured.epoch_end.tolist() == pytest.approx([10])
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 4, 8])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_staging_buffer_has_the_same_room_in_every_epoch(epochs: int, seed: int) -> None:
+    """A node that is alone waits for nobody at the end of an epoch, so the job takes as long as one
+    epoch with all the samples."""
+    samples = np.arange(8 * epochs)
+    sizes = np.random.default_rng(seed).integers(10, 60, len(samples)).tolist()
+    machine = Machine({1: 10}, compute=8, staging=60)
+    parts = run(machine, sizes, samples.reshape(epochs, 1, 8, 1).tolist(), STAGED)
+    whole = run(machine, sizes, samples.reshape(1, 1, -1, 1).tolist(), STAGED)
+    assert parts.epoch_end[-1] == pytest.approx(whole.epoch_end[0])
 
 
 def test_all_nodes_share_the_file_system_and_meet_after_each_step() -> None:

@@ -13,9 +13,9 @@ from monarch_py.policies.named import NAMES, POLICIES
 from monarch_py.policies.view import PFS, Decision, Job
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import job_of
-from monarch_py.simulator.rates import Curve
 from monarch_py.simulator.result import PLACES
 from monarch_py.simulator.scenario import (
+    Curve,
     Dataset,
     NodeOverride,
     Rates,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_py.simulator.rates import Curve
+from monarch_py.simulator.scenario import Curve
 from monarch_py.util.units import GIB, KIB, MIB, parse_amount, parse_rate
 
 # NoPFS, section 6.1: the PFS by clients, in MB/s.

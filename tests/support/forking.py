@@ -14,6 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,7 @@ from typing import Any, NoReturn
 LARGEST_REQUEST = 1 << 20
 # The process that forks has fewer open.
 MOST_DESCRIPTORS = 64
+ASKING = threading.Lock()
 # What only a program's start reads: a process with other values of these cannot be a fork.
 READ_AT_START = ("COVERAGE", "GLIBC", "LD_", "MALLOC", "OPENBLAS", "PYTHON")
 
@@ -100,10 +103,11 @@ def _end(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 def _ask(request: dict[str, Any], *fds: int) -> Any:
-    server = _server(os.getpid())
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    server.sendmsg([json.dumps(request).encode()], rights)
-    return json.loads(server.recv(LARGEST_REQUEST))
+    with ASKING:
+        server = _server(os.getpid())
+        server.sendmsg([json.dumps(request).encode()], rights)
+        return json.loads(server.recv(LARGEST_REQUEST))
 
 
 def _become(request: dict[str, Any], out: int, err: int) -> NoReturn:
@@ -120,10 +124,16 @@ def _become(request: dict[str, Any], out: int, err: int) -> NoReturn:
     status: Any = 1
     try:
         main()
+        status = 0
     except SystemExit as ended:
-        status = ended.code
+        status = 0 if ended.code is None else ended.code
+    except BaseException:
+        traceback.print_exc()
     finally:
-        sys.stdout.flush()
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
         os._exit(status if isinstance(status, int) else 1)
 
 

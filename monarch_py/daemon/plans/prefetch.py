@@ -6,6 +6,7 @@ hold them. After this window come the kept files that are used later, in the ord
 use.
 """
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -13,7 +14,6 @@ import numpy as np
 
 from monarch_py import word
 from monarch_py.daemon.fill.filler import Filler
-from monarch_py.daemon.plans.pace import Pace
 from monarch_py.daemon.plans.tracker import PlanTracker
 from monarch_py.native import NO_IDS, Bools, Floats, Ids, State
 from monarch_py.plan import NEVER
@@ -29,6 +29,9 @@ WINDOW_LEAVES = 8
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest time between two looks at what lies ahead [s].
 LOOK_S = 0.02
+# An open that is longer ago than this counts for little. After this time without any open, no use
+# is predicted [s].
+MEMORY_S = 2.0
 
 
 class PlanPrefetch:
@@ -148,3 +151,31 @@ class PlanPrefetch:
         if not kept.all():
             # The staging area has no room yet for these files, so it has none for files used later.
             self._queue = self._queue[self._policy.keeps(self._queue)]
+
+
+class Pace:
+    """Measures how fast programs go through their files."""
+
+    def __init__(self) -> None:
+        self._files = 0.0  # files opened; older opens count for less
+        self._began = self._last = -math.inf
+
+    def note(self, files: int, now_s: float) -> None:
+        """Notes that `files` files were opened since the last call."""
+        if now_s - self._last > MEMORY_S:
+            self._began, self._files = now_s, 0.0
+        else:
+            self._files *= math.exp((self._last - now_s) / MEMORY_S)
+        self._files += files
+        self._last = now_s
+
+    def seconds(self, files: Floats, now_s: float) -> Floats:
+        """Returns (n,) how long programs will take to open so many more files [s]; infinite where
+        they have just begun, or open none."""
+        since = now_s - self._began
+        if now_s - self._last > MEMORY_S or since <= 0:
+            return np.full(len(files), np.inf)
+        # At a steady pace r, the count is r M (1 - exp(-t / M)) at the time t after the beginning,
+        # with M = MEMORY_S. So the count stands for `span` seconds.
+        span = -MEMORY_S * math.expm1(-since / MEMORY_S)
+        return np.asarray(files * span / self._files)
