@@ -9,17 +9,25 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
 from support.session import Session, wait_until
 
+from monarch_py.config.load import load_config
+from monarch_py.daemon.control import Control
+from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.errors import NoDaemonError
 
+# Within this time a client hears that the daemon has ended [s].
+ENDS_S = 5.0
 HOLDER = "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
 
 
@@ -122,3 +130,30 @@ def waits_for_fuse(task: Path) -> bool:
         return "fuse" in (task / "wchan").read_text() or "fuse" in (task / "stack").read_text()
     except OSError:
         return False
+
+
+def test_nobody_waits_for_a_daemon_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch, session_factory: Callable[..., Session], tree: Path
+) -> None:
+    """Its process may live on, as long as a thread of it hangs in a source's file system."""
+    session = session_factory(tree)
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    session.paths.make()
+    daemon = Daemon(load_config(session.config), session.paths)
+    control = Control(daemon, session.paths)
+    control.begin()
+    thread = Thread(target=daemon.run)
+    thread.start()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(client) for client in connected(session, 3)]
+        daemon.stop_now()
+        thread.join()
+        control.end()
+        for client in clients:
+            client.settimeout(ENDS_S)
+            with suppress(ConnectionResetError):  # of one that was not accepted
+                assert client.recv(1) == b""
+        began_s = time.monotonic()
+        with pytest.raises(NoDaemonError):
+            session.connection.ask("where")
+        assert time.monotonic() - began_s < ENDS_S
