@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from support.alone import AloneLast
+from support.alone import MARK, AloneLast
 from support.dataset import make_dataset
 from support.epoch import build_reader
 from support.mounts import Mounts
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in long]
 
 
-@pytest.fixture(params=["alone"])
+@pytest.fixture(params=[MARK])
 def alone() -> None:
     """Has a test run when no other one does: `@pytest.mark.usefixtures("alone")`."""
 

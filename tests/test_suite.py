@@ -59,7 +59,7 @@ from support.alone import AloneLast
 def pytest_xdist_make_scheduler(config, log):
     return AloneLast(config, log)
 
-@pytest.fixture(params=["alone"])
+@pytest.fixture(params=["alone_last"])
 def alone():
     pass
 """

@@ -1,7 +1,7 @@
 """Tests that use the fixture `alone` measure times that other tests would stretch: with several
 workers they run last, on one worker, when all others have ended.
 
-The scheduler gets names of tests only: the fixture's one parameter puts `alone` into them.
+The scheduler gets names of tests only: the one parameter of the fixture puts MARK into them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 from xdist.scheduler import WorkStealingScheduling
 from xdist.scheduler.worksteal import MIN_PENDING
+
+MARK = "alone_last"
 
 
 class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no types
@@ -23,7 +25,7 @@ class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no t
     def check_schedule(self) -> None:
         if self._alone is None:
             names = self.collection or []
-            self._alone = [i for i in self.pending if "alone" in re.split(r"[][-]", names[i])]
+            self._alone = [i for i in self.pending if MARK in re.split(r"[][-]", names[i])]
             self.pending[:] = [index for index in self.pending if index not in self._alone]
         if not self._alone or not self._is_shared_out():
             super().check_schedule()
