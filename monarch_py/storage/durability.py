@@ -157,7 +157,8 @@ class Keeper:
             with self._lock:
                 while not (self._add or self._remove or self._ending):
                     self._lock.wait()
-                self._lock.wait_for(lambda: self._ending, BATCH_S)
+                if not self._ending:
+                    self._lock.wait(BATCH_S)
                 add, self._add = self._add, []
                 remove, self._remove = self._remove, []
                 if not (add or remove):
