@@ -34,6 +34,7 @@ from monarch_py.plan import Loader, Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.policies.rendezvous import Keys
+from monarch_py.util.processes import end
 
 MIB, GIB = 1 << 20, 1 << 30
 BLOCK = 256 << 10
@@ -279,12 +280,7 @@ class Testbed:
         daemon, self.daemons[node] = self.daemons[node], None
         if daemon is None:
             return
-        daemon.terminate()
-        try:
-            daemon.wait(END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-            daemon.wait()
+        end(daemon, END_LIMIT_S)
 
     # --- what it does ---------------------------------------------------------------------------
 

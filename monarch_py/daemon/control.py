@@ -83,9 +83,9 @@ class Control:
         threading.Thread(target=self._answer_forever, name="control", daemon=True).start()
 
     def end(self) -> None:
-        """Closes all connections, so that clients know that nobody answers any more. Without this
-        they would learn it only when the last thread of the process ends, and that thread may hang
-        in a source's file system."""
+        """Shuts down the connections of clients that still wait for an answer, so that they learn
+        that none comes. Otherwise they would learn it when the last thread of the process ends, and
+        that thread may hang in a source's file system."""
         for connection in list(self._attended):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
