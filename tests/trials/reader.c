@@ -235,9 +235,11 @@ static void by_dup(struct thread *me, const struct file *f) {
     CALL(close(again >= 0 ? again : fd));
 }
 
-/* A child reads on, by the offset that it shares with us. */
+/* A child reads on, by the offset that it shares with us. It ends with the errno of its read, or
+ * with WRONG. */
 static void by_fork(struct thread *me, const struct file *f) {
-    int fd = open_file(me, f), status = -1;
+    enum { WRONG = 255 };
+    int fd = open_file(me, f), status = 0;
     if (fd < 0)
         return;
     uint64_t at = draw(me, f->size + 1), n = part(me), there = f->size - at;
@@ -245,16 +247,23 @@ static void by_fork(struct thread *me, const struct file *f) {
     pid_t child = (pid_t)TIMED(fork());
     if (child == 0) {
         long got = read(fd, me->data, n);
-        _exit(got < 0 || (uint64_t)got != (there < n ? there : n) ||
-              count_wrong(f->seed, me->data, at, (uint64_t)got) != 0);
+        if (got < 0)
+            _exit(errno);
+        int is_right = (uint64_t)got == (there < n ? there : n) &&
+                       count_wrong(f->seed, me->data, at, (uint64_t)got) == 0;
+        _exit(is_right ? 0 : WRONG);
     }
     note(me, &state->errors, child < 0, errno);
-    if (child > 0) {
-        CALL(waitpid(child, &status, 0));
-        is_same(me, status == 0);
-        at += there < n ? there : n;
-        is_same(me, CALL(lseek(fd, 0, SEEK_CUR)) == (long)at);
-        read_on(me, f, fd, at);
+    if (child > 0 && CALL(waitpid(child, &status, 0)) == child) {
+        int ended_by = WIFEXITED(status) ? WEXITSTATUS(status) : WRONG;
+        is_same(me, ended_by != WRONG);
+        if (ended_by != 0 && ended_by != WRONG) {
+            note(me, &state->errors, 1, ended_by);
+        } else {
+            at += there < n ? there : n;
+            is_same(me, CALL(lseek(fd, 0, SEEK_CUR)) == (long)at);
+            read_on(me, f, fd, at);
+        }
     }
     CALL(close(fd));
 }
