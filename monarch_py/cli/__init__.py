@@ -26,6 +26,7 @@ __all__ = ["main"]
 # `status`, for example, does not load the daemon's code.
 MODULES = {
     "care": ("clear", "doctor", "verify"),
+    "files": ("evict", "ls"),
     "lifecycle": ("run", "serve", "start", "stop"),
     "logs": ("logs",),
     "plan": ("plan",),

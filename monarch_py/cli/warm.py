@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 
 from monarch_py.cli.messages import tell
 from monarch_py.cli.options import as_json, config_option
-from monarch_py.commands.summary import room_hint
+from monarch_py.commands.summary import room_bytes, room_hint
 from monarch_py.commands.warm import Progress, Warm
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
@@ -113,6 +113,15 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
     return f"{files} {reason}"
 
 
+def _forecast(progress: Progress, room: int) -> str:
+    """What the command would do. room : what the tiers can still take [bytes]"""
+    left = max(0, _to_fill(progress) - progress.filled_bytes)
+    said = f"{counted(progress.left_files, 'file')} ({format_size(left)}) would be filled"
+    if left > room:
+        said += f", of which the tiers have room for {format_size(room)} now"
+    return f"{said}, {progress.there_files} ({format_size(progress.there_bytes)}) already there"
+
+
 def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> str:
     """The summary of the command.
 
@@ -151,6 +160,7 @@ def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> s
 )
 @click.option("-0", "--null", is_flag=True, help="The paths in LIST end with NUL, not newlines.")
 @click.option("--no-wait", is_flag=True, help="Return as soon as everything is ordered.")
+@click.option("--dry-run", is_flag=True, help="Copy nothing; say what would be copied.")
 @as_json
 @click.argument("paths", metavar="[PATH ...]", nargs=-1)
 def warm(
@@ -159,6 +169,7 @@ def warm(
     list_file: BinaryIO | None,
     null: bool,
     no_wait: bool,
+    dry_run: bool,
     as_json: bool,
     paths: tuple[str, ...],
 ) -> None:
@@ -176,17 +187,19 @@ def warm(
     session, run, status, ended = SessionDir.of(config_file), None, 0, ""
     try:
         with handling(SIGNALS, _end):
-            run = Warm(session, texts)
+            run = Warm(session, texts, is_dry=dry_run)
             with _bar() as bar:
-                run.run(_Display(bar).show, wait=not no_wait)
+                run.run(_Display(bar).show, wait=not (no_wait or dry_run))
     except SystemExit as signal_seen:
         status = int(signal_seen.code or 0)
         ended = "interrupted; run it again to go on: "
     if run is None:  # nothing was ordered yet
         sys.exit(status)
     troubles, hint, has_tiers = [f"{path}: {why}" for path, why in run.chosen.problems], "", True
-    if "no_room" in run.progress.at_source and not ended:
+    report: dict[str, Any] = {}
+    if ("no_room" in run.progress.at_source or dry_run) and not ended:
         report = DaemonConnection(session).ask("status")
+    if "no_room" in run.progress.at_source and report:
         troubles += [tier["why"] for tier in report["tiers"] if not tier["usable"]]
         hint = room_hint(report, *run.no_room())
         has_tiers = bool(hint)
@@ -195,6 +208,8 @@ def warm(
     if as_json:
         problems = [{"path": path, "problem": why} for path, why in run.chosen.problems]
         click.echo(json.dumps({**asdict(run.progress), "problems": problems}, indent=2))
+    elif dry_run:
+        click.echo(ended + _forecast(run.progress, room_bytes(report)))
     else:
         said = _summary(run.progress, wait=not no_wait, hint=hint, has_tiers=has_tiers)
         click.echo(ended + said)

@@ -182,6 +182,11 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
     return f"`max_storage_quota: {quota}` for {tier['mount_point']} holds them all"
 
 
+def room_bytes(report: dict[str, Any]) -> int:
+    """What the tiers can still take, if nothing is evicted [bytes]."""
+    return sum(tier["free_bytes"] for tier in report["tiers"] if tier["usable"])
+
+
 def _rounded_up(n_bytes: int) -> str:
     unit, name = (GIB, "GiB") if n_bytes >= 10 * GIB else (MIB, "MiB")
     return f"{-(-n_bytes // unit)}{name}"

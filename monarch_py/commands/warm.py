@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from monarch_py import word
+from monarch_py.commands.daemon_view import DaemonView
 from monarch_py.commands.selection import PathSelection
 from monarch_py.errors import SessionError, SilentError
-from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
-from monarch_py.ipc.session import Segment, SessionDir
-from monarch_py.native import Bools, Ids, Reason, State, Uints, ffi, lib
+from monarch_py.ipc.session import SessionDir
+from monarch_py.native import Bools, Ids, Reason, State, Uints
 from monarch_py.util.hanging import LIMIT_S, hanging
 
 # Number of entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10
@@ -78,73 +78,20 @@ def _has_changed(words: Uints) -> Bools:
     return np.asarray(is_left)
 
 
-class _View:
-    """The shared segments of one daemon; `refresh` opens the daemon's newest catalog."""
-
-    def __init__(self, connection: DaemonConnection) -> None:
-        self._connection = connection
-        self.pid = 0
-        self.scanned = self.switched_off = False
-        self._generation = 0
-        self.refresh()
-        session = connection.session
-        paths = (session.control, session.fills)
-        self._segments = [Segment.open(path, writable=False) for path in paths]
-        self._control: Any = self._segments[0].as_struct("struct monarch_control")
-        self._fills: Any = self._segments[1].as_struct("struct monarch_fills")
-
-    def refresh(self) -> None:
-        """Asks the daemon for its state, and opens its newest catalog. Raises SessionError if the
-        daemon is gone or another daemon has taken its place."""
-        known = -1
-        while known != self._generation:
-            told = self._connection.ask("where")
-            if self.pid not in (0, told["pid"]):
-                raise SessionError("the daemon was replaced by another one; run the command again")
-            self.pid, known = told["pid"], told["generation"]
-            self.scanned, self.switched_off = told["scanned"], told["switched_off"]
-            if known != self._generation:
-                with suppress(FileNotFoundError):  # a newer catalog has replaced it: ask again
-                    self.catalog = CatalogReader.open(self._connection.session, known)
-                    self._generation = known
-
-    def roots(self) -> list[list[str]]:
-        """The spellings of each source's directory (`roots` of PathSelection)."""
-        found = []
-        for number in range(self._control.sources):
-            slot = self._control.source[number]
-            texts = [ffi.buffer(slot.path, slot.path_len)[:]]
-            if slot.alias_len:
-                texts.append(ffi.buffer(slot.alias, slot.alias_len)[:])
-            found.append([os.fsdecode(text) for text in texts])
-        return found
-
-    def partial_bytes(self, words: Uints, sizes: Uints) -> int:
-        """Bytes that running fills have already copied. words, sizes : (n,) of files that are being
-        filled"""
-        if not len(words):
-            return 0
-        done = 0
-        of = dict(zip(words.tolist(), sizes.tolist(), strict=True))
-        for slot in range(lib.MONARCH_FILL_SLOTS):
-            size = of.get(int(self._fills.word[slot]), 0)
-            if size:
-                fill = self._fills.fill[slot]
-                units = np.frombuffer(ffi.buffer(fill.done), dtype=np.uint8)
-                done += min(size, int(np.unpackbits(units).sum()) * int(fill.unit_bytes))
-        return done
-
-
 class Warm:
     """One run of the command. The constructor raises SessionError if no daemon serves, or
     everything is switched off.
 
     texts : paths as the user wrote them; None for everything
+    is_dry : nothing is ordered, and copies are not compared with the source
     """
 
-    def __init__(self, session: SessionDir, texts: Sequence[str] | None) -> None:
+    def __init__(
+        self, session: SessionDir, texts: Sequence[str] | None, *, is_dry: bool = False
+    ) -> None:
+        self._is_dry = is_dry
         self._connection = DaemonConnection(session)
-        self._view = _View(self._connection)
+        self._view = DaemonView(self._connection)
         self._refuse_off()
         self.chosen = PathSelection(self._view.roots(), texts, self._view.catalog)
         self._ask_for_directories()
@@ -230,6 +177,8 @@ class Warm:
         self._order(absent)
 
     def _order(self, ids: Ids) -> None:
+        if self._is_dry:
+            return
         for at in range(0, len(ids), ORDER):
             entries = ids[at : at + ORDER].tolist()
             self._connection.ask("warm", ticket=self._ticket, entries=entries)
@@ -238,6 +187,8 @@ class Warm:
         """Has the daemon compare the next entries of `_to_compare` with the source. A copy may be
         of an earlier version of its file, and a changed directory may hold files that the scan has
         not seen."""
+        if self._is_dry:
+            self._to_compare = self._to_compare[:0]
         if not len(self._to_compare):
             return
         told = self._ask_source("compare", entries=self._to_compare[:ORDER].tolist())

@@ -209,8 +209,7 @@ class Control:
 
     def _drop(self, request: Request) -> Request:
         entries = [int(entry) for entry in request.get("entries", [])]
-        self._daemon.filler.copies.drop_damaged(entries)
-        return {"dropped": len(entries)}
+        return {"dropped": self._daemon.filler.copies.drop(entries)}
 
     # --- while the loop goes on ---------------------------------------------------------------
 

@@ -320,9 +320,10 @@ class Copies:
         self.drop_foreign()
         return len(ids)
 
-    def drop_damaged(self, entries: list[int]) -> None:
-        """Drops copies that a command has found damaged."""
+    def drop(self, entries: list[int]) -> int:
+        """Drops the copies of these files for a command. Returns how many there were."""
         known = [entry for entry in entries if 0 <= entry < len(self.shared.catalog)]
         ids = np.array(known, dtype=np.uint64)
         present = self.shared.catalog.states(ids) == State.PRESENT
         self.forget(ids[present], State.ABSENT)
+        return int(present.sum())

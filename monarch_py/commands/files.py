@@ -1,0 +1,108 @@
+"""`monarch ls` and `monarch evict`: where the named files are, and dropping their copies."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from monarch_py import word
+from monarch_py.commands.daemon_view import DaemonView
+from monarch_py.commands.selection import PathSelection
+from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.ipc.session import SessionDir
+from monarch_py.native import Ids, Reason, State
+
+# Number of entries in one request, as for `monarch warm`.
+PORTION = 65536
+STAGING = "staging area"
+SOURCE = "source"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """One file, and what an open of it gets now.
+
+    path : of the source's file;  size : [bytes]
+    where : the mount point of the tier that has its copy, STAGING or SOURCE
+    why : for a file without a copy: "", "filling", "wanted", or the reason why the source serves
+        it, as `bypass` in docs/status.md
+    """
+
+    path: str
+    size: int
+    where: str
+    why: str
+
+
+class NamedFiles:
+    """The files that a user names, as the daemon's catalog has them now.
+
+    texts : paths as the user wrote them; None for everything
+
+    The constructor raises SessionError if no daemon serves.
+    """
+
+    def __init__(self, session: SessionDir, texts: Sequence[str] | None) -> None:
+        self._connection = DaemonConnection(session)
+        self._view = DaemonView(self._connection)
+        catalog = self._view.catalog
+        self._chosen = PathSelection(self._view.roots(), texts, catalog)
+        self._tiers = [tier["mount_point"] for tier in self._connection.ask("status")["tiers"]]
+        self._chosen.meet(catalog)
+        if self.scanned:
+            self._chosen.finish(catalog)
+
+    @property
+    def scanned(self) -> bool:
+        """Whether the daemon knows all files of its sources."""
+        return self._view.scanned
+
+    @property
+    def names(self) -> list[str]:
+        """What `where` of a file can be."""
+        return [*self._tiers, STAGING, SOURCE]
+
+    @property
+    def problems(self) -> list[tuple[str, str]]:
+        """(path, what is wrong and the hint), for each path that stands for no file."""
+        return self._chosen.problems
+
+    def places(self) -> Iterator[FilePlace]:
+        """Where the files are, sorted by path. Files that the daemon does not know yet are last:
+        the source serves them."""
+        catalog = self._view.catalog
+        tops = [spellings[-1] for spellings in self._view.roots()]
+        paths = {
+            entry: f"{tops[int(catalog.entries['source'][entry])]}/{catalog.path(entry)}"
+            for entry in self._chosen.ids.tolist()
+        }
+        for entry in sorted(paths, key=paths.__getitem__):
+            row = catalog.entries[entry]
+            where, why = _place(row["word"], self._tiers)
+            yield FilePlace(paths[entry], int(row["size"]), where, why)
+        for number, path in sorted(self._chosen.unknown):
+            yield FilePlace(f"{tops[number]}/{path}", -1, SOURCE, "unknown")
+
+    def evict(self) -> tuple[int, int]:
+        """Drops the copies of the files. Returns how many copies there were, and the bytes of their
+        files."""
+        catalog = self._view.catalog
+        ids = self._chosen.ids
+        present = ids[word.state(catalog.words[ids]) == State.PRESENT]
+        size, dropped = int(catalog.entries["size"][present].sum()), 0
+        for at in range(0, len(present), PORTION):
+            entries = present[at : at + PORTION].tolist()
+            dropped += self._connection.ask("drop", entries=entries)["dropped"]
+        return dropped, size
+
+
+def _place(packed: np.uint64, tiers: Sequence[str]) -> tuple[str, str]:
+    """`where` and `why` of FilePlace, from an entry's word."""
+    words: Ids = np.array([packed], dtype=np.uint64)
+    state, why = State(int(word.state(words)[0])), Reason(int(word.reason(words)[0]))
+    if state == State.PRESENT:
+        number = int(word.tier(words)[0])
+        return (tiers[number] if number < len(tiers) else STAGING), ""
+    if state in (State.FILLING, State.WANTED):
+        return SOURCE, state.name.lower()
+    return SOURCE, "" if why == Reason.NONE else why.name.lower()
