@@ -173,6 +173,18 @@ int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uin
     return last;
 }
 
+void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uint64_t *bytes) {
+    const struct monarch_entry *e = monarch_entries(c);
+    uint64_t count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
+    for (const struct monarch_entry *end = e + count; e < end; e++) {
+        if (e->kind != MONARCH_FILE || e->source >= MONARCH_MAX_SOURCES)
+            continue;
+        uint64_t i = e->source * 256U + (__atomic_load_n(&e->word, __ATOMIC_RELAXED) & 0xFF);
+        files[i]++;
+        bytes[i] += e->size;
+    }
+}
+
 static uint64_t mask_of(uint64_t bit) { return 1ULL << (bit % 64); }
 
 /* The coarse bit is set last and read first: a reader that finds it unset came before the mark. */

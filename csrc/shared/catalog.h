@@ -577,6 +577,10 @@ int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *
 /* Finds a file by its hash alone, for callers that have no path. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
+
+/* Counts the files of all sources by state and reason, and sums their sizes. `files` and `bytes`
+ * have 256 numbers for each of MONARCH_MAX_SOURCES sources, one for each lower byte of a word. */
+void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uint64_t *bytes);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 /* Finds a copy's entry by the copy's stamp. is_dropped: the copy has no name any more. */
 int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uint64_t ino,

@@ -29,9 +29,11 @@ MODULES = {
     "files": ("evict", "ls"),
     "lifecycle": ("run", "serve", "start", "stop"),
     "logs": ("logs",),
+    "metrics": ("metrics",),
     "plan": ("plan",),
     "setup": ("config", "demo", "env"),
     "simulate": ("calibrate", "simulate"),
+    "top": ("top",),
     "view": ("status",),
     "warm": ("warm",),
 }

@@ -14,12 +14,12 @@ from monarch_py.cluster.collective import listed
 from monarch_py.cluster.nodes import Node, bring_up
 from monarch_py.commands.doctor import is_disabled, switches
 from monarch_py.commands.run import Outcome, keep_daemon, run_job, why_unusable
-from monarch_py.commands.summary import since, summary
 from monarch_py.config.schema import Config
 from monarch_py.daemon.starting import ignore_the_jobs, wait_for
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
 from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection, catalog_trouble, troubles
 from monarch_py.ipc.session import SessionDir, holder_of, served_configurations
+from monarch_py.report.summary import since, summary
 from monarch_py.util.launcher import Launch, launched
 from monarch_py.util.processes import Identity
 

@@ -10,9 +10,9 @@ import click
 
 from monarch_py.cli.options import as_json, served_config_option
 from monarch_py.cli.screen import print_table, show
-from monarch_py.commands.summary import exchanged, opened, read_from_source, since, unused
 from monarch_py.ipc.connection import DaemonConnection, troubles
 from monarch_py.ipc.session import SessionDir
+from monarch_py.report.summary import exchanged, opened, read_from_source, since, unused
 from monarch_py.util.units import format_size
 
 

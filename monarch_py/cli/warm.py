@@ -17,10 +17,10 @@ from rich.progress import Progress as Bar
 
 from monarch_py.cli.messages import tell
 from monarch_py.cli.options import as_json, config_option
-from monarch_py.commands.summary import room_bytes, room_hint
 from monarch_py.commands.warm import Progress, Warm
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
+from monarch_py.report.summary import room_bytes, room_hint
 from monarch_py.util.signals import handle, handling
 from monarch_py.util.units import counted, format_size
 

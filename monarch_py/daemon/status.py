@@ -12,14 +12,15 @@ from monarch_py.daemon.copies.readahead import ReadAhead
 from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.scan.scanner import Scanner
-from monarch_py.daemon.segments import Shared
-from monarch_py.native import Kind, Reason, State
+from monarch_py.native import Reason, State
 from monarch_py.storage.tiers import Tier
 
 SCHEMA_VERSION = 1
 # Counters of programs that `status` leaves out: only the daemon uses them, or they are told in
 # another unit.
 NOT_TOLD = ("wait_ns", "source_opens", "source_open_ns")
+
+Counts = Mapping[tuple[int, int], tuple[int, int]]
 
 
 def _tier(config: TierConfig, tier: Tier | None, why: str) -> dict[str, Any]:
@@ -70,9 +71,9 @@ def _staging(staging: Staging, readahead: ReadAhead) -> dict[str, Any] | None:
     }
 
 
-def _source(scanner: Scanner, shared: Shared, number: int) -> dict[str, Any]:
+def _source(scanner: Scanner, number: int, counts: Counts) -> dict[str, Any]:
+    """counts : of the source's files and their bytes, by (state, reason)"""
     source = scanner.sources[number]
-    counts = shared.catalog.counts(number, Kind.FILE)
     in_state: Counter[int] = Counter()
     bytes_in: Counter[int] = Counter()
     for (state, _), (files, size) in counts.items():
@@ -142,7 +143,10 @@ def status(
         ],
         "staging": _staging(filler.staging, filler.readahead),
         **told,
-        "sources": [_source(scanner, shared, i) for i in range(len(scanner.sources))],
+        "sources": [
+            _source(scanner, number, counts)
+            for number, counts in enumerate(shared.catalog.counts()[: len(scanner.sources)])
+        ],
         "totals": totals,
         "nodes": {**nodes.status(), "source_chosen": routes.chosen} if nodes and routes else None,
     }

@@ -83,15 +83,14 @@ class CatalogReader:
     def find_inode(self, source: int, inode: int) -> int:
         return int(lib.monarch_find_inode(self.c, source, inode))
 
-    def counts(self, source: int, kind: int) -> dict[tuple[int, int], tuple[int, int]]:
-        """(state, reason) -> (files, bytes) over the entries of one source and kind."""
-        chosen = self.entries[(self.entries["source"] == source) & (self.entries["kind"] == kind)]
-        keys = word.state(chosen["word"]) * np.uint64(16) + word.reason(chosen["word"])
-        found = {}
-        for key in np.unique(keys):
-            rows = chosen[keys == key]
-            found[int(key) // 16, int(key) % 16] = (len(rows), int(rows["size"].sum()))
-        return found
+    def counts(self) -> list[dict[tuple[int, int], tuple[int, int]]]:
+        """(state, reason) -> (files, bytes), for each source that there may be."""
+        files, sizes = (np.zeros((lib.MONARCH_MAX_SOURCES, 256), dtype=np.uint64) for _ in range(2))
+        lib.monarch_catalog_count(self.c, pointer(files), pointer(sizes))
+        return [
+            {(int(i) & 15, int(i) >> 4): (int(row[i]), int(size[i])) for i in np.flatnonzero(row)}
+            for row, size in zip(files, sizes, strict=True)
+        ]
 
 
 class Catalog(CatalogReader):

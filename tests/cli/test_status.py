@@ -20,9 +20,9 @@ from cli.conftest import FILES, Factory
 from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
 
-from monarch_py.commands.summary import exchanged, opened, read_from_source
 from monarch_py.daemon.status import SCHEMA_VERSION
 from monarch_py.native import Reason
+from monarch_py.report.summary import exchanged, opened, read_from_source
 from monarch_py.util.units import format_size
 
 PAGE = Path(__file__).parents[2] / "docs" / "status.md"

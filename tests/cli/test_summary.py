@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from support.session import IN_UNITS, MIB, Session
 
-from monarch_py.commands.summary import since, summary
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.report.summary import since, summary
 from monarch_py.util.units import counted
 
 Factory = Callable[..., Session]

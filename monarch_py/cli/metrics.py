@@ -1,0 +1,184 @@
+"""The command metrics."""
+
+import os
+import signal
+import socket
+import socketserver
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import click
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app, write_to_textfile
+
+from monarch_py.cli.messages import tell
+from monarch_py.cli.options import served_config_option
+from monarch_py.errors import MonarchError, SessionError
+from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.ipc.session import SessionDir
+from monarch_py.report.metrics import DASHBOARD, registry_of
+from monarch_py.util.signals import handling
+
+LOOPBACK = "127.0.0.1"
+
+
+class _Quiet(WSGIRequestHandler):
+    """Logs no requests."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class _ThreadingServer(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _UnixServer(socketserver.ThreadingMixIn, WSGIServer):
+    address_family = socket.AF_UNIX
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        socketserver.UnixStreamServer.server_bind(self)
+        self.server_name, self.server_port = "localhost", 0
+        self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
+        """Accepts a client, with an address of the form that the handler expects."""
+        return self.socket.accept()[0], ("a client", 0)
+
+
+@contextmanager
+def _on_socket(path: Path) -> Iterator[WSGIServer]:
+    """A server on a Unix socket that this user alone can reach. Raises MonarchError if there is
+    another file, or a socket on which somebody listens."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise MonarchError(f"{path}: a file that is no socket; name another path")
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise MonarchError(f"{path}: another process listens there; name another path")
+        path.unlink()
+    mask = os.umask(0o177)
+    try:
+        server = _UnixServer(str(path), _Quiet)  # type: ignore[arg-type]
+    finally:
+        os.umask(mask)
+    try:
+        yield server
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _listening(port: int) -> WSGIServer:
+    try:
+        return _ThreadingServer((LOOPBACK, port), _Quiet)
+    except OSError as error:
+        raise MonarchError(
+            f"port {port} cannot be listened on ({error.strerror}); give another one"
+        ) from None
+
+
+def _print_dashboard(context: click.Context, _parameter: Any, is_asked: bool) -> None:
+    if is_asked:
+        click.echo(DASHBOARD.read_text(), nl=False)
+        context.exit()
+
+
+@click.command(short_help="Give the daemon's counters to Prometheus.")
+@served_config_option
+@click.option(
+    "--socket", "socket_file", type=click.Path(path_type=Path), help="Serve on this Unix socket."
+)
+@click.option("--port", type=click.IntRange(1, 65535), help=f"Serve on this port of {LOOPBACK}.")
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path),
+    help="Write to this file, for the textfile collector of node_exporter.",
+)
+@click.option(
+    "--dashboard",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_dashboard,
+    help="Print a dashboard of these metrics, to be imported into Grafana, and end.",
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="Write the file again and again.",
+)
+def metrics(
+    config_file: Path,
+    socket_file: Path | None,
+    port: int | None,
+    textfile: Path | None,
+    every: float | None,
+) -> None:
+    """Give the daemon's counters to Prometheus: print them once, or serve them until Ctrl-C.
+
+    A Unix socket can be used by this user alone. Any user of this machine can read a port of the
+    loopback device; no metric has a path in it.
+    """
+    ways = [name for name, given in (("--socket", socket_file), ("--port", port)) if given]
+    if len(ways) + (textfile is not None) > 1:
+        raise click.UsageError("give one of --socket, --port and --textfile")
+    if every is not None and textfile is None:
+        raise click.UsageError("--every says how often a file is written; give --textfile too")
+    session = SessionDir.of(config_file)
+    DaemonConnection(session).ask("status")  # a wrong configuration is reported now
+
+    def ask() -> dict[str, Any] | None:
+        try:
+            return DaemonConnection(session).ask("status")  # type: ignore[no-any-return]
+        except SessionError:
+            return None
+
+    # SIGTERM ends the command in order, so that no socket is left behind.
+    with handling((signal.SIGTERM, signal.SIGHUP), lambda number, _: sys.exit(128 + number)):
+        _give(registry_of(ask), socket_file, port, textfile, every)
+
+
+def _give(
+    registry: CollectorRegistry,
+    socket_file: Path | None,
+    port: int | None,
+    textfile: Path | None,
+    every: float | None,
+) -> None:
+    """Gives the metrics in the way that is named, or prints them."""
+    if textfile is not None:
+        _write(textfile, registry, every)
+    elif socket_file is not None:
+        with _on_socket(socket_file) as server:
+            _serve(server, registry, str(socket_file))
+    elif port is not None:
+        with _listening(port) as server:
+            _serve(server, registry, f"http://{LOOPBACK}:{port}/metrics")
+    else:
+        click.echo(generate_latest(registry).decode(), nl=False)
+
+
+def _serve(server: WSGIServer, registry: CollectorRegistry, where: str) -> None:
+    server.set_app(make_wsgi_app(registry))
+    tell(f"metrics on {where}")
+    server.serve_forever()
+
+
+def _write(textfile: Path, registry: CollectorRegistry, every: float | None) -> None:
+    while True:
+        try:
+            write_to_textfile(str(textfile), registry)
+        except OSError as error:
+            raise MonarchError(
+                f"{textfile}: cannot be written ({error.strerror}); check the path"
+            ) from None
+        if every is None:
+            return
+        threading.Event().wait(every)

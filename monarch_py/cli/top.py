@@ -1,0 +1,116 @@
+"""The command top."""
+
+import select
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Group
+from rich.live import Live
+
+from monarch_py.cli.options import served_config_option
+from monarch_py.cli.screen import console, show
+from monarch_py.errors import SessionError
+from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.ipc.session import SessionDir
+from monarch_py.report.top import View
+
+# Time between two looks at the files that programs have open [s]. They cost the daemon more than a
+# report, and the file system of such a file may hang.
+OPEN_S = 5.0
+# Time after the first report until the first frame, which shows rates between two reports [s].
+FIRST_S = 0.3
+PIPE_WIDTH = 200
+QUIT = ("q", "Q", "\x1b", "\x03", "\x04", "")
+
+
+class _OpenFiles(threading.Thread):
+    """Asks who has which file open, so that the view does not wait for the answer."""
+
+    def __init__(self, session: SessionDir, view: View) -> None:
+        super().__init__(name="open files", daemon=True)
+        self._session, self._view = session, view
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self._is_over.wait(OPEN_S):
+                self._view.take_open(DaemonConnection(self._session).ask("open")["open"])
+        except SessionError:
+            return  # the view says why, when its own question fails
+
+    def end(self) -> None:
+        self._is_over.set()
+
+
+@contextmanager
+def _keys() -> Iterator[bool]:
+    """Has single keys arrive at once, without being shown. Yields whether there is a keyboard."""
+    if not sys.stdin.isatty():
+        yield False
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield True
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[View], None]]:
+    """Yields what shows a view: on a terminal in place of the last frame, elsewhere below it."""
+    out = console()
+    if not out.is_terminal:
+        yield lambda view: show(Group(view.frame(PIPE_WIDTH), ""))
+        return
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        yield lambda view: live.update(view.frame(out.width), refresh=True)
+
+
+def _is_quit(until: float, *, has_keys: bool) -> bool:
+    """Waits until then [s of time.monotonic]. Returns at once, and True, when the user has pressed
+    a key that ends the view."""
+    while (left := until - time.monotonic()) > 0:
+        if not has_keys:
+            time.sleep(left)
+        elif select.select([sys.stdin], [], [], left)[0] and sys.stdin.read(1) in QUIT:
+            return True
+    return False
+
+
+@click.command(short_help="Watch tiers, rates and programs.")
+@served_config_option
+@click.option(
+    "-d",
+    "--delay",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    metavar="SECONDS",
+    help="Time between two looks.  [default: 1]",
+)
+@click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many looks.")
+def top(config_file: Path, delay: float, count: int | None) -> None:
+    """Watch a daemon: how full its tiers are, how much comes from where, who reads.
+
+    Press q to end. If standard output is no terminal, each look is printed below the last one.
+    """
+    session, view = SessionDir.of(config_file), View()
+    view.take(DaemonConnection(session).ask("status"))
+    opened = _OpenFiles(session, view)
+    opened.start()
+    try:
+        with _keys() as has_keys, _screen() as draw:
+            until, looks = time.monotonic() + FIRST_S, 0
+            while looks != count and not _is_quit(until, has_keys=has_keys):
+                until, looks = time.monotonic() + delay, looks + 1
+                view.take(DaemonConnection(session).ask("status"))
+                draw(view)
+    finally:
+        opened.end()

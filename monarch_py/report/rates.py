@@ -1,0 +1,86 @@
+"""What a daemon does at present: the difference of two of its reports, by the second."""
+
+from dataclasses import dataclass
+from typing import Any
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Between two reports of one daemon. All but `hit_ratio` and `waiting` are by the second.
+
+    opens, hits : opens of dataset files, and those among them that got a copy
+    tier_bytes : sizes of the files of these hits
+    fill_bytes, program_bytes : what fills, and programs themselves, read at the sources
+    peer_bytes, served_bytes : what came from other nodes, and what went to them
+    filled_bytes : sizes of the copies that were finished
+    waits : reads that waited for a part of a copy
+    waiting : how many programs' threads were waiting for a copy, on average
+    """
+
+    opens: float = 0.0
+    hits: float = 0.0
+    tier_bytes: float = 0.0
+    fill_bytes: float = 0.0
+    program_bytes: float = 0.0
+    peer_bytes: float = 0.0
+    served_bytes: float = 0.0
+    filled_bytes: float = 0.0
+    waits: float = 0.0
+    waiting: float = 0.0
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """The part of the opens that got a copy, 0 to 1; None without opens."""
+        return self.hits / self.opens if self.opens else None
+
+    @classmethod
+    def between(cls, before: Report | None, after: Report) -> "Rates":
+        """The rates from one report to a later one. They are all 0 if there is no earlier report,
+        or if it is of another daemon, because nobody knows when what it counts has happened."""
+        if before is None or before["pid"] != after["pid"]:
+            return cls()
+        seconds = float(after["uptime_seconds"] - before["uptime_seconds"])
+        if seconds <= 0:
+            return cls()
+
+        def rate(name: str) -> float:
+            return float(after["totals"][name] - before["totals"][name]) / seconds
+
+        return cls(
+            opens=rate("opens"),
+            hits=rate("hits"),
+            tier_bytes=rate("bytes_from_tier"),
+            fill_bytes=rate("source_bytes_read_by_fills"),
+            program_bytes=rate("source_bytes_read_by_programs"),
+            peer_bytes=rate("bytes_from_peers"),
+            served_bytes=(_served(after) - _served(before)) / seconds,
+            filled_bytes=rate("filled_bytes"),
+            waits=rate("waits"),
+            waiting=rate("wait_seconds"),
+        )
+
+
+def _served(report: Report) -> float:
+    return float(report["nodes"]["served_bytes"]) if report["nodes"] else 0.0
+
+
+def left_bytes(source: Report) -> int:
+    """The bytes of a source's files that have no copy and may get one, in the report of the
+    source."""
+    return max(
+        0, int(source["bytes"] - source["present_bytes"] - sum(source["bypass_bytes"].values()))
+    )
+
+
+def seconds_left(report: Report, filled_bytes: float) -> float | None:
+    """When all fills that have room are done, at the present rate [s]; None if nothing is filled.
+
+    filled_bytes : the rate of fills [bytes/s]
+    """
+    room = sum(tier["free_bytes"] for tier in report["tiers"] if tier["usable"])
+    left = min(room, sum(left_bytes(source) for source in report["sources"]))
+    if filled_bytes <= 0 or not left:
+        return None
+    return float(left / filled_bytes)

@@ -1,0 +1,180 @@
+"""The live view of a daemon: what its tiers hold, what flows, and who reads."""
+
+import os
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from monarch_py.report.rates import Rates, Report, seconds_left
+from monarch_py.util.units import counted, format_size
+
+# Over how many seconds the rate of fills is averaged for the time that is left [s].
+AVERAGED_S = 20.0
+BAR_WIDTH = 20
+# What a table with a bar needs besides its names, and the least that it leaves to them [columns].
+NEEDED_WIDTH, LEAST_NAME = 64, 16
+# A program of the table stands for all processes with its name beyond this number of lines.
+MOST_PROGRAMS = 10
+
+
+class View:
+    """The frames of one view. A frame is what the daemon's latest report says, with the rates since
+    the report before."""
+
+    def __init__(self) -> None:
+        self._reports: deque[Report] = deque()
+        self._open: Sequence[dict[str, Any]] | None = None
+
+    def take(self, report: Report) -> None:
+        """Takes in the newest report."""
+        if self._reports and self._reports[-1]["pid"] != report["pid"]:
+            self._reports.clear()
+        self._reports.append(report)
+        while (
+            len(self._reports) > 2
+            and report["uptime_seconds"] - AVERAGED_S >= (self._reports[1]["uptime_seconds"])
+        ):
+            self._reports.popleft()
+
+    def take_open(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Takes in who has which file open (`status --open`)."""
+        self._open = rows
+
+    def frame(self, width: int) -> RenderableType:
+        """What is to be seen now. Call `take` before. width : of the screen [columns]"""
+        report = self._reports[-1]
+        now = Rates.between(self._reports[-2] if len(self._reports) > 1 else None, report)
+        lately = Rates.between(self._reports[0], report)
+        parts: list[RenderableType] = [
+            _head(report),
+            _flows(report, now),
+            Text(),
+            _tiers(report, max(LEAST_NAME, width - NEEDED_WIDTH)),
+            Text(),
+            _sources(report, lately, max(LEAST_NAME, width - NEEDED_WIDTH)),
+        ]
+        if self._open:
+            parts += [Text(), _programs(self._open)]
+        return Group(*parts)
+
+
+def _head(report: Report) -> Text:
+    state = "switched off" if report["switched_off"] else "serving"
+    up = timedelta(seconds=round(report["uptime_seconds"]))
+    pending = counted(report["pending"], "fill")
+    text = f"daemon {report['pid']}, {state} for {up}, {pending} pending"
+    return Text.assemble(("monarch top", "bold"), "  ", text)
+
+
+def _flows(report: Report, rates: Rates) -> Table:
+    totals = report["totals"]
+    table = _grid(2)
+    table.add_row("opens", _opens(rates.opens, rates.hit_ratio, totals))
+    source = rates.fill_bytes + rates.program_bytes
+    parts = [f"{_rate(rates.fill_bytes)} fills", f"{_rate(rates.program_bytes)} programs"]
+    table.add_row("tiers", f"{_rate(rates.tier_bytes)} of files opened")
+    table.add_row("source", f"{_rate(source)} ({', '.join(parts)})")
+    if report["nodes"]:
+        table.add_row(
+            "nodes", f"{_rate(rates.peer_bytes)} from them, {_rate(rates.served_bytes)} to them"
+        )
+    table.add_row("waits", f"{rates.waits:,.0f}/s, {rates.waiting:.2f} threads wait for a copy")
+    return table
+
+
+def _opens(opens: float, ratio: float | None, totals: dict[str, Any]) -> str:
+    share = "" if ratio is None else f", {100 * ratio:.1f} % from copies"
+    since = f"{100 * totals['hits'] / totals['opens']:.1f} %" if totals["opens"] else "-"
+    return f"{opens:,.0f}/s{share} (since the start {since} of {totals['opens']:,})"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{format_size(round(bytes_per_s))}/s"
+
+
+def _grid(columns: int) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for number in range(columns):
+        table.add_column(style="dim" if number == 0 else "", no_wrap=number == 0)
+    return table
+
+
+def _shares(title: str, columns: Sequence[str]) -> Table:
+    """A table with a name, a bar, and further columns."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column(title, no_wrap=True)
+    table.add_column("", width=BAR_WIDTH)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _bar(part: float, whole: float) -> ProgressBar:
+    return ProgressBar(total=max(whole, 1), completed=min(part, whole), width=BAR_WIDTH)
+
+
+def _short(name: str, width: int) -> str:
+    """The name, or the end of it, which tells it from other names. width : [columns]"""
+    return name if len(name) <= width else "…" + name[1 - width :]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def _tiers(report: Report, width: int) -> Table:
+    table = _shares("tier", ["full", "used", "of", "copies"])
+    tiers = [(tier["mount_point"], tier) for tier in report["tiers"]]
+    if report["staging"] is not None:
+        tiers.append((f"{report['staging']['mount_point']} (staging)", report["staging"]))
+    for name, tier in tiers:
+        used, quota = tier["used_bytes"], tier["quota_bytes"]
+        sizes = format_size(used), format_size(quota), f"{tier['files']:,}"
+        label = name if tier["usable"] else f"{name} (unused)"
+        table.add_row(_short(label, width), _bar(used, quota), _share(used, quota), *sizes)
+    return table
+
+
+def _sources(report: Report, lately: Rates, width: int) -> RenderableType:
+    table = _shares("source", ["copied", "files", "of", "to come"])
+    for source in report["sources"]:
+        files, present = source["files"], source["present"]
+        label = source["path"] if source["scanned"] else f"{source['path']} (being scanned)"
+        coming = source["filling"] + source["wanted"]
+        counts = f"{present:,}", f"{files:,}", f"{coming:,}"
+        table.add_row(_short(label, width), _bar(present, files), _share(present, files), *counts)
+    left = seconds_left(report, lately.filled_bytes)
+    if left is None:
+        return table
+    when = f"at {_rate(lately.filled_bytes)}, all that has room is copied in"
+    return Group(table, Text(f"{when} {timedelta(seconds=round(left))}", style="dim"))
+
+
+def _programs(rows: Iterable[dict[str, Any]]) -> Table:
+    """Each program with how many files it has open, and what serves them."""
+    served: dict[tuple[int, str], Counter[str]] = {}
+    latest: dict[tuple[int, str], str] = {}
+    for row in rows:
+        key = row["pid"], row["command"]
+        served.setdefault(key, Counter())[row["served_by"]] += 1
+        latest[key] = row["path"]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("program", no_wrap=True)
+    table.add_column("files open", justify="right", no_wrap=True)
+    table.add_column("served by", no_wrap=True)
+    table.add_column("among them", overflow="ellipsis")
+    most = sorted(served, key=lambda key: (-served[key].total(), key))
+    for pid, command in most[:MOST_PROGRAMS]:
+        counts = served[pid, command]
+        by = ", ".join(f"{name} {files}" for name, files in counts.most_common())
+        name = os.path.basename(latest[pid, command])
+        table.add_row(f"{command} {pid}", str(counts.total()), by, name)
+    if len(most) > MOST_PROGRAMS:
+        table.add_row(f"{len(most) - MOST_PROGRAMS} more", "", "", "")
+    return table
