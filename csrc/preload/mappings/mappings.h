@@ -8,9 +8,10 @@
 #include "preload/fill/demand.h"
 #include "preload/mappings/waiting.h"
 
-/* Whether a mapping with these flags can be replaced without anybody noticing. */
+/* Whether a mapping with this protection and these flags can be replaced without the program
+ * noticing. */
 int monarch_mapping_can_wait(int prot, int flags);
-/* Called when [at, at + n) has just been mapped from the source's file. Leaves errno alone. */
+/* Called when [at, at + n) has just been mapped from the source's file. Does not change errno. */
 void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, int flags,
                          uint64_t offset);
 

@@ -80,7 +80,8 @@ static int has_daemons_groups(const struct monarch_control *k) {
 
 /* ---------------------------------------------------------------------------------------------- */
 
-/* Another user than the daemon's is not checked, because it has no rights to copies. */
+/* A process of another user than the daemon's is not checked, because it cannot open copies
+ * anyway. */
 int monarch_rights_suffice(const struct session *s) {
     const struct monarch_control *k = s->control;
     if (sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) == (long)k->owner) {
