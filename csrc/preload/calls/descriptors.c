@@ -194,7 +194,7 @@ PUBLIC int fcntl(int fd, int command, ...) {
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
-/* A program that sets or asks the offset relies on it: this descriptor is never replaced. */
+/* A program that sets or asks the offset relies on it, so the descriptor is never promoted. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
 /* A copy has no holes: the source says where they are. */
@@ -270,7 +270,8 @@ static int is_same_file(int one, int other) {
 
 /* The kernel refuses overlapping ranges of one file, but through a copy's descriptor it does not
  * see that they are of one file. It may also refuse to copy between file systems, and a copy lies
- * on another one than its source file. */
+ * on another one than its source file. In both cases, the call is made on the backing
+ * descriptor. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

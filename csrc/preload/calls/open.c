@@ -51,8 +51,9 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     errno = old_errno;
     if (fd >= 0) {
         monarch_opened_copy(s, o);
-        /* Nobody sees how much of a copy is read. A copy that was waited for was not there at the
-         * open, so it counts as a small file that was read at the source. */
+        /* How much of a copy is read is not seen. But this copy was not there when the open began,
+         * so the file counts as read to its end, as a small file that is read at the source
+         * does. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
     return fd;
@@ -190,7 +191,8 @@ static int made(int fd, const char *name) {
     return fd;
 }
 
-/* The flags in the structure of openat2(2), which may have grown. */
+/* Returns the flags in the structure of openat2(2), which callers may pass with another size than
+ * ours. */
 static int64_t flags_of(const struct open_how *how, size_t n) {
     MAYBE_NULL(how);
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
@@ -231,7 +233,7 @@ PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     return fd;
 }
 
-/* The child opens the file inside libc; spawn.c records it. */
+/* The child opens the file inside libc; spawn.c records that open. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];
