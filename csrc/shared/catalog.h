@@ -44,11 +44,12 @@
 #define MONARCH_SCAN_HINTS 64
 #define MONARCH_SCAN_HINT_PATH 1004
 #define MONARCH_STAT_SLOTS 64
-/* Slots of `look`; directories that share a slot are checked more often */
+/* Slots of `look`. Directories that share a slot are checked more often. */
 #define MONARCH_LOOKS 16384
 #define MONARCH_MAX_PEERS 4096 /* nodes of a session */
 #define MONARCH_ASKED 2        /* peers that a fill asks before the source */
-#define MONARCH_RANKS 128      /* ranks of one node, told apart; 0 stands for all other processes */
+/* ranks of a node that are told apart; 0 is for all other processes */
+#define MONARCH_RANKS 128
 
 /* Slots for claims of files that programs read at the source. If two files share a slot, the later
  * claim replaces the earlier one. */
@@ -59,7 +60,7 @@
 #define MONARCH_UNIT 262144
 #define MONARCH_FILL_SLOTS 256   /* copies that can be filled at the same time */
 #define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; a larger file has larger units */
-/* Readers that can wait at the same time; further readers read the source */
+/* Readers that can wait at the same time. Further readers read the source. */
 #define MONARCH_DEMANDS 256
 #define MONARCH_SHARES 10000 /* the unit of `fill_after`: 1 / 10,000 of a file */
 
@@ -110,7 +111,7 @@ struct monarch_filesystem {
 };
 
 struct monarch_source {
-    /* Identify the root directory; a process that finds another one is in another namespace */
+    /* Identify the root directory. A process that finds another one is in another namespace. */
     uint64_t dev, ino;
     uint64_t up_ino; /* the inode that the root's listing gives for ".." */
     struct monarch_filesystem filesystem;
@@ -150,8 +151,8 @@ struct monarch_control {
     /* 1: the catalog answers for names and attributes. 0: the source is asked each time, and an
      * open also asks it whether the file is still the one that was copied. */
     uint32_t metadata_cached;
-    uint32_t follow_opens;     /* atomic: the daemon wants to know what is opened */
-    uint32_t follow_reads;     /* the daemon wants to know what is read to its end */
+    uint32_t follow_opens;     /* atomic: the daemon wants to know which files are opened */
+    uint32_t follow_reads;     /* the daemon wants to know which files are read to their end */
     uint32_t reads_everything; /* the daemon may read files whatever their modes say */
     /* Atomic: a bit per source. It is set if a small file is read faster from the source than a
      * wait for its copy would take, because the source's files lie on a local disk or in the page
@@ -183,7 +184,7 @@ struct monarch_slot {
     uint64_t place, copy; /* atomic; 0: none */
 };
 
-/* An open reads the first cache line only. */
+/* Of an entry, an open reads the first cache line only. */
 struct monarch_entry {
     uint64_t hash; /* XXH3-64 of the relative path, mixed with the source's number */
     uint64_t path; /* offset in the pool; NUL-terminated */
@@ -195,7 +196,7 @@ struct monarch_entry {
     uint64_t copy_ino;
     /* A file: XXH3-64 of the copy's block sums, once PRESENT. A directory: 1 + the number of names
      * that the scan found in it; monarch_catalog_list replaces that number by the listing of the
-     * names. 0: not all names are known, or the directory has changed meanwhile. */
+     * names. 0: not all names are known, or the directory has changed during the scan. */
     uint64_t sum;
     uint16_t path_len;
     uint8_t source;
@@ -411,8 +412,8 @@ static inline uint64_t monarch_mix(uint64_t v) {
 }
 
 /* Returns the unit in which a file of `size` bytes is filled; no unit is larger than a block. A
- * file that has more units than a fill's bitmap has bits is not read before its copy is
- * complete. */
+ * file that has more units than a fill's bitmap has bits is not read from its copy before the copy
+ * is complete. */
 static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     uint64_t unit = block % MONARCH_UNIT ? block : MONARCH_UNIT;
     while (unit < block && (size + unit - 1) / unit > MONARCH_FILL_UNITS)
@@ -431,7 +432,7 @@ static inline uint64_t monarch_demand_entry(uint64_t demand) {
 static inline unsigned monarch_demand_rank(uint64_t demand) { return (unsigned)(demand >> 57); }
 static inline uint64_t monarch_demand_unit(uint64_t demand) { return demand >> 12 & 0xFFFFF; }
 
-/* The slot of the fill that `word` names; -1 for none. */
+/* Returns the slot of the fill that `word` names, or -1 if there is none. */
 static inline int monarch_fill_slot(const struct monarch_fills *fills, uint64_t word) {
     int i = 0;
     while (i < MONARCH_FILL_SLOTS && __atomic_load_n(&fills->word[i], __ATOMIC_ACQUIRE) != word)
@@ -459,14 +460,14 @@ static inline int monarch_claim_holds(uint64_t claim, uint64_t now_ns) {
     uint64_t now = now_ns >> MONARCH_CLAIM_TICK;
     return claim && ((now - claim) & (MONARCH_CLAIM_RECALLED - 1)) < MONARCH_CLAIM_TICKS;
 }
-/* The number that stands for a file without an entry: it is derived from the inode and lies beyond
- * the numbers of all entries. Two files may have the same number. */
+/* Returns the number that stands for a file without an entry. It is derived from the inode and lies
+ * beyond the numbers of all entries. Two files may have the same number. */
 static inline uint64_t monarch_unmet(uint64_t ino) {
     return MONARCH_MAX_ENTRIES + 1 + ino % (MONARCH_MAX_ENTRIES - 1);
 }
 static inline int monarch_is_unmet(uint64_t id) { return id > MONARCH_MAX_ENTRIES; }
 
-/* The slot for a file's claim; the slot holds 0 if there is none. */
+/* Returns the slot for a file's claim. The slot holds 0 while there is no claim. */
 static inline uint64_t *monarch_claim_at(struct monarch_clients *m, uint64_t id) {
     return &m->claim[id % MONARCH_CLAIMS];
 }
@@ -504,8 +505,9 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
 }
 
 /* Makes a slot's `copy`: the entry's word while it is PRESENT, with the next 8 bits of the hash in
- * place of state and reason; otherwise 0. It only suggests which copy to open before the entry has
- * been loaded: the caller checks the entry before it uses the copy. */
+ * place of state and reason; otherwise 0. With it, an open can begin with the copy before the entry
+ * has been loaded. It may be out of date, so the caller checks the entry before it uses the
+ * copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
@@ -528,9 +530,9 @@ static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
  * after the scan. */
 #define MONARCH_NO_PLACE 0xFFFFFFFFU
 
-/* A directory's listing: where its names begin among the catalog's `names`, and how many there are,
- * in the order of the source's listing. 0: the directory has no listing, because not all its names
- * are known or it has changed. */
+/* A directory's listing: the position of its first name among the catalog's `names`, and the number
+ * of its names, which stand there in the order of the source's listing. 0: the directory has no
+ * listing, because not all its names are known or it has changed. */
 static inline uint64_t monarch_listing(uint64_t first, uint64_t n) { return first << 32 | (n + 1); }
 static inline uint64_t monarch_listing_first(uint64_t listing) { return listing >> 32; }
 static inline uint64_t monarch_listing_length(uint64_t listing) {
@@ -539,7 +541,7 @@ static inline uint64_t monarch_listing_length(uint64_t listing) {
 
 static inline uint64_t monarch_aligned(uint64_t n) { return (n + 127) / 128 * 128; }
 
-/* Computes where everything lies in a catalog of this size. No other code does. */
+/* Computes where everything lies in a catalog of this size. No other code computes this. */
 static inline void monarch_lay_out(struct monarch_catalog *c, uint64_t capacity,
                                    uint64_t pool_bytes) {
     c->capacity = capacity;
@@ -600,6 +602,6 @@ int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uin
  * not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
-/* Like monarch_is_changed, but looks at the marks alone. It is for the daemon, which turns what
- * `told` announces into marks itself. */
+/* Like monarch_is_changed, but looks at the marks alone. It is for the daemon, which itself marks
+ * the changes that `told` announces. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);

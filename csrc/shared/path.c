@@ -184,7 +184,7 @@ static const char *substitute(struct walk *w, const char *rel, int64_t link, siz
     memcpy(behind - n, target, n);
     w->len = kept;
     w->text[kept] = 0;
-    /* The scan follows no link below a source's root, so nothing here is known to be canonical. */
+    /* The kernel has not resolved the new path, so nothing of it is known to be canonical. */
     w->canonical = 0;
     return behind - n;
 }

@@ -13,7 +13,7 @@ uint64_t monarch_xxh3(const void *data, size_t len);
 struct xxh3_stream {
     uint64_t acc[8];
     uint64_t total;
-    size_t held; /* bytes in `hold` that are not hashed yet; they follow the 64 bytes before them */
+    size_t held; /* bytes in `hold` that are not hashed yet; 64 earlier bytes lie before them */
     unsigned char hold[64 + XXH3_BLOCK];
 };
 void monarch_xxh3_begin(struct xxh3_stream *s);

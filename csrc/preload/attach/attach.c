@@ -20,7 +20,7 @@
 #define NUMBERS 32
 
 static struct session first;
-static uint64_t last_tick; /* [s] */
+static uint64_t last_tick; /* when monarch_tick last looked [s] */
 static uint32_t lacks_room;
 
 int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC_RELAXED); }

@@ -182,7 +182,8 @@ PUBLIC int fcntl(int fd, int command, ...) {
         will_share(fd);
     if (command == F_SETFD && monarch_has_backing())
         monarch_backing_flag_slow(fd, (int)(intptr_t)arg);
-    /* A promotion during the call would carry the old flag over. */
+    /* The descriptor is pinned, because a promotion during the call would carry the old flag
+     * over. */
     if (command == F_SETFD && monarch_track_pin(fd, 0, &pin)) {
         int done = REAL(fcntl)(fd, command, arg);
         monarch_track_unpin(fd, &pin, pin.word);
@@ -221,7 +222,7 @@ void monarch_count_stream(int fd) {
         monarch_count_source(s, e->size);
 }
 
-/* These calls move the offset inside libc or the kernel. */
+/* The following calls move the offset inside libc or the kernel. */
 
 PUBLIC FILE *fdopen(int fd, const char *mode) {
     uses_offset(fd);

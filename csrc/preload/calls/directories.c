@@ -59,7 +59,7 @@ static struct directory *open_listing(int dir, const char *path) {
     d->fd = -1;
     d->real = NULL;
     d->of = k;
-    /* so that its catalog stays mapped */
+    /* The session counts its open listings, so that its catalog stays mapped. */
     __atomic_fetch_add(&k.session->listings, 1, __ATOMIC_ACQ_REL);
     d->listing = listing;
     d->at = 0;

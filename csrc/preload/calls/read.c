@@ -117,7 +117,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
             uint64_t got = read_from(w->session, word, buf, (uint64_t)ready, w->at);
             filling += state == MONARCH_FILLING ? got : 0;
             if (w->since_ns && w->entry->size <= MONARCH_UNIT)
-                /* the wait shows how long the source takes */
+                /* The wait shows how long the source takes. */
                 monarch_note_source_read(w->since_ns);
             w->since_ns = 0;
             buf += got;
@@ -248,7 +248,8 @@ static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     return monarch_count_read(fd, n, at);
 }
 
-/* This is a separate function, so that a descriptor that is not ours pays for no stack. */
+/* This is a separate function, so that a read of a descriptor that is not tracked needs no
+ * stack. */
 __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
     struct monarch_wanted w;
     if (served(fd, monarch_tracked(fd), 0, n, &w))

@@ -5,17 +5,18 @@
 
 #include "preload/process/attributes.h"
 
-/* Record that a file has changed, so that its copy is not served any more. Nothing is recorded of a
- * file that is not on a source's device; monarch_changed_path returns whether it is on one.
- * monarch_changed_tree is for renamed directories. */
+/* These functions record that a file has changed, so that its copy is not served any more. Nothing
+ * is recorded of a file that is not on a source's device; monarch_changed_path returns whether it
+ * is on one. monarch_changed_tree is for renamed directories. */
 int monarch_changed_path(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
 void monarch_changed_tree(int dir, const char *path);
 
 /* For a call that changes what `path` leads to: records the change, and returns the path to pass to
- * the call. That is `path`, unless it leads to a copy (/proc/self/fd/N and the like). Then it is
- * the source file's path, in `real` (MONARCH_PATH_MAX bytes). `real` is empty if that path leads to
- * another file by now: the call then fails (ENOENT), and no other file is changed. */
+ * the call. That is `path`, unless `path` leads to a copy (/proc/self/fd/N and the like). Then it
+ * is the source file's path, which is written to `real` (MONARCH_PATH_MAX bytes). `real` becomes
+ * empty if the source file's path leads to another file by now: the call then fails (ENOENT), and
+ * no other file is changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
 /* Does what monarch_path_to_change does, for a call on the descriptor `fd`. Returns NULL if the
  * descriptor is not a copy's; then the call uses the descriptor as it is. */

@@ -40,8 +40,9 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 #define MOST 128
 #define WORD 24
 
-/* `under_way` counts the closings under way in its lower half; the upper half is the pid, because
- * in the child of a fork the parent's closings never end. `so_far` counts all closings. */
+/* A closing is a call of monarch_close_unseen. The lower half of `under_way` is the number of
+ * closings under way; its upper half is the pid, because in the child of a fork the parent's
+ * closings never end. `so_far` counts all closings. */
 static uint64_t under_way;
 static uint32_t so_far;
 /* Longest wait for closings, which take microseconds unless the source hangs. */

@@ -12,8 +12,8 @@ uint64_t monarch_track_table[MONARCH_TRACKED] SELDOM;
 static unsigned highest; /* no descriptor above it was ever tracked */
 
 /* --- whose table it is --------------------------------------------------------------------------
- * A child of vfork runs in its parent's memory with descriptors of its own: the table is not about
- * what it closes and duplicates. */
+ * A child of vfork runs in its parent's memory, but with descriptors of its own. The table is the
+ * parent's, and is not about what the child closes and duplicates. */
 
 static uint32_t owner; /* atomic: pid of the process that the table is about */
 /* A page by which a process finds that it is the child of a fork that we did not see: the kernel

@@ -6,7 +6,7 @@
 
 #include "preload/session/session.h"
 
-#define MONARCH_TRACKED 65536 /* descriptors; higher ones read the source */
+#define MONARCH_TRACKED 65536 /* descriptors that can be tracked; higher ones read the source */
 
 /* A descriptor's word: flags | session << 4 | number of the open << 9 | entry + 1 << 32, 26 bits |
  * more flags. */
@@ -44,8 +44,8 @@ static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FF
 /* Called before anything is noted of a descriptor: creates the page by which a process finds that
  * it is the child of a fork that we did not see (daemon, forkpty). */
 void monarch_track_mark(void);
-/* Whether the table is about this process's descriptors. It is not in a child of vfork, which runs
- * in its parent's memory. */
+/* Whether the table is about this process's descriptors. In a child of vfork, which runs in its
+ * parent's memory, it is about the parent's. */
 int monarch_track_is_mine(void);
 /* Returns the pid of the process that the table is about, or 0 before anything was noted. It makes
  * no system call, so a child of vfork gets its parent's pid. */
@@ -53,7 +53,7 @@ uint32_t monarch_track_process(void);
 
 /* Tracks a descriptor of the entry's file at the source. `flags`: TRACK_DIRECT or 0. */
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags);
-void monarch_track_again(int fd, int fresh); /* `fresh` is a duplicate of `fd` */
+void monarch_track_again(int fd, int fresh); /* tracks a duplicate of `fd` */
 /* Called before the program does what the flag stands for: sets the flag, after a promotion that is
  * under way has ended. */
 void monarch_track_flag_slow(int fd, uint64_t flag);

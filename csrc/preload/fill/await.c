@@ -117,7 +117,7 @@ int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags
         monarch_entry_is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) ||
         !monarch_fills_of(s) || !wait_as_due(&w, monarch_word_of(&w)))
         return 0;
-    /* the file may have changed, or its copy may be gone */
+    /* Looks again, because the file may have changed, or its copy may be gone. */
     monarch_look_up(s, dir, path, flags, o);
     o->waited = 1;
     return o->served;

@@ -4,8 +4,8 @@
 #include "preload/fill/serve.h"
 
 /* For an open whose reads the library will not see (of a stream): waits for a copy that is not
- * there yet, for little more than a second at most. Returns whether the copy is there now; then
- * o->copy is the path to open. */
+ * there yet, for a second at most. Returns whether the copy is there now; then o->copy is the path
+ * to open. */
 int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
 
 /* For an open whose reads the library sees: waits for the copy of a small file whose fill is

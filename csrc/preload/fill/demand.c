@@ -14,7 +14,7 @@
  * than SILENCE_NS without one [ns]. When a look finds no new sign, the reader rings the daemon,
  * whose loop answers with a heartbeat. Each filled unit is a sign too. */
 #define SLICE_NS 50000000L
-/* Tests set a longer time, because a busy machine may stop the daemon for longer */
+/* Tests set a longer time, because a busy machine may stop the daemon for longer. */
 #ifndef SILENCE_NS
 #define SILENCE_NS 250000000ULL
 #endif
@@ -208,7 +208,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w), demand = 0;
     uint64_t first = w->at / unit_bytes, last = (w->at + w->n - 1) / unit_bytes;
     uint64_t *at = NULL;
-    /* A file of more units than a map has bits cannot be read before it is complete. */
+    /* A copy with more units than a fill's bitmap has bits cannot be read before it is complete. */
     if ((w->entry->size - 1) / unit_bytes >= MONARCH_FILL_UNITS || !may_wait(w))
         return 0;
     if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)

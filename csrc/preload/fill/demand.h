@@ -15,7 +15,7 @@ struct monarch_wanted {
     uint32_t version;
     uint64_t since_ns; /* when the wait for the next bytes began; 0: no wait yet */
     uint64_t limit_ns; /* bound of the wait; 0: the default of the function that waits */
-    /* 1: the wait takes the place of an open at the source, and must not last much longer */
+    /* 1: the wait takes the place of an open at the source, and must not last much longer. */
     int is_instead;
 };
 
@@ -26,8 +26,8 @@ static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].word, __ATOMIC_ACQUIRE);
 }
 
-/* Whether the entry is of another file by now, or of another version of the file. If a caller has
- * read the word first, 0 means that the copy that the word names is of the caller's file. */
+/* Whether the entry describes another file by now, or another version of the file. If the caller
+ * has read the word before, 0 means that the word names a copy of the caller's file. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;

@@ -11,8 +11,8 @@
 #include "preload/session/session.h"
 
 /* Called for a file that is open as `fd` and that the catalog does not know. Returns whether the
- * program's reads are to be the file's fill. If so, the descriptor is direct from here on, and the
- * daemon is told of the file when the descriptor is handed over or closed. */
+ * program's reads are to be the file's fill. If so, the descriptor is direct (TRACK_DIRECT) from
+ * here on, and the daemon is told of the file when the descriptor is handed over or closed. */
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
 /* The functions below that take `tracked`, the descriptor's word, are for words with
  * TRACK_DIRECT. */

@@ -15,8 +15,9 @@ uint64_t monarch_progress(struct session *s, uint64_t id, uint64_t n);
 uint64_t monarch_progress_of(uint64_t id);
 /* Resets the file's count to 0: the file is being read anew. */
 void monarch_progress_begin_again(uint64_t id);
-/* Counts the last `n` bytes that are seen of a program's reads: the copy takes the place of its
- * descriptor's file, and reads of a copy are not seen. */
+/* Called when a read of `n` bytes has promoted its descriptor, so that later reads will not be
+ * seen. If the reads so far are at least an eighth of the file, the file counts as read to its
+ * end. */
 void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 
 /* Called after a stream was opened on a copy for which the open had to wait. */

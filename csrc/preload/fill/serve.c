@@ -245,7 +245,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        /* A fill that was ordered ahead is needed by a program now */
+        /* A fill that was ordered ahead is needed by a program now. */
         monarch_request_fill(s, e, (uint64_t)id, 0);
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {

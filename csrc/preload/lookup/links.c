@@ -123,8 +123,8 @@ struct monarch_hint monarch_hint_for(const char *path, size_t n) {
 
 /* --- what the kernel says --------------------------------------------------------------------- */
 
-/* Finds the number of a file's entry by the inode; -1 if there is none. All sources on the device
- * are searched, because one source may lie within another. */
+/* Finds a file's entry by the inode. Returns the entry's number, or -1 if there is none. All
+ * sources on the device are searched, because one source may lie within another. */
 static int64_t entry_of(const struct session *s, const struct monarch_catalog *c, uint64_t dev,
                         uint64_t ino) {
     for (int i = monarch_source_on(s, dev, 0); i >= 0; i = monarch_source_on(s, dev, i + 1)) {
@@ -219,8 +219,9 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* The path leads elsewhere, with two exceptions: a file on a source's device, as long as
-         * the scan may still find it, and a directory, which may hold links into a source. */
+        /* No entry was found, so the path is assumed to lead elsewhere. There are two exceptions: a
+         * file on a source's device, as long as the scan may still find it, and a directory, which
+         * may hold links into a source. */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;

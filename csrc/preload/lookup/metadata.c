@@ -108,8 +108,8 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 
 /* --- attributes ------------------------------------------------------------------------------- */
 
-/* A file has the attributes that were scanned, or with which its copy was made, until somebody
- * reports a change. */
+/* Whether the catalog can answer for the entry. A file is assumed to have the attributes with which
+ * it was scanned or copied, until somebody reports a change. */
 static int can_tell(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

@@ -36,8 +36,8 @@ struct monarch_aim {
     int64_t likely; /* the answer of monarch_guess, or -1 */
     int source;     /* -1: an odd path, resolved the slower, exact way */
 };
-/* The first step. Returns 0 if the path leads to no source, as far as its text and the hints
- * tell. */
+/* The first step of a look-up. Returns 0 if the path leads to no source, as far as its text and the
+ * hints tell. */
 int monarch_aim(struct session *s, int dir, const char *path, int is_open, struct monarch_aim *a);
 int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
                              int follow);

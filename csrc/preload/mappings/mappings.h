@@ -2,7 +2,7 @@
  *
  * Each mapping is replaced in place once its copy is complete, by a thread that runs only while
  * some mapping waits. docs/architecture.md draws the states; tests/csrc/test_mapping_model.py tries
- * every order of the steps, which have the same names there. */
+ * every order of the steps, whose names stand in brackets in the comments. */
 #pragma once
 
 #include "preload/fill/demand.h"

@@ -1,6 +1,6 @@
 /* The thread that puts copies in the place of live mappings; it runs while some mapping waits.
  *
- * It makes only its own system calls, has all signals blocked, and leaves nothing open. */
+ * The thread makes raw system calls only, has all signals blocked, and leaves nothing open. */
 #include "preload/mappings/move.h"
 
 #include <errno.h>

@@ -5,7 +5,7 @@
  * access would go through a pointer. */
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* For large tables that are seldom used. It places them behind all small variables, so that the
+/* For large tables that are seldom used. Their section lies behind all small variables, so that the
  * small variables share one page. Each page that is written to is a cost for every process that a
  * job starts. */
 #define SELDOM __attribute__((section(".bss.seldom")))

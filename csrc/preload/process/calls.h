@@ -5,8 +5,8 @@
  *   X(name, return type, arguments)   a function that we interpose; the original of the libraries
  *                                     behind us is found at its first call
  *   F(name, return type, arguments)   a function that we only call; it is found at load
- *   TWIN(alias, name)                 a second name of an interposed function, which does the same
- * on LP64; the lines are in the files of calls/ */
+ *   TWIN(alias, name)                 a second name of an interposed function, for a call that does
+ *                                     the same on LP64; the lines are in the files of calls/ */
 #pragma once
 
 #include <dirent.h>
@@ -160,7 +160,7 @@ struct file_handle;
     X(flistxattr, ssize_t, (int fd, char *list, size_t n))                                         \
     X(getxattr, ssize_t, (const char *path, const char *name, void *value, size_t n))              \
     X(listxattr, ssize_t, (const char *path, char *list, size_t n))                                \
-    /* names and attributes that are asked: look.c, directories.c, filesystem.c */                 \
+    /* questions about names and attributes: look.c, directories.c, filesystem.c */                \
     X(access, int, (const char *path, int mode))                                                   \
     X(eaccess, int, (const char *path, int mode))                                                  \
     X(euidaccess, int, (const char *path, int mode))                                               \
@@ -194,7 +194,7 @@ struct file_handle;
       (int dir, const char *path, struct file_handle *handle, int *mount, int flags))              \
     X(ioctl, int, (int fd, unsigned long request, ...))                                            \
     X(inotify_add_watch, int, (int fd, const char *path, uint32_t mask))                           \
-    /* where we are: cwd.c, place.c */                                                             \
+    /* directory, root, namespaces and rights: cwd.c, place.c */                                   \
     X(chdir, int, (const char *path))                                                              \
     X(fchdir, int, (int fd))                                                                       \
     X(chroot, int, (const char *path))                                                             \

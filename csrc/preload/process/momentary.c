@@ -2,14 +2,15 @@
 
 #include "shared/sys.h"
 
-/* Longest time that a fork waits until such descriptors are closed [ns]. Their tier or source may
- * hang. */
+/* Longest time that a fork waits until momentary descriptors are closed [ns]. Their tier or source
+ * may hang. */
 #define FORK_NS 20000000ULL
-/* Longest time for which a fork keeps other threads from opening such a descriptor [ns]. By then
- * the kernel has long copied the descriptors, or a signal handler has jumped out of the fork. */
+/* Longest time for which a fork keeps other threads from opening a momentary descriptor [ns]. By
+ * then the kernel has long copied the descriptors, or a signal handler has jumped out of the
+ * fork. */
 #define FORKING_NS 100000000ULL
 
-/* Atomic: threads with such a descriptor open; threads that fork */
+/* Atomic: the number of threads that have a momentary descriptor open, and of threads that fork. */
 static uint32_t open_now, forking;
 static uint64_t fork_ns; /* atomic: when the last fork began */
 

@@ -285,7 +285,7 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    if (known >= 0) /* it is of an earlier descriptor, which was closed unseen */
+    if (known >= 0) /* it backs an earlier descriptor, whose close was not seen */
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
         return -1;

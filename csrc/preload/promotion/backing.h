@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* Atomic: the number of backing descriptors. While there is none, closing a descriptor costs
- * nothing more. */
+ * nothing extra. */
 extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
 
 /* Returns the backing descriptor of a copy's descriptor, opened if need be and set to the same
@@ -17,13 +17,13 @@ extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
 int monarch_backing_fd(int fd);
 
 /* Called after a lock was granted, because a writer may have held the lock before. If the source
- * file differs from the copy by now, makes the descriptor and its duplicates in this process the
- * source's. */
+ * file differs from the copy by now, replaces the descriptor and its duplicates in this process by
+ * descriptors of the source file. */
 void monarch_backing_compare(int fd);
 
-/* Makes a copy's descriptor, and its duplicates in this process, the source's. This is for calls
- * that later tell the program the descriptor's number, or that last until the file is changed.
- * Returns 0 if no further descriptor can be had. */
+/* Replaces a copy's descriptor, and its duplicates in this process, by descriptors of the source
+ * file. This is for calls that later tell the program the descriptor's number, or whose effect
+ * lasts until the file is changed. Returns 0 if the process can open no further descriptor. */
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were asked for on a backing descriptor: they end when any descriptor of
@@ -47,7 +47,7 @@ void monarch_backing_flag_slow(int fd, int flag);
  * kind from `from` on, or last + 1. */
 void monarch_backing_close_range(unsigned first, unsigned last);
 uint64_t monarch_backing_that_stays(uint64_t from, unsigned first, unsigned last);
-void monarch_backing_flag_range(unsigned first, unsigned last); /* marks close-on-exec */
+void monarch_backing_flag_range(unsigned first, unsigned last); /* sets FD_CLOEXEC */
 
 static inline int monarch_has_backing(void) {
     return __builtin_expect(__atomic_load_n(&monarch_backing_count, __ATOMIC_RELAXED) != 0, 0);

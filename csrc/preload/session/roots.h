@@ -21,8 +21,8 @@ static inline int monarch_sees_source(struct session *s, unsigned source) {
 }
 int monarch_mounts_are_ours(struct session *s);
 
-void monarch_roots_may_differ(void);  /* after chroot */
-void monarch_roots_are_foreign(void); /* in another mount namespace, for good */
+void monarch_roots_may_differ(void);  /* called after a chroot */
+void monarch_roots_are_foreign(void); /* called in another mount namespace; it holds for good */
 
 /* Whether a tier's path leads this process to another directory than the daemon, so that other
  * files may have the names of copies. If so, warns the user. A path that leads nowhere (in a

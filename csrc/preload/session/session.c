@@ -69,8 +69,8 @@ void monarch_rank_init(void) {
         const char *text = secure_getenv(variables[i]);
         if (text && *text) {
             unsigned rank = number_of(text);
-            /* Written only if there is a rank: most programs have none, and then need no private
-             * page for the variable. */
+            /* The variable is written only if there is a rank. Most programs have none, and then
+             * need no private page for the variable. */
             if (rank)
                 monarch_rank = rank;
             return;

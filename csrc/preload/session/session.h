@@ -1,6 +1,6 @@
-/* The process's connection to a daemon's session. The session is found at load, and followed when
- * daemons come and go. No function here waits for a daemon, takes a lock or keeps a descriptor
- * open. */
+/* The process's connection to a daemon's session. The process looks for a session at load, and for
+ * a newer one when daemons come and go. No function here waits for a daemon, takes a lock or keeps
+ * a descriptor open. */
 #pragma once
 
 #include "shared/catalog.h"
