@@ -48,7 +48,7 @@
 #define MONARCH_LOOKS 16384
 #define MONARCH_MAX_PEERS 4096 /* nodes of a session */
 #define MONARCH_ASKED 2        /* peers that a fill asks before the source */
-/* ranks of a node that are told apart; 0 is for all other processes */
+/* Ranks of a node that are told apart. Rank 0 is for all other processes. */
 #define MONARCH_RANKS 128
 
 /* Slots for claims of files that programs read at the source. If two files share a slot, the later
@@ -154,9 +154,8 @@ struct monarch_control {
     uint32_t follow_opens;     /* atomic: the daemon wants to know which files are opened */
     uint32_t follow_reads;     /* the daemon wants to know which files are read to their end */
     uint32_t reads_everything; /* the daemon may read files whatever their modes say */
-    /* Atomic: a bit per source. It is set if a small file is read faster from the source than a
-     * wait for its copy would take, because the source's files lie on a local disk or in the page
-     * cache. */
+    /* Atomic: a bit per source. It is set if small files come from the source sooner than a wait
+     * for their copies would end, because they lie on a local disk or in the page cache. */
     uint32_t fast_sources;
     /* Atomic: a bit per source. It is set once enough small files were filled to tell whether the
      * source is fast. */
@@ -170,7 +169,7 @@ struct monarch_control {
     /* How long the catalog may answer for attributes after the directories were last compared with
      * the source [ns]. */
     uint64_t revalidate_ns;
-    uint64_t compared_ns; /* atomic: time of that comparison [CLOCK_MONOTONIC]; 0: none yet */
+    uint64_t compared_ns; /* atomic: when that was [ns of CLOCK_MONOTONIC]; 0: never yet */
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
     char switch_file[2][MONARCH_TIER_PATH];
@@ -340,8 +339,8 @@ struct monarch_clients {
     uint64_t look[MONARCH_LOOKS];
     /* Units that readers wait for: entry + 1 and the reader's rank in the upper half; the unit and
      * a tag in the lower half, which is a futex. The daemon answers a demand by setting it to 0. A
-     * demand is a hint, like a scan hint: which units are there is told by the bitmaps of `fills`
-     * alone, and the daemon never waits for a client, which may have been killed. */
+     * demand is a hint, like a scan hint: only the bitmaps of `fills` tell which units are there,
+     * and the daemon never waits for a client, which may have been killed. */
     uint64_t demand[MONARCH_DEMANDS];
     /* Claims by entry, see monarch_claim_of. A claim says that a program reads the file at the
      * source, so that no fill ahead is needed. */

@@ -15,8 +15,8 @@ void monarch_changed_tree(int dir, const char *path);
 /* For a call that changes what `path` leads to: records the change, and returns the path to pass to
  * the call. That is `path`, unless `path` leads to a copy (/proc/self/fd/N and the like). Then it
  * is the source file's path, which is written to `real` (MONARCH_PATH_MAX bytes). `real` becomes
- * empty if the source file's path leads to another file by now: the call then fails (ENOENT), and
- * no other file is changed. */
+ * empty if that path no longer leads to the source file: the call then fails (ENOENT), and no other
+ * file is changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
 /* Does what monarch_path_to_change does, for a call on the descriptor `fd`. Returns NULL if the
  * descriptor is not a copy's; then the call uses the descriptor as it is. */

@@ -11,7 +11,7 @@ void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 
 /* Closes a descriptor that the program never had, and keeps the process's locks on the file. Read
- * locks are held all the while; a write lock is dropped and taken again at once, so that another
+ * locks are held all the while; a write lock is dropped and taken again at once, and another
  * process may take it in between. `kept` is another descriptor of the file, or -1 if none is
  * known. */
 void monarch_close_unseen(int fd, int kept);

@@ -66,7 +66,7 @@ static int high_duplicate(int of, int cloexec) {
 }
 
 /* Notes that `high` is the backing descriptor of `fd`, in place of `before` (-1: of none). Returns
- * 0 if another thread has noted another descriptor for `fd` meanwhile. */
+ * 0 if `before` is no longer the backing descriptor of `fd`. */
 static int note(int fd, int high, int before) {
     struct stat st;
     sys_fstat(high, &st);
