@@ -221,9 +221,11 @@ struct monarch_catalog {
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
     uint64_t inodes_used, copies_used; /* used slots of these indexes; a slot is never freed */
-    uint64_t stamped;  /* number + 1 of the tier whose copies are all stamped; 0: none */
+    /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
+    uint64_t stamped;
     uint64_t evicting; /* a bit per tier in which only this daemon's copies are stamped */
-    uint64_t salt;     /* of the stamps; each daemon has its own, because entry numbers differ */
+    /* of the stamps; each daemon has its own salt, because their entry numbers differ */
+    uint64_t salt;
 };
 
 /* A path that a client has opened and the catalog does not know. It is a hint: losing it costs

@@ -5,8 +5,8 @@
 #include "shared/bytes.h"
 #include "shared/sys.h"
 
-/* Half of the kernel's limit: the kernel also counts links on the way to the source, which are not
- * visible here. */
+/* Largest number of links that a walk follows. It is half of the kernel's limit, because the kernel
+ * also counts links on the way to the source, which are not visible here. */
 #define MAX_LINKS 20
 
 /* Whether the path equals `root` or lies below it. The byte where the root would end is compared
@@ -90,7 +90,7 @@ struct walk {
 
 static int is_current(const struct walk *w, int64_t id) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[id];
-    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the scan may replace it now */
+    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the scan may be replacing it */
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 

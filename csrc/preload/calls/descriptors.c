@@ -63,8 +63,8 @@ static int real_close_range(unsigned first, unsigned last, int flags) {
     return (int)monarch_result(sys6(SYS_close_range, first, last, flags, 0, 0, 0));
 }
 
-/* Whether the kernel has close_range (Linux 5.9) with these flags. No descriptor is open at the
- * number tried. */
+/* Whether the kernel has close_range (Linux 5.9) with these flags. The call is tried on a number at
+ * which no descriptor can be open. */
 static int can_close_range(int flags) {
     int old_errno = errno;
     int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
@@ -158,8 +158,8 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* The flags as the program set them, without our O_NOFOLLOW: with it, an open of the file by its
- * link in /proc would fail. */
+/* Returns the flags as the program set them, without our O_NOFOLLOW. A program that passed
+ * O_NOFOLLOW on could not open the file again by its link in /proc. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }

@@ -12,7 +12,7 @@
 
 /* Whether access is certainly allowed. Only the kernel knows what we may do with a file, by rules
  * beyond the mode's bits. We know only what the daemon, which runs as our user, has been allowed to
- * do with it. */
+ * do, so only such access is certain. */
 static int is_allowed(const struct monarch_known *k, int mode) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

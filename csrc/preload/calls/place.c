@@ -23,8 +23,8 @@ PUBLIC int chroot(const char *path) {
     return r;
 }
 
-/* With CLONE_NEWNS, what is mounted from here on is this process's alone, and we do not see it. The
- * other two flags give the thread a root of its own. */
+/* With CLONE_NEWNS, what is mounted from here on is this process's alone, and we do not see it, so
+ * nothing is served from copies any more. The other two flags give the thread a root of its own. */
 PUBLIC int unshare(int flags) {
     monarch_mappings_end();
     if (flags & (CLONE_FS | CLONE_NEWUSER))

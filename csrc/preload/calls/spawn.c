@@ -2,8 +2,8 @@
  * libc.
  *
  * A relative path starts from the child's directory, which other actions may change, so only the
- * whole list of actions says which file is meant. The list is libc's own: its layout has never
- * changed, and is compared with what libc makes before anything is read. */
+ * whole list of actions says which file is meant. The list is libc's own. Its layout has never
+ * changed, and is checked on a list that libc makes before any list is read. */
 #include <errno.h>
 #include <string.h>
 

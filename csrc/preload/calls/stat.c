@@ -110,7 +110,7 @@ PUBLIC int stat(const char *path, struct stat *st) {
     if (answer_path(AT_FDCWD, path, st, 1))
         return 0;
     int r = REAL(stat) ? REAL(stat)(path, st) : kernel_stat(AT_FDCWD, path, st, 0);
-    if (r == 0 && !correct(st)) /* /proc/self/fd/N of a copy */
+    if (r == 0 && !correct(st)) /* `path` may be a copy's name /proc/self/fd/N */
         monarch_learn_stat(path, st);
     return r;
 }

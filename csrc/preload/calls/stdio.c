@@ -11,8 +11,8 @@
 #include "preload/process/momentary.h"
 #include "shared/sys.h"
 
-/* Whether the mode only reads: "r" with any of glibc's letters but '+'; a character set follows a
- * comma. */
+/* Whether the mode only reads: it begins with "r", and has no '+' before the comma that may
+ * introduce a character set. */
 static int only_reads(const char *mode) {
     size_t letters = strcspn(mode, ",");
     return mode[0] == 'r' && !memchr(mode, '+', letters);

@@ -122,8 +122,8 @@ int monarch_leads_to_copy(const char *path, char *real) {
            sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
 }
 
-/* Records a change of the file that `st` describes; returns whether it is a copy. If so, the change
- * is recorded of the copy's source file. */
+/* Records a change of the file that `st` describes. Returns whether that file is a copy; if so, the
+ * change is recorded for the copy's source file. */
 static int record(struct stat *st, char *real) {
     struct session *s;
     int is_due = is_heard(&s), is_copy = describes_copy(st, real);

@@ -150,7 +150,8 @@ static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
         /* A read lock may be taken through any descriptor of the file. A write lock needs a
-         * writable descriptor, which is the program's and may be another file's by now. */
+         * writable descriptor. Only the program has one, and its number may be another file's by
+         * now. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);

@@ -164,7 +164,8 @@ void monarch_track_again(int fd, int fresh) {
     }
 }
 
-/* The part of the word that stays the same while a thread seeks. */
+/* Returns what stays the same of the word while a thread seeks. Other threads find the seek in
+ * /proc by this value. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
 /* A close waits until the threads that seek on its descriptor are in the kernel. If /proc cannot
@@ -260,7 +261,8 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
 }
 
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
-    /* After a close that we did not see, the number may belong to another thread's open by now. */
+    /* After a close that we did not see, the number may belong to another thread's open by now. So
+     * the word is replaced only if it is still ours. */
     uint64_t seen = pin->word | TRACK_PINNED;
     change(fd, &seen, word);
     sys_signals(SIG_SETMASK, pin->signals);
@@ -288,7 +290,8 @@ static void end_seek(int fd, uint64_t seek) {
 }
 
 /* Signals are blocked, so that no handler that closes the number waits for its own thread. Nothing
- * is lost while lseek waits: a signal would not end that wait, as it would not end a read's. */
+ * is lost by that while lseek waits, because a signal would not end the wait anyway, as it would
+ * not end a read. */
 long monarch_track_seek(int fd, uint64_t tracked, long by) {
     if (!monarch_track_is_mine())
         return -1;

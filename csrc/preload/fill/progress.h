@@ -20,7 +20,8 @@ void monarch_progress_begin_again(uint64_t id);
  * end. */
 void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 
-/* Called after a stream was opened on a copy for which the open had to wait. */
+/* Called after a stream was opened on a copy for which the open had to wait: remembers the stream,
+ * so that monarch_progress_end can tell how far it was read. */
 void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
 /* Called before a stream is closed. The library has not seen the stream's reads, so the
  * descriptor's offset tells how far the file was read. `fd` is the stream's descriptor, or -1. */

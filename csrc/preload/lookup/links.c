@@ -31,7 +31,7 @@ static uint64_t table[SETS][WAYS] SELDOM;
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-/* The key of a directory's path. A relative path has another key in each working directory. */
+/* The key of a directory's path. A relative path has a different key in each working directory. */
 static uint64_t key_of(const char *path, size_t n) {
     uint64_t base =
         *path == '/' ? 0 : (__atomic_load_n(&monarch_cwd_is, __ATOMIC_RELAXED) >> 2) + 1;
@@ -85,8 +85,8 @@ static size_t directory_length(const char *path, size_t n) {
 }
 
 /* Finds a directory above the path's directory that is known to lead into a source. The path's
- * directory then leads there as well, which is kept. Returns the word of the directory above, or
- * 0. */
+ * directory then leads there as well, and the table remembers that. Returns the word of the
+ * directory above, or 0. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {

@@ -139,7 +139,7 @@ int monarch_know_near(int dir, const char *path, int follow, struct monarch_know
     if (!s || !s->control->metadata_cached)
         return 0;
     int64_t id = monarch_locate(s, &k->catalog, dir, path, follow);
-    /* Another user may have fewer rights than the daemon's. */
+    /* A process of another user may have fewer rights than the daemon's user. */
     if (id < 0 || s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return 0;
     monarch_tick(s);

@@ -27,8 +27,8 @@ static inline int monarch_know(int dir, const char *path, int follow, struct mon
  * listing it must see a change. */
 int monarch_can_tell(const struct monarch_known *k);
 
-/* Called after the entry's attributes were read: whether all of them are of one version, so that
- * the daemon did not replace them meanwhile. */
+/* Called after the entry's attributes were read. Returns 0 if the daemon has begun to replace them
+ * meanwhile, so that they may be of two versions. */
 int monarch_is_same_version(const struct monarch_known *k);
 
 /* Whether the last comparison of the directories with the source is younger than `revalidate`. If

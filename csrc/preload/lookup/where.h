@@ -25,7 +25,7 @@ struct monarch_aim {
      * directory of a source. */
     const struct monarch_entry *base;
     size_t skip;
-    enum monarch_lead lead; /* how the path leads into a source, unless its text does */
+    enum monarch_lead lead; /* how the path leads into a source, if its text does not */
     uint32_t version; /* with MONARCH_LEAD_FILES: the entry's version, see monarch_enter_file */
     int is_open;      /* 1: this is for an open; only opens use MONARCH_LEAD_FILES */
     int is_new;       /* 1: as text, the path lies in no source, and no hint says more */

@@ -46,7 +46,8 @@ int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);
 int monarch_slots_are_lost(void);
-/* Called with the lock held. If no slot is free, the range stays on the source. */
+/* These functions change the table, and are called with the lock held. If monarch_slot_put finds no
+ * free slot, the range stays on the source. */
 void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);

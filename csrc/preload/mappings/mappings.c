@@ -75,8 +75,8 @@ static struct own *own_page(void) {
 }
 
 int monarch_mapping_can_wait(int prot, int flags) {
-    /* A mapping that was ever writable may hold pages of its own; locked pages must stay in
-     * memory. */
+    /* A mapping that was ever writable may hold pages of its own, which a replacement would lose.
+     * Locked pages must stay in memory. */
     return prot == PROT_READ && !(flags & (MAP_LOCKED | MAP_GROWSDOWN | MAP_HUGETLB | MAP_SYNC)) &&
            !__atomic_load_n(&refused, __ATOMIC_RELAXED);
 }

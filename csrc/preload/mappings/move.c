@@ -105,8 +105,8 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
         taken = 1;
     }
     monarch_slots_unlock(o);
-    /* [given_up] A thread that has lost the lock looks for REPLACING after it has given up, so one
-     * of the two threads sees the other. */
+    /* [given_up] A thread that loses the lock first gives up and then looks for REPLACING, so at
+     * least one of the two threads sees the other. */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;

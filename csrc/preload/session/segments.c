@@ -228,7 +228,7 @@ void monarch_release_session(struct session *s) {
     if (__atomic_exchange_n(&s->released, 1, __ATOMIC_ACQ_REL))
         return;
     clear(s->control, sizeof *s->control,
-          PROT_READ); /* first, so that nothing new is mapped from here on */
+          PROT_READ); /* comes first, so that nothing new is mapped from here on */
     release_catalog(__atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE));
     for (int i = 0; i < MONARCH_OLDER; i++)
         release_catalog(__atomic_load_n(&s->older[i], __ATOMIC_ACQUIRE));

@@ -32,7 +32,7 @@ struct session {
     uint32_t number;     /* see monarch_session_at */
     uint64_t dev, ino;   /* identify the segment `control` */
     /* Atomic: when, before recording a change, we last saw that the name `control` leads to this
-     * segment */
+     * segment. */
     uint64_t linked_ns;
     uint32_t listings; /* atomic: open directories that are listed from its catalog */
     /* Atomic: number of the last search that found a copy of this session open (attach.c) */
@@ -86,7 +86,7 @@ struct session *monarch_session_at(unsigned number);
  * session has afterwards. */
 const struct monarch_catalog *monarch_catalog_slow(struct session *s,
                                                    const struct monarch_catalog *old);
-/* The newest catalog that can be mapped; NULL before there is one. */
+/* Returns the newest catalog that can be mapped, or NULL before there is one. */
 static inline const struct monarch_catalog *monarch_catalog_of(struct session *s) {
     const struct monarch_catalog *c = __atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE);
     uint64_t generation = __atomic_load_n(&s->control->generation, __ATOMIC_ACQUIRE);
@@ -95,7 +95,7 @@ static inline const struct monarch_catalog *monarch_catalog_of(struct session *s
     return monarch_catalog_slow(s, c);
 }
 
-/* Entry `id` of the newest catalog; NULL if the catalog has no entry of this number. */
+/* Returns entry `id` of the newest catalog, or NULL if the catalog has no entry of this number. */
 static inline const struct monarch_entry *monarch_entry_of(struct session *s, uint64_t id) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
@@ -107,8 +107,8 @@ static inline int monarch_entry_is_changed(const struct session *s, const struct
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
-/* The segment `fills`. It is mapped when it is first needed, because most processes never need it.
- * NULL if it cannot be mapped: then unfinished copies are not read. */
+/* Returns the segment `fills`, or NULL if it cannot be mapped; then unfinished copies are not read.
+ * It is mapped when it is first needed, because most processes never need it. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
 /* Checks the switch files, our rights, and whether the session's directory is still there. It does
