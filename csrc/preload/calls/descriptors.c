@@ -148,7 +148,7 @@ PUBLIC int dup3(int fd, int fresh, int flags) {
     return duplicated(fd, REAL(dup3)(fd, fresh, flags));
 }
 
-/* Whether the command is for a lease, or for the signal that tells of its end. */
+/* Whether the command is for a lease, or for the signal that announces the lease's end. */
 static int is_lease(int command) {
     return command == F_SETLEASE || command == F_SETSIG || command == F_SETOWN ||
            command == F_SETOWN_EX;

@@ -22,7 +22,7 @@ struct directory {
     int fd;        /* of the source's directory, once it was asked for; before that -1 */
     DIR *real;     /* the source's directory, once the listing was out of date; before that NULL */
     struct monarch_known of;
-    uint64_t listing, at; /* at: the next name; 0 and 1 are the dots */
+    uint64_t listing, at; /* at: number of the next name; 0 is `.`, 1 is `..` */
     struct dirent found;
 };
 

@@ -118,8 +118,8 @@ __attribute__((noinline)) static int tell_path(const struct monarch_known *k, ch
     return 1;
 }
 
-/* Answers only for what exists. If realpath will fail, the source is asked, because `resolved` must
- * then show where the error was met. */
+/* Answers only for what exists. If realpath would fail, the source is asked, because `resolved`
+ * must then show where the error was met. */
 static int answer_realpath(const char *path, char **resolved) {
     struct monarch_known k;
     if (!monarch_know(AT_FDCWD, path, 1, &k))

@@ -17,8 +17,8 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
                                                      mode_t mode, int plain) {
     char real[MONARCH_PATH_MAX];
     int follow = !(flags & O_NOFOLLOW), old_errno = errno;
-    /* Truncation happens inside the call, so it is recorded before: the caller may be killed right
-     * after it. */
+    /* Truncation happens inside the call, so it is recorded before the call: the caller may be
+     * killed right after it. */
     if (flags & O_TRUNC)
         path = monarch_path_to_change(dir, path, follow, real);
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
@@ -124,7 +124,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     return fd;
 }
 
-/* The name of a copy's descriptor in /proc stands for the source's file, as that file is now. */
+/* Opens a path that may be the name of a copy's descriptor in /proc. Such a name stands for the
+ * source's file, as that file is now. */
 __attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
     char real[MONARCH_PATH_MAX];
     if (monarch_names_copy(path, real) && real[0])

@@ -101,7 +101,8 @@ static int may_be_copy(const struct stat *st) {
            monarch_tier_on(s, st->st_dev, 0) >= 0;
 }
 
-/* glibc before 2.33 has no such symbols: the system call does the same. */
+/* Stands in for stat, lstat and fstatat, which glibc before 2.33 does not export. The system call
+ * does the same. */
 static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
     return (int)monarch_result(sys_fstatat(dir, path, st, flags));
 }

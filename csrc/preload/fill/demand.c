@@ -281,7 +281,7 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
             return 0;
         w.at += (uint64_t)ready;
         w.n -= (uint64_t)ready;
-        /* The demand was answered, and the file is still ABSENT: nobody fills it. */
+        /* If the demand was answered and the file is still ABSENT, nobody fills it. */
         if (!ready && (!monarch_demand_and_wait(&w) ||
                        MONARCH_WORD_STATE(monarch_word_of(&w)) == MONARCH_ABSENT))
             return 0;

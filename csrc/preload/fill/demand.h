@@ -19,8 +19,8 @@ struct monarch_wanted {
     int is_instead;
 };
 
-/* The entry's current word. It is not read through `entry`: the daemon may have published a larger
- * catalog since, and nobody writes to the old one. */
+/* Returns the entry's current word. It is not read through `entry`: the daemon may have published a
+ * larger catalog since, and nobody writes to the old one. */
 static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].word, __ATOMIC_ACQUIRE);

@@ -28,8 +28,8 @@
 #define PART 8
 /* Digits of a socket's number. */
 #define DIGITS 2
-/* Longest time that a call that takes a lock, or changes the flags of the open file, waits for the
- * daemon to close its descriptor of that file [ns]. */
+/* Longest wait of a call that takes a lock, or changes the flags of the open file, until the daemon
+ * has closed its descriptor of that file [ns]. */
 #define AWAIT_NS 50000000ULL
 
 /* Ends the direct reads of a descriptor and asks for a fill: from here on, its reads demand what
