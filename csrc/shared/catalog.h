@@ -104,8 +104,8 @@ struct monarch_filesystem {
     uint64_t blocks, bfree, bavail, files, ffree;
     int32_t fsid[2];
     /* statx(2) fields that are the same for all files of the source: the mount, the attributes that
-     * could be set, and which fields are filled in: [0] when the birth time is not asked for, [1]
-     * when it is. */
+     * could be set, and the mask of the fields that are filled in. The mask is [0] if a call does
+     * not ask for the birth time, and [1] if it does. */
     uint64_t mount, attributes_mask;
     uint32_t statx_mask[2];
 };

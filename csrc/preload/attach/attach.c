@@ -117,8 +117,8 @@ static void note_need(int fd, void *data) {
         ;
 }
 
-/* Called after `newest` has replaced a session. Releases the mappings of all sessions older than
- * the replaced one, except of those whose copies or listings the process has open. Two threads may
+/* Called after `newest` has replaced a session. Releases the mappings of each session older than
+ * the replaced one, unless the process has copies or listings of that session open. Two threads may
  * do this at once: at worst, one of them visits a session that the other has already removed from
  * the list. */
 static void retire(struct session *newest) {

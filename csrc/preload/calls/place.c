@@ -97,8 +97,8 @@ static int run_in_new_place(void *at) {
 }
 
 /* A child in namespaces of its own is served no copies, as after unshare. So it begins in
- * run_in_new_place, with its function and data at the top of its stack. A child that shares our
- * memory but not our root (CLONE_FS) is a thread with a root of its own. */
+ * run_in_new_place, with its function and data at the top of its stack. A child with our memory but
+ * without CLONE_FS is a thread with a root of its own. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

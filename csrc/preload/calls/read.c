@@ -194,7 +194,7 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
  * file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
-/* Reads at the offset `at`: from the copy, and what the copy does not give from the source. With
+/* Reads at the offset `at`: from the copy as far as it has the bytes, then from the source. With
  * joined = 1 the caller joins the bytes to earlier bytes of the same call, and the result may be
  * OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
