@@ -3,13 +3,13 @@
 
 #include <stdlib.h>
 
-/* Buffers are page-aligned, as the page cache is. If a copy's target lies 1 to 31 bytes further in
- * its page than its source, `rep movsb`, by which kernels copy, takes six times as long on AMD's
- * Zen 3 and later; malloc would align large blocks to 16 only. */
+/* Buffers are page-aligned, as the page cache is. Kernels copy memory by `rep movsb`, which takes
+ * six times as long on AMD's Zen 3 and later if the target lies 1 to 31 bytes further in its page
+ * than the source. malloc would align large blocks to 16 bytes only. */
 #define MONARCH_PAGE_BYTES 4096
 
-/* Allocates a buffer of `bytes`, a multiple of MONARCH_PAGE_BYTES. Free it with free(). Returns
- * NULL without memory. */
+/* Allocates a buffer of `bytes` bytes, a multiple of MONARCH_PAGE_BYTES. The caller frees it with
+ * free(). Returns NULL without memory. */
 static inline char *monarch_new_buffer(size_t bytes) {
     return aligned_alloc(MONARCH_PAGE_BYTES, bytes);
 }

@@ -6,7 +6,7 @@
 #include "shared/xxh3.h"
 
 /* Slots hold a part of the hash beside the entry's number, so that a probe that misses reads no
- * entry. Slots are never emptied: readers need no lock, and there are no tombstones. */
+ * entry. Slots are never emptied, so that readers need no lock and searches meet no tombstones. */
 
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len) {
     return monarch_xxh3(path, len) ^ monarch_mix(source);
@@ -135,7 +135,7 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
         if (id >= c->capacity) /* damaged */
             continue;
         const struct monarch_entry *e = &entries[id];
-        /* A slot outlives its copy (clear, refill), so the entry itself is compared. */
+        /* A slot outlives its copy (after a clear or a refill), so the entry itself is compared. */
         if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->kind == MONARCH_FILE &&
             __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
             MONARCH_WORD_TIER(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) == tier)
@@ -203,7 +203,7 @@ int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t i
     return __atomic_load_n(&m->told, __ATOMIC_SEQ_CST) || monarch_is_marked(m, dev, ino);
 }
 
-/* `changes` is 0 as long as nothing is marked, which is so in most jobs. */
+/* `changes` is read first: it is 0 as long as nothing is marked, as in most jobs. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     if (!__atomic_load_n(&m->changes, __ATOMIC_SEQ_CST))
         return 0;

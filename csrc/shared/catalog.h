@@ -20,12 +20,13 @@
 #define MONARCH_VERSION 25
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
-#define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX and the effective one */
+#define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX, and the effective group */
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
 #define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
 #define MONARCH_COPY_NAME 13     /* a copy's number in hexadecimal, zero-padded [digits] */
 
-/* Files that can have a want bit (16 Mi). Entries beyond that number are served by the source. */
+/* Files that can have a want bit (16 Mi). Files whose entries have larger numbers are served by the
+ * source. */
 #define MONARCH_MAX_FILES 16777216
 /* Limits of what a slot of the index can name: entries of all kinds, and bytes of the pool. */
 #define MONARCH_MAX_ENTRIES 33554431
@@ -35,29 +36,33 @@
  * time only. */
 #define MONARCH_FILTER_BITS 16777216
 /* Bits of the filter for which one bit of the coarse filter stands. The coarse filter (8 KiB) stays
- * in a core's first cache, so that an unchanged file costs no cache miss in the large filter. */
+ * in a core's first-level cache, so that an unchanged file costs no cache miss in the large
+ * filter. */
 #define MONARCH_FILTER_COARSE 256
 /* Alignment of mapped catalogs, so that huge pages can back them [bytes]. */
 #define MONARCH_HUGE_PAGE 2097152
 #define MONARCH_SCAN_HINTS 64
 #define MONARCH_SCAN_HINT_PATH 1004
 #define MONARCH_STAT_SLOTS 64
-#define MONARCH_LOOKS 16384    /* slots of `look`; directories in one slot are checked more often */
+/* Slots of `look`. Directories that share a slot are checked more often. */
+#define MONARCH_LOOKS 16384
 #define MONARCH_MAX_PEERS 4096 /* nodes of a session */
 #define MONARCH_ASKED 2        /* peers that a fill asks before the source */
-#define MONARCH_RANKS 128      /* ranks of one node, told apart; 0 stands for all other processes */
+/* Ranks of a node that are told apart. Rank 0 is for all other processes. */
+#define MONARCH_RANKS 128
 
-/* Slots for claims of files that programs read at the source. Of two files in one slot, the first
- * claim is lost. */
+/* Slots for claims of files that programs read at the source. If two files share a slot, the later
+ * claim replaces the earlier one. */
 #define MONARCH_CLAIMS 65536
 
-/* The unit in which a copy that is being filled can be read: small enough that a reader soon has
- * its first bytes, large enough to amortize the source's latency [bytes]. */
+/* The unit in which a copy is filled, and can be read meanwhile [bytes]. It is small enough that a
+ * reader soon has its first bytes, and large enough to amortize the source's latency. */
 #define MONARCH_UNIT 262144
-#define MONARCH_FILL_SLOTS 256   /* copies that are filled at the same time */
+#define MONARCH_FILL_SLOTS 256   /* copies that can be filled at the same time */
 #define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; a larger file has larger units */
-#define MONARCH_DEMANDS 256      /* readers that wait at the same time; others read the source */
-#define MONARCH_SHARES 10000     /* the unit of `fill_after`: 1 / 10,000 of a file */
+/* Readers that can wait at the same time. Further readers read the source. */
+#define MONARCH_DEMANDS 256
+#define MONARCH_SHARES 10000 /* the unit of `fill_after`: 1 / 10,000 of a file */
 
 enum monarch_session_state { MONARCH_STARTING, MONARCH_SERVING, MONARCH_CLOSED };
 /* OTHER: a socket, a pipe, a device or a mount point. The catalog lists its name; the source
@@ -87,7 +92,8 @@ enum monarch_reason {
  * source, OF_OTHERS that it fills the file from another node; an entry has neither flag until that
  * is decided. */
 enum monarch_flag {
-    MONARCH_ATTRIBUTES = 1, /* statx(2) attributes that the catalog lacks (immutable, ...) */
+    /* The file has statx(2) attributes that the catalog does not hold (immutable, ...) */
+    MONARCH_ATTRIBUTES = 1,
     MONARCH_OWN = 2,
     MONARCH_OF_OTHERS = 4,
 };
@@ -98,15 +104,16 @@ struct monarch_filesystem {
     uint64_t blocks, bfree, bavail, files, ffree;
     int32_t fsid[2];
     /* statx(2) fields that are the same for all files of the source: the mount, the attributes that
-     * could be set, and which fields are filled ([0] without, [1] with the birth time asked
-     * for). */
+     * could be set, and the mask of the fields that are filled in. The mask is [0] if a call does
+     * not ask for the birth time, and [1] if it does. */
     uint64_t mount, attributes_mask;
     uint32_t statx_mask[2];
 };
 
 struct monarch_source {
-    uint64_t dev, ino; /* of the root directory; a different one there means another namespace */
-    uint64_t up_ino;   /* the inode that the root's listing gives for ".." */
+    /* Identify the root directory. A process that finds another one is in another namespace. */
+    uint64_t dev, ino;
+    uint64_t up_ino; /* the inode that the root's listing gives for ".." */
     struct monarch_filesystem filesystem;
     uint32_t path_len, alias_len;
     char path[MONARCH_SOURCE_PATH];  /* resolved, no trailing slash */
@@ -136,35 +143,37 @@ struct monarch_control {
     /* The share of a file that reads must ask for before it is worth a copy [1 / MONARCH_SHARES].
      */
     uint32_t fill_after;
-    /* Largest file without a copy that its program reads at the source itself, and whose copy the
-     * daemon then makes through the program's descriptor [bytes]. 0: no file is handed over. */
+    /* Size of the largest file that is handed over: its program reads it at the source, and the
+     * daemon then makes the copy through the program's descriptor [bytes]. 0: no file is handed
+     * over. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
-    /* 1: the catalog answers for names and attributes. 0: the source is asked each time, and also
-     * whether a file is still the one that was copied. */
+    /* 1: the catalog answers for names and attributes. 0: the source is asked each time, and an
+     * open also asks it whether the file is still the one that was copied. */
     uint32_t metadata_cached;
-    uint32_t follow_opens;     /* atomic: the daemon wants to know what is opened */
-    uint32_t follow_reads;     /* the daemon wants to know what is read to its end */
+    uint32_t follow_opens;     /* atomic: the daemon wants to know which files are opened */
+    uint32_t follow_reads;     /* the daemon wants to know which files are read to their end */
     uint32_t reads_everything; /* the daemon may read files whatever their modes say */
-    /* Atomic: a bit per source whose small files arrive sooner than a wait for their copy would
-     * end, because they lie on a local disk or in the page cache. */
+    /* Atomic: a bit per source. It is set if small files come from the source sooner than a wait
+     * for their copies would end, because they lie on a local disk or in the page cache. */
     uint32_t fast_sources;
-    /* Atomic: a bit per source of which enough small files were filled to tell whether the source
-     * is fast. */
+    /* Atomic: a bit per source. It is set once enough small files were filled to tell whether the
+     * source is fast. */
     uint32_t judged_sources;
-    /* Atomic: a bit per source whose files the kernel does not keep in the page cache. The daemon
-     * would have to read again what a program has read, so such files are not handed over. */
+    /* Atomic: a bit per source. It is set if the kernel does not keep the source's files in the
+     * page cache: the daemon would have to read again what a program has read, so such files are
+     * not handed over. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
     uint64_t users;  /* inode of the daemon's user namespace */
     /* How long the catalog may answer for attributes after the directories were last compared with
-     * the source [ns of CLOCK_MONOTONIC]. */
+     * the source [ns]. */
     uint64_t revalidate_ns;
-    uint64_t compared_ns; /* atomic; 0: not yet */
+    uint64_t compared_ns; /* atomic: when that was [ns of CLOCK_MONOTONIC]; 0: never yet */
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
     char switch_file[2][MONARCH_TIER_PATH];
-    uint32_t groups; /* of the daemon */
+    uint32_t groups; /* number of the daemon's groups */
     uint32_t group[MONARCH_MAX_GROUPS];
 };
 
@@ -174,7 +183,7 @@ struct monarch_slot {
     uint64_t place, copy; /* atomic; 0: none */
 };
 
-/* The first cache line is all that an open needs. */
+/* Of an entry, an open reads the first cache line only. */
 struct monarch_entry {
     uint64_t hash; /* XXH3-64 of the relative path, mixed with the source's number */
     uint64_t path; /* offset in the pool; NUL-terminated */
@@ -185,18 +194,18 @@ struct monarch_entry {
      * listing, see monarch_listing. */
     uint64_t copy_ino;
     /* A file: XXH3-64 of the copy's block sums, once PRESENT. A directory: 1 + the number of names
-     * that the scan found in it, and from monarch_catalog_list on the listing of those names; 0:
-     * not all names are known, or the directory has changed meanwhile. */
+     * that the scan found in it; monarch_catalog_list replaces that number by the listing of the
+     * names. 0: not all names are known, or the directory has changed during the scan. */
     uint64_t sum;
     uint16_t path_len;
     uint8_t source;
     uint8_t kind;     /* enum monarch_kind */
-    uint16_t blksize; /* of 512 bytes */
+    uint16_t blksize; /* in units of 512 bytes */
     uint16_t flags;
 
     int64_t mtime_ns;
     int64_t ctime_ns, atime_ns, btime_ns; /* btime 0: unknown */
-    uint64_t blocks;                      /* of 512 bytes */
+    uint64_t blocks;                      /* in units of 512 bytes */
     uint32_t mode, uid, gid, nlink;
     uint32_t place;   /* position in its directory, in the order of the source's listing */
     uint32_t version; /* atomic: odd while the attributes are being replaced */
@@ -212,9 +221,11 @@ struct monarch_catalog {
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
     uint64_t inodes_used, copies_used; /* used slots of these indexes; a slot is never freed */
-    uint64_t stamped;  /* number + 1 of the tier whose copies are all stamped; 0: none */
+    /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
+    uint64_t stamped;
     uint64_t evicting; /* a bit per tier in which only this daemon's copies are stamped */
-    uint64_t salt;     /* of the stamps; each daemon has its own, because entry numbers differ */
+    /* of the stamps; each daemon has its own salt, because their entry numbers differ */
+    uint64_t salt;
 };
 
 /* A path that a client has opened and the catalog does not know. It is a hint: losing it costs
@@ -247,7 +258,7 @@ struct monarch_fills {
 };
 
 struct monarch_stats {
-    uint64_t hits, misses; /* opens of files that had a copy, and that had none */
+    uint64_t hits, misses; /* opens of files that had a copy, and of files that had none */
     uint64_t bytes_from_tier, bytes_from_source; /* sizes of the files opened */
     uint64_t waits, wait_ns;      /* reads that waited for a fill; their total wait */
     uint64_t fallbacks;           /* waits that ended at the source */
@@ -261,20 +272,20 @@ struct monarch_stats {
 };
 
 /* Where the bytes of a fill come from. Each way has its own threads, so that waits for a peer never
- * hold up a read of the source: otherwise two nodes that fill from each other could both be
- * waiting. */
+ * hold up a read of the source: otherwise two nodes that fill from each other could wait for each
+ * other. */
 enum monarch_way { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_WAYS };
 
 /* The doorbell on which the copying threads of one way sleep. A thread that has made work adds 1 to
- * the futex and then, if any thread sleeps, wakes one. A woken thread that leaves work to others
- * wakes the next. */
+ * the futex and then, if any thread sleeps, wakes one. The woken thread takes work, and wakes
+ * another thread if it leaves work over. */
 struct monarch_bell {
     uint32_t rings;    /* futex */
     uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
 };
 
-/* What the processes of one rank have opened: the bytes of all these files, and the bytes of the
- * files among them that were to have a copy and had none. */
+/* What the processes of one rank have opened: the bytes of all opened files, and the bytes of those
+ * opened files that were to have a copy and had none yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
@@ -287,8 +298,8 @@ struct monarch_bits {
     uint64_t word[MONARCH_MAX_FILES / 64];         /* atomic */
 };
 
-/* A change by a process that has no address space for the segments, in the session's file
- * `changes`. */
+/* A record of the session's file `changes`: a change by a process that has no address space to map
+ * the segments. */
 struct monarch_change {
     uint64_t dev, ino;
     uint64_t is_tree; /* 1: a directory, with all that is below it */
@@ -320,21 +331,21 @@ struct monarch_clients {
     /* A demand for a unit rings both bells: a client does not know whether the file comes from the
      * source or from a peer. */
     struct monarch_bell engine[MONARCH_WAYS];
-    /* The value of the daemon's signs of life when a reader gave up waiting; 0: no reader has.
-     * While the signs keep that value, no process waits for the daemon. */
+    /* The sum of the daemon's signs of life at the time when a reader gave up waiting; 0: no reader
+     * has given up. While the sum stays at that value, no process waits for the daemon. */
     uint64_t silent_at;
-    uint64_t stale; /* 1: a client asked for attributes whose comparison is too old */
-    /* Atomic: when a client last checked at the source that a directory still is the one that its
-     * listing was made of. Number of the entry + 1, 25 bits | ticks of CLOCK_MONOTONIC, see
-     * metadata.c. */
+    uint64_t stale; /* 1: a client asked for attributes, and the last comparison is too old */
+    /* Atomic: when a client last checked at the source that a directory is unchanged since it was
+     * listed. A slot holds the number of the directory's entry + 1, 25 bits | ticks of
+     * CLOCK_MONOTONIC, see metadata.c. */
     uint64_t look[MONARCH_LOOKS];
     /* Units that readers wait for: entry + 1 and the reader's rank in the upper half; the unit and
      * a tag in the lower half, which is a futex. The daemon answers a demand by setting it to 0. A
-     * demand is a hint, like the scan hints: the bitmaps are the truth, and nobody waits for a
-     * client that was killed. */
+     * demand is a hint, like a scan hint: only the bitmaps of `fills` tell which units are there,
+     * and the daemon never waits for a client, which may have been killed. */
     uint64_t demand[MONARCH_DEMANDS];
-    /* Claims by entry, see monarch_claim_of: a program reads the file at the source, so that no
-     * fill ahead is needed. */
+    /* Claims by entry, see monarch_claim_of. A claim says that a program reads the file at the
+     * source, so that no fill ahead is needed. */
     uint64_t claim[MONARCH_CLAIMS];
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_rank rank[MONARCH_RANKS];
@@ -352,8 +363,8 @@ struct monarch_clients {
 };
 
 #ifndef MONARCH_CDEF
-/* A file's time as entries hold it [ns]. File systems may give times that 64 bits cannot hold;
- * those wrap around. */
+/* A file's time as entries hold it [ns]. File systems may give times that 64 bits cannot hold; such
+ * times wrap around. */
 static inline int64_t monarch_time_ns(int64_t s, int64_t ns) {
     return (int64_t)((uint64_t)s * 1000000000 + (uint64_t)ns);
 }
@@ -379,10 +390,10 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
     return __atomic_load_n(&words[i / 64], __ATOMIC_SEQ_CST) >> (i % 64) & 1;
 }
 
-/* Sets a file's bit; returns whether anything was new to the daemon. The summary bit is set last,
- * and the daemon clears it first, so that a file's bit is never hidden for long by an unset summary
- * bit. A client that is killed between the two leaves the summary bit unset; the next call for a
- * file of that word sets it. */
+/* Sets a file's bit. Returns 0 if the file's bit and the summary bit were both set before. The
+ * summary bit is set last, and the daemon clears it first, so that a file's bit is never hidden for
+ * long by an unset summary bit. A client that is killed between the two steps leaves the summary
+ * bit unset; the next call for a file of that word sets it. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -394,15 +405,16 @@ static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     return 1;
 }
 
-/* A finalizer that spreads inode numbers and source numbers over 64 bits. */
+/* A hash function's finalizer. It spreads inode numbers and source numbers over 64 bits. */
 static inline uint64_t monarch_mix(uint64_t v) {
     v = (v ^ (v >> 32)) * 0xD6E8FEB86659FD93ULL;
     v = (v ^ (v >> 32)) * 0xD6E8FEB86659FD93ULL;
     return v ^ (v >> 32);
 }
 
-/* The unit of a file of this size; the largest unit is a block. A file that has more units than a
- * fill's bitmap has bits is not read before its copy is complete. */
+/* Returns the unit in which a file of `size` bytes is filled; no unit is larger than a block. A
+ * file that has more units than a fill's bitmap has bits is not read from its copy before the copy
+ * is complete. */
 static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     uint64_t unit = block % MONARCH_UNIT ? block : MONARCH_UNIT;
     while (unit < block && (size + unit - 1) / unit > MONARCH_FILL_UNITS)
@@ -421,7 +433,7 @@ static inline uint64_t monarch_demand_entry(uint64_t demand) {
 static inline unsigned monarch_demand_rank(uint64_t demand) { return (unsigned)(demand >> 57); }
 static inline uint64_t monarch_demand_unit(uint64_t demand) { return demand >> 12 & 0xFFFFF; }
 
-/* The slot of the fill that `word` names; -1 for none. */
+/* Returns the slot of the fill that `word` names, or -1 if there is none. */
 static inline int monarch_fill_slot(const struct monarch_fills *fills, uint64_t word) {
     int i = 0;
     while (i < MONARCH_FILL_SLOTS && __atomic_load_n(&fills->word[i], __ATOMIC_ACQUIRE) != word)
@@ -449,14 +461,14 @@ static inline int monarch_claim_holds(uint64_t claim, uint64_t now_ns) {
     uint64_t now = now_ns >> MONARCH_CLAIM_TICK;
     return claim && ((now - claim) & (MONARCH_CLAIM_RECALLED - 1)) < MONARCH_CLAIM_TICKS;
 }
-/* The number that stands for a file without an entry: it is derived from the inode and lies beyond
- * the numbers of all entries. Two files may have the same number. */
+/* Returns the number that stands for a file without an entry. It is derived from the inode and lies
+ * beyond the numbers of all entries. Two files may have the same number. */
 static inline uint64_t monarch_unmet(uint64_t ino) {
     return MONARCH_MAX_ENTRIES + 1 + ino % (MONARCH_MAX_ENTRIES - 1);
 }
 static inline int monarch_is_unmet(uint64_t id) { return id > MONARCH_MAX_ENTRIES; }
 
-/* The slot for a file's claim; the slot holds 0 if there is none. */
+/* Returns the slot for a file's claim. The slot holds 0 while there is no claim. */
 static inline uint64_t *monarch_claim_at(struct monarch_clients *m, uint64_t id) {
     return &m->claim[id % MONARCH_CLAIMS];
 }
@@ -494,15 +506,16 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
 }
 
 /* Makes a slot's `copy`: the entry's word while it is PRESENT, with the next 8 bits of the hash in
- * place of state and reason; otherwise 0. It only suggests which copy to open before the entry has
- * been loaded: the caller checks the entry before it uses the copy. */
+ * place of state and reason; otherwise 0. With it, an open can begin with the copy before the entry
+ * has been loaded. It may be out of date, so the caller checks the entry before it uses the
+ * copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. A look-up
- * compares the entry itself. A slot of the index by copy holds 32 bits of the hash instead, because
- * its entry may have another copy by now. */
+ * compares the entry itself. A slot of the index by copy holds 32 bits of the hash instead: its
+ * entry may have another copy by now, and then there is nothing else to compare. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
@@ -518,9 +531,9 @@ static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
  * after the scan. */
 #define MONARCH_NO_PLACE 0xFFFFFFFFU
 
-/* A directory's listing: where its names begin among the catalog's `names`, and how many there are,
- * in the order of the source's listing. 0: the directory has no listing, because not all its names
- * are known or it has changed. */
+/* A directory's listing: the position of its first name among the catalog's `names`, and the number
+ * of its names, which stand there in the order of the source's listing. 0: the directory has no
+ * listing, because not all its names are known or it has changed. */
 static inline uint64_t monarch_listing(uint64_t first, uint64_t n) { return first << 32 | (n + 1); }
 static inline uint64_t monarch_listing_first(uint64_t listing) { return listing >> 32; }
 static inline uint64_t monarch_listing_length(uint64_t listing) {
@@ -529,7 +542,7 @@ static inline uint64_t monarch_listing_length(uint64_t listing) {
 
 static inline uint64_t monarch_aligned(uint64_t n) { return (n + 127) / 128 * 128; }
 
-/* Computes where everything lies in a catalog of this size. No other code does. */
+/* Computes where everything lies in a catalog of this size. No other code computes this. */
 static inline void monarch_lay_out(struct monarch_catalog *c, uint64_t capacity,
                                    uint64_t pool_bytes) {
     c->capacity = capacity;
@@ -582,7 +595,8 @@ int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uin
  * have 256 numbers for each of MONARCH_MAX_SOURCES sources, one for each lower byte of a word. */
 void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uint64_t *bytes);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
-/* Finds a copy's entry by the copy's stamp. is_dropped: the copy has no name any more. */
+/* Finds a copy's entry by the copy's stamp. With is_dropped = 1 the copy has no name any more, and
+ * its entry may have another copy by now. */
 int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uint64_t ino,
                              int64_t sec, int64_t nsec, int is_dropped);
 /* Finds the entry of a dropped copy: the last entry whose copy had this inode. A process that holds
@@ -593,5 +607,6 @@ int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uin
  * not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
-/* As monarch_is_changed, for the daemon, which takes `told` in itself: looks at the marks alone. */
+/* Like monarch_is_changed, but looks at the marks alone. It is for the daemon, which itself marks
+ * the changes that `told` announces. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);

@@ -21,28 +21,29 @@ static inline void monarch_doorbell_ring(uint32_t *doorbell) {
     monarch_futex_wake(doorbell);
 }
 
-/* Wakes up to `threads` of the threads that sleep with a bit of `who`. A thread that does not sleep
- * yet is not affected. */
+/* Wakes at most `threads` of the threads that sleep with any of the bits `who`. A thread that is
+ * only about to sleep is not kept awake; monarch_bell_ring does that. */
 static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
     if (__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
         syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
 }
 
-/* Rings after work was made: threads that have looked before and do not sleep yet will look
- * again. */
+/* Rings after work was made. A thread that found no work before the ring and is about to sleep will
+ * look again. Of the sleeping threads, at most `threads` are woken, as by monarch_bell_wake. */
 static inline void monarch_bell_ring(struct monarch_bell *b, int threads, uint32_t who) {
     __atomic_fetch_add(&b->rings, 1, __ATOMIC_SEQ_CST);
     monarch_bell_wake(b, threads, who);
 }
 
-/* Rings for a demand, as a client does. */
+/* Rings the bells of both ways for a demand, as clients do. */
 static inline void monarch_ring_for_demand(struct monarch_clients *m) {
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_bell_ring(&m->engine[way], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps with the bits `who`, and not at all if the bell was rung since its count was `seen`. The
- * sleep ends at `until_ns` [CLOCK_MONOTONIC] at the latest; 0: no limit. Returns 0 on timeout. */
+/* Sleeps until a wake that names one of the bits `who`, but not beyond `until_ns` [ns of
+ * CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell was rung since its count was `seen`.
+ * Returns 0 on timeout, otherwise 1. */
 static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who,
                                      uint64_t until_ns) {
     struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};

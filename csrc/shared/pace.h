@@ -10,7 +10,7 @@
 
 struct monarch_pace {
     uint64_t interval_ns; /* 0: no limit */
-    uint64_t next_ns;     /* atomic */
+    uint64_t next_ns;     /* atomic: when the next operation may begin */
 };
 
 static inline void monarch_pace_init(struct monarch_pace *p, uint64_t ops_per_s) {
@@ -18,8 +18,8 @@ static inline void monarch_pace_init(struct monarch_pace *p, uint64_t ops_per_s)
     p->next_ns = 0;
 }
 
-/* Sleeps until the caller's turn; returns 0 without sleeping if that is later than `until_ns`
- * [CLOCK_MONOTONIC]. */
+/* Sleeps until the caller's turn, and returns 1. If the turn is later than `until_ns` [ns of
+ * CLOCK_MONOTONIC], returns 0 without sleeping. */
 static inline int monarch_keep_pace(struct monarch_pace *p, uint64_t until_ns) {
     uint64_t now = monarch_now_ns(), next = __atomic_load_n(&p->next_ns, __ATOMIC_RELAXED),
              mine = now;

@@ -5,12 +5,12 @@
 #include "shared/bytes.h"
 #include "shared/sys.h"
 
-/* Half of the kernel's limit: the kernel also counts links on the way to the source, which are not
- * visible here. */
+/* Largest number of links that a walk follows. It is half of the kernel's limit, because the kernel
+ * also counts links on the way to the source, which are not visible here. */
 #define MAX_LINKS 20
 
-/* Looks first at the byte where the root would end: nearly all paths of a process are foreign and
- * differ there. */
+/* Whether the path equals `root` or lies below it. The byte where the root would end is compared
+ * first, because nearly all paths of a process lie elsewhere and differ there. */
 static inline int has_prefix(const char *path, size_t n, const char *root, uint32_t len) {
     return len && n >= len && (path[len] == '/' || n == len) && same_bytes(path, root, len);
 }
@@ -29,8 +29,8 @@ int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, 
     return -1;
 }
 
-/* Whether a component is empty, `.` or `..`. `after` follows a slash, or is the start of a relative
- * path. */
+/* Whether the component at `after` is empty, `.` or `..`. `after` points behind a slash, or to the
+ * start of a relative path. */
 static int odd_component(const char *after) {
     if (after[0] != '.')
         return after[0] == '/' || !after[0];
@@ -38,9 +38,9 @@ static int odd_component(const char *after) {
     return *after == '/' || !*after;
 }
 
-/* Whether the path holds a pair of bytes: two dots (of_dots), or a slash followed by `.`, another
- * slash or the NUL. It looks at 16 positions at a time, because every path is checked and few have
- * such a pair. The path has at least 16 bytes. */
+/* Whether the path, of at least 16 bytes, holds two dots side by side (of_dots = 1), or a slash
+ * that is followed by `.`, by another slash or by the NUL (of_dots = 0). It looks at 16 positions
+ * at a time, because every path is checked and few hold such a pair. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
     two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
@@ -76,19 +76,21 @@ int monarch_is_odd(const char *path, size_t n) {
 }
 
 /* A walk over one path. `text` is the absolute path so far, without a trailing slash ("" is the
- * root). Up to `canonical` bytes of it came from the kernel, so no component there is a link. */
+ * root). The first `canonical` bytes of `text` came from the kernel, so no component in them is a
+ * link. */
 struct walk {
     const struct monarch_control *control;
     const struct monarch_catalog *catalog;
     const struct monarch_clients *clients;
     size_t len, canonical;
-    int needs_directory, by_letters; /* by_letters: `..` undoes any component before it */
+    /* by_letters: `..` removes any component before it, even a link */
+    int needs_directory, by_letters;
     char *text;
 };
 
 static int is_current(const struct walk *w, int64_t id) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[id];
-    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the scan may replace it now */
+    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the scan may be replacing it */
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
@@ -144,8 +146,8 @@ static int walk_components(struct walk *w, const char *path) {
     return 1;
 }
 
-/* Finds the first component of `rel` that the catalog knows as a link: returns its entry, and in
- * *end where the component ends; -1 if there is none. */
+/* Finds the first component of `rel` that the catalog knows as a link. Returns the link's entry, or
+ * -1 if there is none; *end becomes the position in `rel` where the component ends. */
 static int64_t first_link(const struct walk *w, unsigned source, const char *rel, size_t *end) {
     for (size_t i = 1;; i++) {
         if (rel[i] && rel[i] != '/')
@@ -161,10 +163,11 @@ static int64_t first_link(const struct walk *w, unsigned source, const char *rel
     }
 }
 
-/* Replaces the link by its target. The target and what follows the link go to the very end of the
- * same buffer, because callers may be on small stacks. Returns that path, on which the walk
- * continues from the directory that `w` now holds; NULL if both do not fit. The walk writes no more
- * bytes at the front than it has read at the end, so that two bytes between the two are enough. */
+/* Replaces the link by its target. The path that is still to be walked, which is the target and
+ * what follows the link, is written to the very end of the buffer that holds the walked path:
+ * callers may be on small stacks. Returns the path still to be walked, from the directory that `w`
+ * now holds, or NULL if it does not fit or the link has changed. The walk writes no more bytes at
+ * the front than it has read at the end, so that two bytes between the two paths are enough. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);
@@ -181,7 +184,7 @@ static const char *substitute(struct walk *w, const char *rel, int64_t link, siz
     memcpy(behind - n, target, n);
     w->len = kept;
     w->text[kept] = 0;
-    /* The scan follows no link below a source's root, so nothing here is known to be canonical. */
+    /* The kernel has not resolved the new path, so nothing of it is known to be canonical. */
     w->canonical = 0;
     return behind - n;
 }
@@ -229,8 +232,8 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
     out->entry = MONARCH_OUTSIDE;
     out->source = -1;
     out->path_len = 0;
-    /* An empty path is refused, and a path that is too long for the kernel, however short it would
-     * become here. */
+    /* The kernel refuses an empty path and one that is too long, even one that would become shorter
+     * here. */
     if (!*path || strnlen(path, MONARCH_PATH_MAX) == MONARCH_PATH_MAX)
         return;
     if (*path != '/') {

@@ -1,5 +1,5 @@
-/* System calls without libc. They return -errno and leave errno alone, are no cancellation points,
- * need no symbol and cannot re-enter our own wrappers. */
+/* System calls without libc. They return -errno and do not change errno, are not cancellation
+ * points, need no symbol of libc, and cannot re-enter our own wrappers. */
 #pragma once
 
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 
 #include "shared/clock.h"
 
-/* Older headers do not have these (Linux 5.9, glibc 2.34). */
+/* Headers before Linux 5.9 and glibc 2.34 do not define these. */
 #ifndef CLOSE_RANGE_CLOEXEC
 #define CLOSE_RANGE_UNSHARE 2
 #define CLOSE_RANGE_CLOEXEC 4
@@ -67,20 +67,20 @@ static inline void *sys_map(int fd, unsigned long n, int prot) {
     long p = sys6(SYS_mmap, 0, (long)n, prot, MAP_SHARED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* Maps private memory, all zeros. */
+/* Maps private memory that holds zeros. */
 static inline void *sys_new_pages(unsigned long n) {
     long p = sys6(SYS_mmap, 0, (long)n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* Maps the file over [at, at + n), all of which this process has mapped itself. fd -1: maps zeros
- * that take no memory. */
+/* Maps the file over [at, at + n), a range that this process has mapped itself. With fd = -1, maps
+ * zeros that take no memory. */
 static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
     long p = sys6(SYS_mmap, (long)at, (long)n, prot, flags | MAP_FIXED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* sys_map at a multiple of `align` (a power of two). The range is reserved first, so that no other
- * mapping is overwritten. */
+/* Maps as sys_map does, at an address that is a multiple of `align` (a power of two). The range is
+ * reserved first, so that no other mapping is overwritten. */
 static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned long align) {
     unsigned long room = n + align;
     long p = sys6(SYS_mmap, 0, (long)room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
@@ -100,8 +100,9 @@ static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned 
     return 0;
 }
 #ifdef __SANITIZE_THREAD__
-/* ThreadSanitizer does not see our system calls: memory that one thread wrote here would look like
- * a race with the next owner of the address. So the address range is kept and never reused. */
+/* ThreadSanitizer does not see our system calls. If a later mapping got the same addresses,
+ * accesses to it would look like races with accesses to the old one. So the address range is kept
+ * and never reused. */
 static inline void sys_unmap(const void *p, unsigned long n) {
     sys_map_over((void *)p, -1, n, PROT_NONE);
 }
@@ -110,8 +111,9 @@ static inline void sys_unmap(const void *p, unsigned long n) {
     sys6(SYS_munmap, (long)p, (long)n, 0, 0, 0, 0);
 }
 #endif
-/* A page (4096 bytes, or what the kernel makes of them) that the kernel clears in the child of a
- * fork, whatever call has made the child, but not in a child of vfork. NULL before Linux 4.14. */
+/* Returns a page (of 4096 bytes, or larger if the machine's pages are) that the kernel clears in
+ * every forked child, whatever call has made the child. A child of vfork shares the page uncleared.
+ * Returns NULL before Linux 4.14. */
 static inline void *sys_new_wiped_page(void) {
     const int wipe_on_fork = 18; /* MADV_WIPEONFORK: older headers have no name for it */
     void *p = sys_new_pages(4096);
@@ -138,12 +140,12 @@ static inline long sys_lseek(int fd, long offset, int whence) {
 static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
-/* All signals, except the one by which setuid makes all threads change. If a thread that creates
- * another blocked that signal, both could hang: the thread waits for a lock that setuid holds, and
- * setuid waits for the thread's answer. */
+/* All signals except the one by which libc's setuid reaches every thread. A thread must not block
+ * that signal while it creates a thread: it could wait for a lock that setuid in another thread
+ * holds, while setuid waits for its answer to the signal. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
-/* As sigprocmask(2); returns the set that was blocked before. */
+/* Changes the blocked signals as sigprocmask(2) does. Returns the set that was blocked before. */
 static inline uint64_t sys_signals(int how, uint64_t set) {
     uint64_t old = 0;
     sys6(SYS_rt_sigprocmask, how, (long)&set, (long)&old, sizeof set, 0, 0);
@@ -156,8 +158,8 @@ static inline void sys_nap(long ns) {
     sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
 }
 
-/* Waits a moment, for the nth time, for another thread that needs microseconds: yields the
- * processor at first, then sleeps, because a yield does nothing for a thread of lower real-time
+/* Does the nth step of a wait for another thread that needs microseconds. The first steps yield the
+ * processor. Later steps sleep, because a yield does nothing for a thread of lower real-time
  * priority. */
 static inline void sys_relax(unsigned n) {
     struct timespec nap = {0, n < 96 ? 50000 : 1000000};

@@ -114,7 +114,8 @@ static uint64_t hash_upto_240(const unsigned char *in, size_t len) {
 /* The three long-input steps keep `acc` in a local array: the compiler can then hold it in vector
  * registers, which a pointer that may alias the input forbids. */
 #ifdef __SSE2__
-/* Two lanes at a time: the compiler does not see that a product of halves is one instruction. */
+/* Works on two lanes at a time with intrinsics, because the compiler does not see that the product
+ * of two halves is one instruction. */
 static inline void accumulate(uint64_t acc[8], const unsigned char *in, const unsigned char *sec) {
     for (int i = 0; i < 8; i += 2) {
         __m128i value = _mm_loadu_si128((const __m128i *)(in + 8 * i));

@@ -7,13 +7,13 @@
 
 uint64_t monarch_xxh3(const void *data, size_t len);
 
-/* The same hash over data that arrives in pieces, so that a block needs no buffer of its own
- * size. */
+/* The same hash, computed over data that arrives in pieces, so that a caller need not hold all of
+ * it in memory. */
 #define XXH3_BLOCK 1024
 struct xxh3_stream {
     uint64_t acc[8];
     uint64_t total;
-    size_t held; /* bytes waiting in `hold` behind the 64 kept ones */
+    size_t held; /* bytes in `hold` that are not hashed yet; 64 earlier bytes lie before them */
     unsigned char hold[64 + XXH3_BLOCK];
 };
 void monarch_xxh3_begin(struct xxh3_stream *s);

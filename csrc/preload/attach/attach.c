@@ -20,7 +20,7 @@
 #define NUMBERS 32
 
 static struct session first;
-static uint64_t last_tick; /* [s] */
+static uint64_t last_tick; /* when monarch_tick last looked [s] */
 static uint32_t lacks_room;
 
 int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC_RELAXED); }
@@ -46,8 +46,8 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Attaches to the current session. Returns `old` if that is the current one, or a session that no
- * other thread has seen yet, or NULL if there is none. */
+/* Attaches to the current session. Returns `old` if `old` is the current session; otherwise a new
+ * session, which no other thread has seen yet, or NULL if there is none. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -117,9 +117,10 @@ static void note_need(int fd, void *data) {
         ;
 }
 
-/* Called after `newest` has replaced a session: releases the mappings of all sessions before that
- * one, except those of which the process has copies or listings open. Two threads may do this at
- * once: a session that was unlinked stays so, and is at worst visited again. */
+/* Called after `newest` has replaced a session. Releases the mappings of each session older than
+ * the replaced one, unless the process has copies or listings of that session open. Two threads may
+ * do this at once: at worst, one of them visits a session that the other has already removed from
+ * the list. */
 static void retire(struct session *newest) {
     struct session *last = newest->before, *s;
     struct search search = {newest, __atomic_add_fetch(&searches, 1, __ATOMIC_ACQ_REL)};
@@ -185,7 +186,8 @@ static struct session *attach_again(struct session *old) {
     return old; /* the session of another thread, which was faster */
 }
 
-/* Attaches until it finds the session of a serving daemon. Returns NULL if no daemon serves. */
+/* Attaches to newer and newer sessions until it finds one whose daemon serves. Returns NULL if no
+ * daemon serves. */
 static struct session *follow(struct session *s) {
     for (;;) {
         struct session *next = attach_again(s);
@@ -223,8 +225,8 @@ void monarch_rights_may_differ(void) {
         end_look(s, look, 1);
 }
 
-/* Whether the session is still linked. This is checked once per tick of the coarse clock: a daemon
- * takes longer than a tick to start. */
+/* Whether the name `control` still leads to this session. This is checked only once per tick of the
+ * coarse clock, because a new daemon takes longer than a tick to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
@@ -235,8 +237,8 @@ static int is_linked_still(struct session *s) {
     return 1;
 }
 
-/* A change must not miss a daemon that has just started. A daemon whose session directory was
- * removed, and that no other has replaced, is told too, because it may still serve reads of other
+/* A daemon that has just started must learn of the change. So must a daemon whose session directory
+ * was removed, if no other daemon has replaced it, because it may still serve reads of other
  * processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);

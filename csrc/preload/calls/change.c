@@ -1,8 +1,8 @@
 /* Calls that change a file's content or attributes by a name or a descriptor.
  *
- * Each does exactly what was asked, at the source. Before it, the file is recorded as changed, so
- * that nobody gets the old copy once the call returns, even if the caller is killed right after it.
- * A call that then fails has cost the file its copy for this session, and nothing else. */
+ * Each call does exactly what was asked, at the source. The file is recorded as changed before the
+ * call, so that nobody gets the old copy once the call returns, even if the caller is killed right
+ * after it. If the call fails, the file has lost its copy for this session, and nothing else. */
 #include <string.h>
 
 #include "preload/changes/record.h"
@@ -22,7 +22,8 @@ PUBLIC int chmod(const char *path, mode_t mode) {
     return REAL(chmod)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode);
 }
 
-/* glibc before 2.32 has no lchmod, and no other function that does what lchmod does. */
+/* glibc before 2.32 has no lchmod, and no other function that does what lchmod does; its fchmodat
+ * reports that. */
 PUBLIC int lchmod(const char *path, mode_t mode) {
     monarch_changed_path(AT_FDCWD, path, 0);
     if (REAL(lchmod))

@@ -63,8 +63,8 @@ static int real_close_range(unsigned first, unsigned last, int flags) {
     return (int)monarch_result(sys6(SYS_close_range, first, last, flags, 0, 0, 0));
 }
 
-/* Whether the kernel has close_range (Linux 5.9) with these flags. No descriptor is open at the
- * number tried. */
+/* Whether the kernel has close_range (Linux 5.9) with these flags. The call is tried on a number at
+ * which no descriptor can be open. */
 static int can_close_range(int flags) {
     int old_errno = errno;
     int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
@@ -148,7 +148,7 @@ PUBLIC int dup3(int fd, int fresh, int flags) {
     return duplicated(fd, REAL(dup3)(fd, fresh, flags));
 }
 
-/* Whether the command is for a lease, or for the signal that tells of its end. */
+/* Whether the command is for a lease, or for the signal that announces the lease's end. */
 static int is_lease(int command) {
     return command == F_SETLEASE || command == F_SETSIG || command == F_SETOWN ||
            command == F_SETOWN_EX;
@@ -158,8 +158,8 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* The flags as the program set them, without our O_NOFOLLOW: with it, an open of the file by its
- * link in /proc would fail. */
+/* Returns the flags as the program set them, without our O_NOFOLLOW. A program that passed
+ * O_NOFOLLOW on could not open the file again by its link in /proc. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }
@@ -182,7 +182,8 @@ PUBLIC int fcntl(int fd, int command, ...) {
         will_share(fd);
     if (command == F_SETFD && monarch_has_backing())
         monarch_backing_flag_slow(fd, (int)(intptr_t)arg);
-    /* A promotion during the call would carry the old flag over. */
+    /* The descriptor is pinned, because a promotion during the call would carry the old flag
+     * over. */
     if (command == F_SETFD && monarch_track_pin(fd, 0, &pin)) {
         int done = REAL(fcntl)(fd, command, arg);
         monarch_track_unpin(fd, &pin, pin.word);
@@ -194,7 +195,7 @@ PUBLIC int fcntl(int fd, int command, ...) {
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
-/* A program that sets or asks the offset relies on it: this descriptor is never replaced. */
+/* A program that sets or asks the offset relies on it, so the descriptor is never promoted. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
 /* A copy has no holes: the source says where they are. */
@@ -221,7 +222,7 @@ void monarch_count_stream(int fd) {
         monarch_count_source(s, e->size);
 }
 
-/* These calls move the offset inside libc or the kernel. */
+/* The following calls move the offset inside libc or the kernel. */
 
 PUBLIC FILE *fdopen(int fd, const char *mode) {
     uses_offset(fd);
@@ -270,7 +271,8 @@ static int is_same_file(int one, int other) {
 
 /* The kernel refuses overlapping ranges of one file, but through a copy's descriptor it does not
  * see that they are of one file. It may also refuse to copy between file systems, and a copy lies
- * on another one than its source file. */
+ * on another one than its source file. In both cases, the call is made on the backing
+ * descriptor. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

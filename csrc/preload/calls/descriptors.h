@@ -16,6 +16,7 @@ void monarch_will_close_stream(FILE *stream);
  * are counted as one read of the whole file. */
 void monarch_count_stream(int fd);
 
-/* Whether `command` is a lock command of fcntl, or F_GETLEASE; monarch_lock makes such a call. */
+/* Whether `command` is a lock command of fcntl, or F_GETLEASE. monarch_lock carries out such a
+ * call. */
 int monarch_is_lock(int command);
 int monarch_lock(int fd, int command, void *arg);

@@ -14,15 +14,15 @@
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 
-/* Our directories lie in `pool`: by its address they are told from libc's. */
-#define DIRECTORIES 256 /* open at a time; further ones list the source */
+/* Our directories lie in `pool`, so that their addresses tell them from libc's. */
+#define DIRECTORIES 256 /* directories that can be open at a time; further ones list the source */
 
 struct directory {
     uint32_t used; /* atomic */
-    int fd;        /* of the source's directory, once asked for; else -1 */
-    DIR *real;     /* the source's, once the listing was out of date; else NULL */
+    int fd;        /* of the source's directory, once it was asked for; before that -1 */
+    DIR *real;     /* the source's directory, once the listing was out of date; before that NULL */
     struct monarch_known of;
-    uint64_t listing, at; /* at: the next name; 0 and 1 are the dots */
+    uint64_t listing, at; /* at: number of the next name; 0 is `.`, 1 is `..` */
     struct dirent found;
 };
 
@@ -59,7 +59,8 @@ static struct directory *open_listing(int dir, const char *path) {
     d->fd = -1;
     d->real = NULL;
     d->of = k;
-    __atomic_fetch_add(&k.session->listings, 1, __ATOMIC_ACQ_REL); /* keeps its catalog */
+    /* The session counts its open listings, so that its catalog stays mapped. */
+    __atomic_fetch_add(&k.session->listings, 1, __ATOMIC_ACQ_REL);
     d->listing = listing;
     d->at = 0;
     monarch_count_told(&k);
@@ -89,7 +90,7 @@ static uint64_t inode_above(const struct directory *d) {
     return above >= 0 ? monarch_entries(d->of.catalog)[above].ino : e->ino;
 }
 
-/* Fills `out` with the name at `at`; 0 after the last name. */
+/* Fills `out` with the name at position `at`. Returns 0 after the last name. */
 static int get(const struct directory *d, uint64_t at, struct dirent *out) {
     const struct monarch_entry *e = d->of.entry;
     const char *name = "..";
@@ -176,7 +177,7 @@ static int is_still_listed(const struct directory *d) {
            monarch_look_and_list(&d->of, AT_FDCWD, path) == d->listing;
 }
 
-/* A program that rewinds sees the directory as it is now. */
+/* A program that rewinds a directory must see it as it is now. */
 PUBLIC void rewinddir(DIR *stream) {
     struct directory *d = ours(stream);
     if (!d || d->real) {

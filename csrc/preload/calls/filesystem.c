@@ -46,8 +46,8 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
     return answer(path, s) ? 0 : REAL(statfs)(path, s);
 }
 
-/* The path of the source to which a copy's descriptor belongs, or NULL. The source file itself may
- * have no name any more, but the source has one. */
+/* Returns the path of the source to which the copy's file belongs, or NULL if `fd` is not a copy's.
+ * The source's root stands for the file, because the file itself may have been removed. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;
@@ -124,7 +124,8 @@ handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount
     return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
 }
 
-/* A handle identifies a file to its file system, so it must be the source's. */
+/* A handle identifies a file to its file system, so a copy's descriptor or link must give the
+ * handle of the source's file. */
 PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *handle, int *mount,
                              int flags) {
     MAYBE_NULL(path);

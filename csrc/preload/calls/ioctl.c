@@ -14,14 +14,16 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* The descriptor to ask instead of `fd`. */
+/* Returns the descriptor to ask: the backing descriptor of `fd` if `fd` is a copy's, otherwise
+ * `fd`. */
 static int source_of(int fd) {
     int backing = monarch_backing_fd(fd);
     return backing >= 0 ? backing : fd;
 }
 
-/* The descriptor to share blocks from. Blocks can be shared within one file system only: if `to` is
- * not on a source's device, the source need not be opened to learn that the request fails. */
+/* Returns the descriptor to share blocks from. Blocks can be shared only within one file system. So
+ * if `to` is not on a source's device, the request fails anyway, and the source is not opened for
+ * it. */
 static int to_share(int from, int to) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     struct stat st;
@@ -40,7 +42,8 @@ static int changes_file(unsigned long request) {
            request == FS_IOC_FSSETXATTR;
 }
 
-/* Whether the memory can be read. The kernel must report a bad pointer, instead of us crashing. */
+/* Whether the memory can be read. If it cannot, the kernel must return EFAULT instead of us
+ * crashing. */
 static int can_be_read(const void *at, size_t n) {
     char copy[sizeof(struct file_clone_range)];
     struct iovec from = {(void *)at, n}, to = {copy, n};

@@ -1,8 +1,8 @@
 /* Takes locks on the source's file, never on a copy, so that they exclude all readers and writers
  * of it.
  *
- * These include programs that run without the library. A copy's descriptor takes locks through its
- * backing descriptor. */
+ * Programs without the library read and write the source's file, and would not see a lock on a
+ * copy. A copy's descriptor takes locks through its backing descriptor. */
 #include "preload/calls/descriptors.h"
 
 #include <errno.h>
@@ -71,7 +71,8 @@ static int call(int on, const struct lock_call *c) {
                        : REAL(fcntl)(on, c->command, c->arg);
 }
 
-/* changes: the call may change the process's POSIX locks. */
+/* Makes the call on the source's file. `changes` says whether it may change the process's POSIX
+ * locks. */
 static int lock(int fd, int changes, const struct lock_call *c) {
     int on, r, old_errno = errno, rounds = 0;
     uint32_t closings;

@@ -11,8 +11,8 @@
 #include "shared/sys.h"
 
 /* Whether access is certainly allowed. Only the kernel knows what we may do with a file, by rules
- * beyond the mode's bits. We know only what the daemon, which runs as our user, has done with
- * it. */
+ * beyond the mode's bits. We know only what the daemon, which runs as our user, has been allowed to
+ * do, so only such access is certain. */
 static int is_allowed(const struct monarch_known *k, int mode) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -26,8 +26,8 @@ static int is_allowed(const struct monarch_known *k, int mode) {
     return !(mode & X_OK) || monarch_listing_length(listing) > 0;
 }
 
-/* Returns 1 if access is allowed, 0 if the kernel must be asked. `effective`: whether the effective
- * ids count, not the real ones. */
+/* Returns 1 if access is allowed, 0 if the kernel must be asked. `effective` says whether the
+ * effective ids count instead of the real ones. */
 static int answer(int dir, const char *path, int mode, int follow, int effective) {
     struct monarch_known k;
     if (mode & ~(R_OK | W_OK | X_OK))
@@ -58,8 +58,8 @@ PUBLIC int faccessat(int dir, const char *path, int mode, int flags) {
     return REAL(faccessat)(dir, path, mode, flags);
 }
 
-/* Reads a link. Returns the bytes of the target, -1 with errno set, or -2 if the kernel must be
- * asked. */
+/* Reads a link. Returns the number of bytes written to `target`, -1 with errno set, or -2 if the
+ * kernel must be asked. */
 static ssize_t target_of(int dir, const char *path, char *target, size_t n) {
     struct monarch_known k;
     MAYBE_NULL(target);
@@ -87,7 +87,7 @@ PUBLIC ssize_t readlinkat(int dir, const char *path, char *target, size_t n) {
     return r == -2 ? REAL(readlinkat)(dir, path, target, n) : r;
 }
 
-/* libc aborts the program if the buffer is smaller than the program says. */
+/* libc aborts a program that asks for more bytes than its buffer holds. */
 ssize_t __readlink_chk(const char *path, char *target, size_t n, size_t size);
 ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t n, size_t size);
 
@@ -118,8 +118,8 @@ __attribute__((noinline)) static int tell_path(const struct monarch_known *k, ch
     return 1;
 }
 
-/* Answers only for what exists. For an error the source is asked, because `resolved` then shows
- * where the error was met. */
+/* Answers only for what exists. If realpath would fail, the source is asked, because `resolved`
+ * must then show where the error was met. */
 static int answer_realpath(const char *path, char **resolved) {
     struct monarch_known k;
     if (!monarch_know(AT_FDCWD, path, 1, &k))

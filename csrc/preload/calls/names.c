@@ -1,8 +1,8 @@
 /* Calls that make, move and remove names.
  *
- * Each does exactly what was asked, at the source. Before it, the file to which the name leads is
- * recorded as changed, so that nobody gets the old copy once the call returns. The directories in
- * which the names lie are recorded as well. */
+ * Each call does exactly what was asked, at the source. The file to which the name leads is
+ * recorded as changed before the call, so that nobody gets the old copy once the call returns. The
+ * directories in which the names lie are recorded as well. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>

@@ -17,8 +17,8 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
                                                      mode_t mode, int plain) {
     char real[MONARCH_PATH_MAX];
     int follow = !(flags & O_NOFOLLOW), old_errno = errno;
-    /* Truncation happens inside the call, so it is recorded before: the caller may be killed right
-     * after it. */
+    /* Truncation happens inside the call, so it is recorded before the call: the caller may be
+     * killed right after it. */
     if (flags & O_TRUNC)
         path = monarch_path_to_change(dir, path, follow, real);
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
@@ -51,8 +51,9 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     errno = old_errno;
     if (fd >= 0) {
         monarch_opened_copy(s, o);
-        /* Nobody sees how much of a copy is read. A copy that was waited for was not there at the
-         * open, so it counts as a small file that was read at the source. */
+        /* How much of a copy is read is not seen. But this copy was not there when the open began,
+         * so the file counts as read to its end, as a small file that is read at the source
+         * does. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
     return fd;
@@ -123,7 +124,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     return fd;
 }
 
-/* The name of a copy's descriptor in /proc stands for the source's file, as that file is now. */
+/* Opens a path that may be the name of a copy's descriptor in /proc. Such a name stands for the
+ * source's file, as that file is now. */
 __attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
     char real[MONARCH_PATH_MAX];
     if (monarch_names_copy(path, real) && real[0])
@@ -190,7 +192,8 @@ static int made(int fd, const char *name) {
     return fd;
 }
 
-/* The flags in the structure of openat2(2), which may have grown. */
+/* Returns the flags in the structure of openat2(2), which callers may pass with another size than
+ * ours. */
 static int64_t flags_of(const struct open_how *how, size_t n) {
     MAYBE_NULL(how);
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
@@ -231,7 +234,7 @@ PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     return fd;
 }
 
-/* The child opens the file inside libc; spawn.c records it. */
+/* The child opens the file inside libc; spawn.c records that open. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];

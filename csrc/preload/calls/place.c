@@ -16,14 +16,15 @@ static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELE
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        monarch_roots_are_foreign(); /* before the call: another thread's answer must not be kept */
+        /* This comes before the call, so that no thread keeps an answer that it gets meanwhile. */
+        monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();
     return r;
 }
 
-/* With CLONE_NEWNS, what is mounted from here on is this process's alone, and we do not see it. The
- * other two flags give the thread a root of its own. */
+/* With CLONE_NEWNS, what is mounted from here on is this process's alone, and we do not see it, so
+ * nothing is served from copies any more. The other two flags give the thread a root of its own. */
 PUBLIC int unshare(int flags) {
     monarch_mappings_end();
     if (flags & (CLONE_FS | CLONE_NEWUSER))
@@ -95,9 +96,9 @@ static int run_in_new_place(void *at) {
     return start.run(start.data);
 }
 
-/* A child in namespaces of its own is served nothing, as after unshare. It is told so before it
- * runs, by data at the top of its stack. A child that shares our memory is a thread with a root of
- * its own, unless it shares the root too. */
+/* A child in namespaces of its own is served no copies, as after unshare. So it begins in
+ * run_in_new_place, with its function and data at the top of its stack. A child with our memory but
+ * without CLONE_FS is a thread with a root of its own. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

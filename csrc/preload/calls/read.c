@@ -55,7 +55,7 @@ static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        /* Counted now: once the descriptor is untracked, its reads are no longer seen. */
+        /* The file is counted now, because reads of an untracked descriptor are no longer seen. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
@@ -91,14 +91,15 @@ static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uin
     return done;
 }
 
-/* Whether the file is being filled, or will be once the daemon is told. */
+/* Whether a copy of the file is there or to be expected. If the file is ABSENT, asks the daemon for
+ * a fill. */
 static int is_coming(const struct monarch_wanted *w, uint64_t word) {
     return MONARCH_WORD_STATE(word) != MONARCH_ABSENT ||
            monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
 
 /* Reads [w->at, w->at + w->n), which lies within the file, from the copy. Returns how many bytes,
- * from the first one on, the copy gave; the source gives the rest. */
+ * from the first one on, the copy has given; the caller reads the rest from the source. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;
     struct monarch_stats *stats = monarch_my_stats(w->session);
@@ -116,7 +117,8 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
             uint64_t got = read_from(w->session, word, buf, (uint64_t)ready, w->at);
             filling += state == MONARCH_FILLING ? got : 0;
             if (w->since_ns && w->entry->size <= MONARCH_UNIT)
-                monarch_note_source_read(w->since_ns); /* the fill has waited for the source */
+                /* The wait shows how long the source takes. */
+                monarch_note_source_read(w->since_ns);
             w->since_ns = 0;
             buf += got;
             w->at += got;
@@ -192,7 +194,8 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
  * file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
-/* joined: the bytes are joined to earlier bytes of the same call; then the result may be
+/* Reads at the offset `at`: from the copy as far as it has the bytes, then from the source. With
+ * joined = 1 the caller joins the bytes to earlier bytes of the same call, and the result may be
  * OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
@@ -245,7 +248,8 @@ static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     return monarch_count_read(fd, n, at);
 }
 
-/* This is a separate function, so that a descriptor that is not ours pays for no stack. */
+/* This is a separate function, so that a read of a descriptor that is not tracked needs no
+ * stack. */
 __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
     struct monarch_wanted w;
     if (served(fd, monarch_tracked(fd), 0, n, &w))
@@ -263,8 +267,8 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
 
 /* --- reads at the descriptor's offset --------------------------------------------------------- */
 
-/* Gives back the last n bytes that were claimed and not read. If the descriptor was closed
- * meanwhile, nobody asks for its offset. */
+/* Gives back the last n bytes that were claimed and not read, by moving the offset back. If the
+ * descriptor was closed meanwhile, its offset no longer matters. */
 static void give_back_offset(int fd, uint64_t tracked, long n) {
     if (n)
         monarch_track_seek(fd, tracked, -n);
@@ -275,8 +279,8 @@ static void give_back_offset(int fd, uint64_t tracked, long n) {
  * w->at + w->n). Returns 0 if none were claimed, because none are left, or because the descriptor
  * may be another file's by now. `tracked` is the descriptor's word in the table. */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
-    /* The result is -1 beyond the largest offset too. The move is atomic also for those that share
-     * the offset through another table of descriptors. */
+    /* The result is also -1 if the offset would become too large. The move is atomic also for those
+     * that share the offset through another table of descriptors. */
     long end = monarch_track_seek(fd, tracked, (long)n);
     w->n = 0;
     if (end < 0)
@@ -338,9 +342,9 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
     return *total > 0;
 }
 
-/* Fills the parts one after the other, each in full, `most` bytes in all. A short part is the end
- * of the file, or an error after what was read. Returns OTHER_FILE if nothing was read because the
- * descriptor is another file's. */
+/* Fills the parts one after the other, each in full, `most` bytes in all. Stops at a part that
+ * stays short, at the end of the file or at an error. Returns OTHER_FILE if nothing was read
+ * because the descriptor is another file's. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;
@@ -368,7 +372,7 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
         !served(fd, tracked, TRACK_OFFSET, n, &w) || !claim_offset(fd, tracked, &w, n))
         return monarch_count_read(fd, REAL(readv)(fd, parts, count), -1);
-    long wanted = (long)w.n; /* bytes by which the file has grown since are for the next call */
+    long wanted = (long)w.n; /* if the file has grown since, the new bytes are for the next call */
     ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
     if (r == OTHER_FILE)
         return REAL(readv)(fd, parts, count);
@@ -424,8 +428,7 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 #define CLOSE(fd) sys_close(fd)
 #endif
 
-/* Finds the path of the complete copy, which the catalog may not name yet; returns whether there is
- * one. */
+/* Waits for the complete copy, and writes its path. Returns 0 if the copy does not come. */
 static int find_whole(struct monarch_wanted *w, char *path) {
     w->at = 0;
     w->n = w->entry->size;
@@ -463,7 +466,8 @@ static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t off
 static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
                          uint64_t tracked) {
     struct monarch_wanted w;
-    /* The copy is made from the pages that the mapping loads. */
+    /* The descriptor is handed over now: the daemon makes the copy from the pages that the mapping
+     * loads. */
     if (tracked & TRACK_DIRECT)
         monarch_hand_over(fd, tracked, 0);
     if (!find_file(fd, tracked, &w))
@@ -504,7 +508,8 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
         return map_tracked(at, n, prot, flags, fd, offset, tracked);
     void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    /* A mapping that still waits there was removed by a system call that we did not see. */
+    /* An older mapping that still waits at these addresses was removed by a system call that we did
+     * not see. */
     if (r != MAP_FAILED && !(flags & MAP_FIXED))
         monarch_mappings_say(r, n, MONARCH_FORGET);
     return r;

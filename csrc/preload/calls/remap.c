@@ -1,7 +1,7 @@
 /* Calls that remove or change mappings, which may be waiting for their copies (mappings.h).
  *
- * Each call tells mappings.h of it before it acts. If the call then fails, the mapping stays on the
- * source. */
+ * Each function tells mappings.h what will happen to the range before it makes the real call. If
+ * the call then fails, the mapping stays on the source. */
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -67,7 +67,7 @@ PUBLIC int madvise(void *at, size_t n, int advice) {
     return REAL(madvise)(at, n, advice);
 }
 
-/* posix_madvise has the same numbers, as far as they are known. */
+/* The advices of posix_madvise have the same numbers as those of madvise. */
 PUBLIC int posix_madvise(void *at, size_t n, int advice) {
     advised(at, n, advice);
     return REAL(posix_madvise)(at, n, advice);

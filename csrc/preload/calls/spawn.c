@@ -2,8 +2,8 @@
  * libc.
  *
  * A relative path starts from the child's directory, which other actions may change, so only the
- * whole list of actions says which file is meant. The list is libc's own: its layout has never
- * changed, and is compared with what libc makes before anything is read. */
+ * whole list of actions says which file is meant. The list is libc's own. Its layout has never
+ * changed, and is checked on a list that libc makes before any list is read. */
 #include <errno.h>
 #include <string.h>
 
@@ -39,7 +39,8 @@ static const struct action *actions_of(const posix_spawn_file_actions_t *actions
 typedef int add_chdir(posix_spawn_file_actions_t *, const char *);
 typedef int add_fchdir(posix_spawn_file_actions_t *, int);
 
-/* glibc before 2.29 has no actions that change the directory. */
+/* Whether libc lays out the actions that change the directory as we expect. glibc before 2.29 has
+ * no such actions. */
 static int directories_are_as_expected(posix_spawn_file_actions_t *list) {
     void *chdir_at = NULL, *fchdir_at = NULL;
     add_chdir *chdir_to =
@@ -79,7 +80,8 @@ static int is_known_layout(void) {
     return found == 1;
 }
 
-/* Puts `part` and a slash before the path that ends the buffer; 0 if there is no room. */
+/* Puts `part` and a slash before the path at the end of the buffer. Returns 0 if there is no
+ * room. */
 static int put_before(char *buffer, size_t *at, const char *part) {
     size_t n = strlen(part);
     if (n + 1 > *at)

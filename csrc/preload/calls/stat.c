@@ -52,17 +52,17 @@ static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     return 1;
 }
 
-/* The entry behind a copy's attributes, or NULL. It is found even while everything is switched off,
- * because descriptors of copies stay open. */
+/* Returns the entry whose copy has the attributes `st`, or NULL. It is found even while everything
+ * is switched off, because descriptors of copies stay open. */
 static const struct monarch_entry *behind(struct session **s, const struct monarch_catalog **c,
                                           const struct stat *st) {
     *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
 }
 
-/* For a file that was changed but still has the content that was opened: takes owner, mode and
- * links from the source. This is a separate function, because few calls need the stack for a
- * path. */
+/* For a file that was changed but whose content is still the one that was opened: takes mode,
+ * owner, number of links and ctime from the source. This is a separate function, because few calls
+ * need the stack for a path. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -79,8 +79,8 @@ __attribute__((noinline)) static void refresh(const struct session *s,
     }
 }
 
-/* Replaces a copy's attributes by those of its source file, in the version that was opened; returns
- * the entry, or NULL if `st` is of no copy. */
+/* Replaces a copy's attributes by those that its source file had in the version that was opened.
+ * Returns the entry, or NULL if `st` is not of a copy. */
 static const struct monarch_entry *correct(struct stat *st) {
     struct session *s;
     const struct monarch_catalog *c;
@@ -101,7 +101,8 @@ static int may_be_copy(const struct stat *st) {
            monarch_tier_on(s, st->st_dev, 0) >= 0;
 }
 
-/* glibc before 2.33 has no such symbols: the system call does the same. */
+/* Stands in for stat, lstat and fstatat, which glibc before 2.33 does not export. The system call
+ * does the same. */
 static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
     return (int)monarch_result(sys_fstatat(dir, path, st, flags));
 }
@@ -110,7 +111,7 @@ PUBLIC int stat(const char *path, struct stat *st) {
     if (answer_path(AT_FDCWD, path, st, 1))
         return 0;
     int r = REAL(stat) ? REAL(stat)(path, st) : kernel_stat(AT_FDCWD, path, st, 0);
-    if (r == 0 && !correct(st)) /* /proc/self/fd/N of a copy */
+    if (r == 0 && !correct(st)) /* `path` may be a copy's name /proc/self/fd/N */
         monarch_learn_stat(path, st);
     return r;
 }

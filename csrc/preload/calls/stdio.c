@@ -11,21 +11,23 @@
 #include "preload/process/momentary.h"
 #include "shared/sys.h"
 
-/* Whether the mode only reads: "r" with any of glibc's letters but '+'; a character set follows a
- * comma. */
+/* Whether the mode only reads: it begins with "r", and has no '+' before the comma that may
+ * introduce a character set. */
 static int only_reads(const char *mode) {
     size_t letters = strcspn(mode, ",");
     return mode[0] == 'r' && !memchr(mode, '+', letters);
 }
 
-/* Records an open for writing. Any mode that writes, except "r+", makes the file. */
+/* Records an open for writing. Any mode that writes, except "r+", makes the file if it does not
+ * exist. */
 static FILE *changed(FILE *f, const char *mode, char *real) {
     if (f)
         monarch_opened_for_change(fileno(f), mode[0] != 'r', AT_FDCWD, "", real);
     return f;
 }
 
-/* Called after the source was opened. A stream moves its descriptor's offset inside libc. */
+/* Called after the source was opened, or failed to open. A stream moves its descriptor's offset
+ * inside libc, so the descriptor is never promoted. */
 static FILE *opened_source(struct session *s, const struct monarch_opening *o, const char *path,
                            uint64_t since_ns, FILE *f) {
     if (f && o->id != MONARCH_OUTSIDE) {

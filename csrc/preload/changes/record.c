@@ -122,8 +122,8 @@ int monarch_leads_to_copy(const char *path, char *real) {
            sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
 }
 
-/* Records a change of the file that `st` describes; returns whether it is a copy. If so, the change
- * is recorded of the copy's source file. */
+/* Records a change of the file that `st` describes. Returns whether that file is a copy; if so, the
+ * change is recorded for the copy's source file. */
 static int record(struct stat *st, char *real) {
     struct session *s;
     int is_due = is_heard(&s), is_copy = describes_copy(st, real);
@@ -150,7 +150,7 @@ static void mark_above(struct session *s, int dir, char *path) {
         mark(s, &st, 0);
 }
 
-/* Copies the path; 0 if the kernel would not take it. */
+/* Copies the path. Returns 0 if the path is empty or too long for the kernel. */
 static int copy_path(char *to, const char *path) {
     size_t n = strnlen(path, MONARCH_PATH_MAX);
     if (!n || n == MONARCH_PATH_MAX)
@@ -163,7 +163,7 @@ void monarch_changed_names(int dir, const char *path) {
     char above[MONARCH_PATH_MAX];
     struct session *s;
     struct stat st;
-    /* The kernel must report a bad pointer, instead of us crashing. */
+    /* If `path` is a bad pointer, the kernel must return EFAULT instead of us crashing. */
     if (is_heard(&s) && sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != -EFAULT &&
         copy_path(above, path))
         mark_above(s, dir, above);
@@ -175,8 +175,8 @@ void monarch_changed_names_of(int dir, char *path) {
         mark_above(s, dir, path);
 }
 
-/* Marks the directory of a file that was made. A link in `path` may have led to it, so the kernel's
- * name is used. */
+/* Marks the directory of a file that was made. A link in `path` may have led into that directory,
+ * so the kernel's name of the file is used. */
 static void mark_made(const struct stat *st, int fd, int dir, const char *path, char *real) {
     struct session *s;
     if (is_heard(&s) && (is_on_source(s, st) || monarch_lacks_room()) &&

@@ -12,8 +12,8 @@
 /* --- locked files ----------------------------------------------------------------------------- */
 
 /* A Bloom filter, two bits per file, of the files with locks: its size is fixed and false positives
- * are rare. The bits stay set for the life of the process. A process that locks thousands of files
- * has most others treated as locked, which costs time only. */
+ * are rare. The bits stay set for the life of the process. In a process that locks thousands of
+ * files, most other files count as locked too, which costs time only. */
 #define LOCKED_BITS 8192
 static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 
@@ -35,12 +35,14 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 
 /* --- closing ---------------------------------------------------------------------------------- */
 
-/* Most locked ranges of one file that are kept; a program that has more loses the others. */
+/* Largest number of locked ranges of one file that are kept. A program that has more loses the
+ * others. */
 #define MOST 128
 #define WORD 24
 
-/* `under_way` counts the closings under way in its lower half; the upper half is the pid, because
- * in the child of a fork the parent's closings never end. `so_far` counts all closings. */
+/* A closing is a call of monarch_close_unseen. The lower half of `under_way` is the number of
+ * closings under way; its upper half is the pid, because in the child of a fork the parent's
+ * closings never end. `so_far` counts all closings. */
 static uint64_t under_way;
 static uint32_t so_far;
 /* Longest wait for closings, which take microseconds unless the source hangs. */
@@ -123,10 +125,11 @@ static void read_locks_of(int fd, void *data) {
 
 /* --- kept ------------------------------------------------------------------------------------ */
 
-/* Holds the process's read locks during the closing, as locks of a second open file. In the end
- * only a mapping refers to that file, because unmapping it ends none of the process's locks. What
- * the process has locked for writing cannot be locked a second time, so another process may take
- * that lock in between. Returns the mapping, or an error. */
+/* Takes the process's read locks a second time, for an open file of our own, so that they are held
+ * during the closing. Afterwards only a mapping refers to that open file: unlike a close, unmapping
+ * ends none of the process's locks. What the process has locked for writing cannot be locked a
+ * second time, so another process may take that lock in between. Returns the mapping, or an
+ * error. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
@@ -147,7 +150,8 @@ static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
         /* A read lock may be taken through any descriptor of the file. A write lock needs a
-         * writable descriptor, which is the program's and may be another file's by now. */
+         * writable descriptor. Only the program has one, and its number may be another file's by
+         * now. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);

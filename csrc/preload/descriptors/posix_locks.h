@@ -5,14 +5,15 @@
 
 #include <stdint.h>
 
-/* Note that this process has taken locks on a file, or asked for asynchronous signals of it; and
- * ask whether it has. */
+/* monarch_note_locks notes that this process has taken a lock on the file, or has asked for
+ * asynchronous signals about it. monarch_has_locks tells whether that was noted. */
 void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 
-/* Closes a descriptor that the program never had; the process's locks on the file stay. Meanwhile
- * nobody else can lock what the process has locked for reading; a lock for writing is dropped and
- * taken again at once. `kept` is another descriptor of the file, or -1 if none is known. */
+/* Closes a descriptor that the program never had, and keeps the process's locks on the file. Read
+ * locks are held all the while; a write lock is dropped and taken again at once, and another
+ * process may take it in between. `kept` is another descriptor of the file, or -1 if none is
+ * known. */
 void monarch_close_unseen(int fd, int kept);
 
 /* While such a closing is under way, a lock that another thread takes may be lost, a lock that it

@@ -12,12 +12,12 @@ uint64_t monarch_track_table[MONARCH_TRACKED] SELDOM;
 static unsigned highest; /* no descriptor above it was ever tracked */
 
 /* --- whose table it is --------------------------------------------------------------------------
- * A child of vfork runs in its parent's memory with descriptors of its own: the table is not about
- * what it closes and duplicates. */
+ * A child of vfork runs in its parent's memory, but with descriptors of its own. The table is the
+ * parent's, and is not about what the child closes and duplicates. */
 
 static uint32_t owner; /* atomic: pid of the process that the table is about */
-/* A page that the kernel clears in the child of a fork that we do not see, but not in a child of
- * vfork. */
+/* A page by which a process finds that it is the child of a fork that we did not see: the kernel
+ * clears the page in every forked child, but not in a child of vfork. */
 static uint32_t *forked_mark;
 
 void monarch_track_mark(void) {
@@ -57,7 +57,7 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
 
 /* Adapts the words that the child of a fork has inherited. The parent and the child share the
  * offsets of all open files. What the parent's threads were about to do with a descriptor happens
- * in the parent alone. */
+ * in the parent alone, so the child clears the flags that stand for it. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
@@ -110,7 +110,8 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
                      __ATOMIC_SEQ_CST);
 }
 
-/* Whether the descriptor of the word is a copy's by now. No server is asked. */
+/* Whether the descriptor `fd`, of which the word `w` was noted, is a copy's by now. The source's
+ * server is not asked. */
 static int is_of_copy(int fd, uint64_t w) {
     const struct session *s = monarch_track_session(w);
     struct statx x;
@@ -125,9 +126,9 @@ static int is_of_copy(int fd, uint64_t w) {
 }
 
 /* Does round `n` of a wait for a pinned word; returns the word after the round. A promotion gives
- * the descriptor number to the copy before the kernel closes the source's file. The kernel may ask
- * the source for that close, and nobody needs to wait for it: once the number is the copy's, the
- * word is cleared. */
+ * the descriptor number to the copy before the kernel closes the source's file. That close may wait
+ * for the source, and nobody else needs to wait for it: once the number is the copy's, this
+ * function clears the word. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);
@@ -163,24 +164,26 @@ void monarch_track_again(int fd, int fresh) {
     }
 }
 
-/* The part of the word that stays the same while a thread seeks. */
+/* Returns what stays the same of the word while a thread seeks. Other threads find the seek in
+ * /proc by this value. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
 /* A close waits until the threads that seek on its descriptor are in the kernel. If /proc cannot
  * tell that (no descriptor is left, or the process is not dumpable), the close waits for this many
- * rounds of sys_relax in all, less than a second, and then takes them to be there. The limit counts
- * rounds, because time also passes while a process is stopped. */
+ * rounds of sys_relax in all, less than a second, and then assumes that they are there. The limit
+ * counts rounds, because time also passes while a process is stopped. */
 #define ENTERED_ROUNDS 800
 
-/* Whether the seeking thread's call has reached the point where the kernel holds the open file,
- * whatever becomes of the number. Mostly the call returns at once; otherwise it waits there for
+/* Whether the seeking thread's lseek is inside the kernel, which then holds the open file itself,
+ * so that the number may be closed. Usually lseek returns at once; otherwise it waits there for
  * another thread's read. */
 static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
     return n >= 40 && n % 8 == 0 &&
            (in_all >= ENTERED_ROUNDS || monarch_sleeps_in(SYS_lseek, (uint64_t)fd, seek_of(w)));
 }
 
-/* *in_all: rounds that this call has waited for threads that seek. */
+/* Removes the descriptor's word. Waits first for threads that have pinned the word or seek on the
+ * descriptor; *in_all counts the rounds of waiting for threads that seek. */
 static void untrack(int fd, unsigned *in_all) {
     uint64_t w = monarch_tracked(fd);
     for (unsigned n = 0, pinned = 0; w;) {
@@ -199,8 +202,8 @@ static void untrack(int fd, unsigned *in_all) {
 void monarch_untrack_slow(int fd) {
     unsigned in_all = 0;
     uint64_t w = monarch_tracked(fd);
-    /* If a child of vfork closes the number, its parent loses the word, which costs the parent
-     * nothing. */
+    /* If a child of vfork closes the number, its parent loses the word. That costs the parent
+     * nothing, because the descriptor was handed over already. */
     if (w & TRACK_HANDED && !(w & (TRACK_PINNED | TRACK_SEEKING)) && change(fd, &w, 0))
         return;
     if (monarch_track_is_mine())
@@ -237,7 +240,7 @@ void monarch_track_share_all(void) {
 
 /* --- pinning ---------------------------------------------------------------------------------- */
 
-/* Whether the descriptor is never replaced: then there is nothing to pin. */
+/* Whether the descriptor is one that is never promoted. Then there is nothing to pin it for. */
 static int is_kept(uint64_t w) { return (w & (TRACK_OFFSET | TRACK_SHARED)) != 0; }
 
 int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
@@ -258,7 +261,8 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
 }
 
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
-    /* After a close that we did not see, the number may belong to another thread's open by now. */
+    /* After a close that we did not see, the number may belong to another thread's open by now. So
+     * the word is replaced only if it is still ours. */
     uint64_t seen = pin->word | TRACK_PINNED;
     change(fd, &seen, word);
     sys_signals(SIG_SETMASK, pin->signals);
@@ -266,11 +270,11 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
 
 /* --- seeking ------------------------------------------------------------------------------------
  * The kernel makes lseek wait while another thread reads from the open file, for as long as the
- * source takes. The descriptor cannot stay pinned for so long, but the number must not become
- * another file's between the check and the call, or the call would move that file's offset. So the
- * word is marked for these few instructions. A thread that wants the number and finds that the mark
- * stays asks /proc whether the call has begun. A duplicate would need no mark, but closing it may
- * ask the source. */
+ * source takes. The descriptor cannot stay pinned for so long. But the number must not become
+ * another file's between the check of its word and the call of lseek, or the call would move that
+ * file's offset. So the word is marked (TRACK_SEEKING) until the call returns. A thread that wants
+ * to close the number and finds that the mark stays asks /proc whether the call has begun. To seek
+ * on a duplicate would need no mark, but closing the duplicate may ask the source. */
 
 #define SEEK_ROUNDS 64
 
@@ -286,7 +290,8 @@ static void end_seek(int fd, uint64_t seek) {
 }
 
 /* Signals are blocked, so that no handler that closes the number waits for its own thread. Nothing
- * is lost while lseek waits: a signal would not end that wait, as it would not end a read's. */
+ * is lost by that while lseek waits, because a signal would not end the wait anyway, as it would
+ * not end a read. */
 long monarch_track_seek(int fd, uint64_t tracked, long by) {
     if (!monarch_track_is_mine())
         return -1;

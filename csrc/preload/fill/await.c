@@ -7,17 +7,18 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* A wait costs some system calls, so a source that is faster than this is asked at once [ns]. */
+/* If the source takes less than this, an open asks the source at once, because a wait costs some
+ * system calls [ns]. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL
-/* Most opens that skip their wait after waits in vain. */
+/* Largest number of opens that skip their wait after a wait in vain. */
 #define MOST_SKIPPED 64
 
 /* --- waits in vain ---------------------------------------------------------------------------- */
 
-/* How many opens still skip their wait, and how many the last wait in vain made skip theirs. The
- * second number about doubles with each wait in vain. */
+/* How many of the next opens skip their wait, and how many the last wait in vain has made skip
+ * theirs. Each further wait in vain about doubles that number. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -55,7 +56,9 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     return 1;
 }
 
-/* Waits for the copy for at most 1.2 times what the source would take. */
+/* Waits for the copy in place of the source, for at most 1.2 times as long as the source would
+ * take. If the wait is skipped, still demands the copy, so that a fill that waits for its turn gets
+ * it now. */
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;
     w->n = w->entry->size;
@@ -71,14 +74,14 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     return is_there;
 }
 
-/* Whether the file is small enough and this node fills it from another node, so that a wait for the
- * copy spares the source an open. The limit of the wait is that of a caller that needs a whole file
+/* Whether this node fills the file from another node, and the file is small enough to wait for. The
+ * wait spares the source an open. Its limit is that of a caller that needs a whole file
  * (demand.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* Waits for the copy of a file whose fill is under way. That fill reads the source already, so an
+/* Waits for the copy of a file whose fill is under way. The fill reads the source already, so an
  * open at the source would have the file read twice. The limit of the wait is that of a caller that
  * needs a whole file. */
 static int wait_for_fill(const struct monarch_wanted *w) {
@@ -114,7 +117,8 @@ int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags
         monarch_entry_is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) ||
         !monarch_fills_of(s) || !wait_as_due(&w, monarch_word_of(&w)))
         return 0;
-    monarch_look_up(s, dir, path, flags, o); /* the file may have changed, or its copy be gone */
+    /* Looks again, because the file may have changed, or its copy may be gone. */
+    monarch_look_up(s, dir, path, flags, o);
     o->waited = 1;
     return o->served;
 }

@@ -10,28 +10,30 @@
 #define AHEAD 8
 /* Most slots that are tried for a demand. */
 #define TRIES 32
-/* How often a waiting reader looks for signs of life of the daemon, and how long it waits without a
- * new one [ns]. When a look finds no new sign, the reader rings the daemon, whose loop then beats.
- * Each filled unit is a sign too. */
+/* A waiting reader looks every SLICE_NS for a new sign of life of the daemon, and waits no longer
+ * than SILENCE_NS without one [ns]. When a look finds no new sign, the reader rings the daemon,
+ * whose loop answers with a heartbeat. Each filled unit is a sign too. */
 #define SLICE_NS 50000000L
-#ifndef SILENCE_NS /* tests have more: a busy machine may stop the daemon for longer */
+/* Tests set a longer time, because a busy machine may stop the daemon for longer. */
+#ifndef SILENCE_NS
 #define SILENCE_NS 250000000ULL
 #endif
 /* Longest wait for a daemon that lives [ns]. It is long, because the source may be slow, and then
  * the reader would get the bytes no faster itself. */
-#ifndef PATIENCE_NS /* tests have less, or more */
+#ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
-/* Each wait in vain is a debt that time pays off, so that a few hiccups in a long life turn nothing
- * off for good [ns]. It adds DEBT_NS to the debts of its file and of the process. A file that owes
- * for more than one wait is read from the source. While the process owes for more than seven waits,
+/* A wait in vain adds DEBT_NS to the debts of its file and of the process [ns]. Passing time pays
+ * debts off, so that a few hiccups in a long life turn nothing off for good. A file that owes for
+ * more than one wait is read from the source. While the process owes for more than seven waits,
  * every file is. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
 #define FILE_LIMIT (2 * DEBT_NS)
 #define LIMIT (8 * DEBT_NS)
-/* A process also waits in vain for a minute at most, and after that for a 20th of its time [ns]. */
+/* In all, a process waits in vain for at most a minute, and after that for at most a 20th of its
+ * time [ns]. */
 #ifndef WASTE_NS
 #define WASTE_NS 60000000000ULL
 #endif
@@ -41,7 +43,7 @@
 /* Limits for a caller that needs the whole file: it waits at most WHOLE_NS, and only if at most
  * WHOLE_BYTES are missing; then at most WORD_NS for the daemon to publish the copy. */
 #define WHOLE_NS 1000000000ULL
-#ifndef WHOLE_BYTES /* tests want mappings that do not wait */
+#ifndef WHOLE_BYTES /* tests set less, for mappings that do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
 #define WORD_NS 200000000ULL
@@ -56,15 +58,16 @@ static const struct monarch_fills *fills_of(const struct session *s) {
     return __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
 }
 
-/* The daemon's signs of life, as a count; never 0. Callers have mapped `fills`. */
+/* Returns the number of the daemon's signs of life; it is never 0. The caller must have mapped
+ * `fills`. */
 static uint64_t signs_of_life(const struct session *s) {
     return (__atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED) +
             __atomic_load_n(&fills_of(s)->units, __ATOMIC_RELAXED)) |
            1ULL << 63;
 }
 
-/* What is still owed of a debt. A debt never exceeds `limit`: a larger one comes from another clock
- * (in a child with its own time namespace) and counts as 0. */
+/* Returns what is still owed of a debt. A debt never exceeds `limit`: a larger one comes from
+ * another clock (in a child with its own time namespace) and counts as 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -205,7 +208,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w), demand = 0;
     uint64_t first = w->at / unit_bytes, last = (w->at + w->n - 1) / unit_bytes;
     uint64_t *at = NULL;
-    /* A file of more units than a map has bits cannot be read before it is complete. */
+    /* A copy with more units than a fill's bitmap has bits cannot be read before it is complete. */
     if ((w->entry->size - 1) / unit_bytes >= MONARCH_FILL_UNITS || !may_wait(w))
         return 0;
     if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
@@ -236,15 +239,16 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
-/* How long to wait for publication: the rest of the limit, and at most WORD_NS unless the caller's
- * own limit is below WHOLE_NS. */
+/* Returns how long to wait for publication: the rest of the limit, but at most WORD_NS unless the
+ * limit itself is below WHOLE_NS. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
     uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;
     return left < WORD_NS || w->limit_ns < WHOLE_NS ? left : WORD_NS;
 }
 
-/* The bytes of the file that the copy lacks, as far as is known without waiting. */
+/* Returns how many bytes of the file the copy still lacks, as far as that is known without
+ * waiting. */
 static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
     const struct monarch_fills *fills = fills_of(w->session);
     int slot = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_fill_slot(fills, word) : -1;
@@ -277,7 +281,7 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
             return 0;
         w.at += (uint64_t)ready;
         w.n -= (uint64_t)ready;
-        /* The demand was answered, and the file is still ABSENT: nobody fills it. */
+        /* If the demand was answered and the file is still ABSENT, nobody fills it. */
         if (!ready && (!monarch_demand_and_wait(&w) ||
                        MONARCH_WORD_STATE(monarch_word_of(&w)) == MONARCH_ABSENT))
             return 0;

@@ -3,30 +3,31 @@
 
 #include "preload/session/session.h"
 
-/* The part of a file that a caller wants: entry `id` of the session's catalog, and the bytes [at,
- * at + n) of its file. */
+/* The part of a file that a caller wants: the bytes [at, at + n) of the file that entry `id` of the
+ * session's catalog describes. */
 struct monarch_wanted {
     struct session *session;
     const struct monarch_entry *entry;
     uint64_t id, at, n;
-    /* The file's inode and the entry's version when the caller found its file to be the entry's.
-     * The version changes once the entry is of another file. */
+    /* The file's inode, and the entry's version when the caller found that the entry describes this
+     * file. The version changes once the entry describes another file. */
     uint64_t ino;
     uint32_t version;
-    uint64_t since_ns; /* the time since which no bytes have come */
+    uint64_t since_ns; /* when the wait for the next bytes began; 0: no wait yet */
     uint64_t limit_ns; /* bound of the wait; 0: the default of the function that waits */
-    int is_instead;    /* 1: the wait replaces a wait for the source, and is not much longer */
+    /* 1: the wait takes the place of an open at the source, and must not last much longer. */
+    int is_instead;
 };
 
-/* The entry's current word. It is not read through `entry`: the daemon may have published a larger
- * catalog since, and nobody writes to the old one. */
+/* Returns the entry's current word. It is not read through `entry`: the daemon may have published a
+ * larger catalog since, and nobody writes to the old one. */
 static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].word, __ATOMIC_ACQUIRE);
 }
 
-/* Whether the entry is of another file by now, or of another version of the file. If a caller has
- * read the word first, 0 means that the copy that the word names is of the caller's file. */
+/* Whether the entry describes another file by now, or another version of the file. If the caller
+ * has read the word before, 0 means that the word names a copy of the caller's file. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
@@ -46,11 +47,12 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
  * must answer instead. */
 int monarch_demand_and_wait(struct monarch_wanted *w);
 
-/* For callers that cannot be served in parts: waits until the whole copy is complete, if not much
- * is missing; returns whether it is. w->limit_ns bounds the wait; 0: a second. */
+/* For callers that cannot be served in parts: waits until the copy is complete and published,
+ * unless too much of it is missing. Returns whether it is. The wait is bounded by w->limit_ns or,
+ * if that is 0, by a second. */
 int monarch_wait_for_all(const struct monarch_wanted *w);
 
-/* Whether the fill that `word` names is being worked on, instead of waiting for its turn. */
+/* Whether the fill that `word` names is being worked on, and no longer waits for its turn. */
 int monarch_is_under_way(struct session *s, uint64_t word);
 
 /* Demands the first of the wanted bytes but does not wait for them, so that a fill that waits for

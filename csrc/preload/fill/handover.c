@@ -20,15 +20,16 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* A file that is closed after 1 / WORTH of it was read is worth its copy. To copy a file of which
- * less was read, the source would have to give more than the program asked for. */
+/* A file is worth a copy if at least 1 / WORTH of it was read when it is closed. To copy a file of
+ * which less was read, the source would have to give more bytes than the program has asked for. */
 #define WORTH 2
-/* A program that reads a file at random shows that by the time it has read 1 / PART of it. */
+/* By the time a program has read 1 / PART of a file, it has shown whether it reads the file at
+ * random. */
 #define PART 8
 /* Digits of a socket's number. */
 #define DIGITS 2
-/* Longest time that a call that takes a lock, or changes the flags of the open file, waits for the
- * daemon to close its descriptor of that file [ns]. */
+/* Longest wait of a call that takes a lock, or changes the flags of the open file, until the daemon
+ * has closed its descriptor of that file [ns]. */
 #define AWAIT_NS 50000000ULL
 
 /* Ends the direct reads of a descriptor and asks for a fill: from here on, its reads demand what
@@ -59,8 +60,8 @@ static void await_end(int fd) {
 }
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read: its next read
- * asks for a copy. The fill is not ordered here, before the lock is granted, because it would copy
- * what a writer is about to change. */
+ * then asks for a copy. The fill is not ordered here, before the lock is granted, because it would
+ * copy what a writer is about to change. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -203,7 +204,7 @@ __attribute__((noinline)) static int find_path(const struct session *s, int fd,
     return 1;
 }
 
-/* Hands over a file without an entry; returns whether it was sent. */
+/* Hands over a file without an entry. Returns whether its descriptor was sent. */
 __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, uint64_t tracked,
                                                    int is_read) {
     struct monarch_handover what = {.id = monarch_track_entry(tracked),
@@ -243,11 +244,11 @@ static int send_entry(int fd, uint64_t id, int is_read) {
 }
 
 /* Hands over a file with an entry; returns whether its descriptor, or another one of the file, was
- * sent. After a close that nobody has seen, the number may be another file's: the daemon checks
- * that. If locks may hang on the open file, or other processes share it, the daemon must open the
- * file itself. TRACK_HANDED and the claim are set before the check for locks: a thread that takes a
- * lock first notes the lock and then looks for the claim, so one of the two threads sees the
- * other. */
+ * sent. After a close that nobody has seen, the descriptor may be another file's; the daemon checks
+ * that. If the open file may have locks, or other processes share it, the descriptor is not sent,
+ * and the daemon must open the file itself. TRACK_HANDED and the claim are set before the check for
+ * locks: a thread that takes a lock first notes the lock and then looks for the claim, so one of
+ * the two threads sees the other. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
@@ -288,10 +289,11 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Whether the program does not read the file straight on from its beginning. This is decided once,
- * by the read with which 1 / PART of the file has been read: the offset after it must be the number
- * of bytes read so far. bytes: read so far, with this read; n: bytes of this read; end: where it
- * ended, -1 for the descriptor's own offset. Small files are taken to be read whole. */
+/* Whether the program reads the file in another order than from its beginning on. This is decided
+ * once, by the read that completes 1 / PART of the file: in order, that read ends at an offset that
+ * equals the number of bytes read so far. `bytes` is that number, including this read, which has
+ * read `n` bytes and ended at `end` (-1: at the descriptor's own offset). Small files are assumed
+ * to be read whole. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;
@@ -308,12 +310,12 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
             monarch_hand_over(fd, tracked, 1);
         else if (s && s->clients && !(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
-            monarch_claim_file(s, id); /* renewed: the reading may outlast a claim */
+            monarch_claim_file(s, id); /* renews the claim, because the reading may outlast one */
         return;
     }
     const struct monarch_entry *e = monarch_entry_of(s, id);
     bytes = monarch_progress(s, id, n);
-    if (tracked & TRACK_HANDED) /* a second reading: from the copy, as soon as that is there */
+    if (tracked & TRACK_HANDED) /* the file is read again: from the copy, once that is there */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);
@@ -323,14 +325,15 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         monarch_claim_file(s, id);
 }
 
-/* The number of bytes of the file that were read by now, as far as that is known; otherwise 0. */
+/* Returns how many bytes of the file were read by now, as far as that is known; otherwise 0. */
 static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
     uint64_t id = monarch_track_entry(tracked);
     uint64_t bytes =
         monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
     if (tracked & TRACK_FORKED || (bytes && !(tracked & TRACK_SHARED)))
         return bytes;
-    /* A duplicate may have been read by libc's own calls, as by the stream that np.load makes. */
+    /* libc's own calls may have read through a duplicate, as those of the stream that np.load makes
+     * do. */
     uint64_t at = offset_of(fd);
     return at > bytes ? at : bytes;
 }

@@ -10,21 +10,21 @@
 
 #include "preload/session/session.h"
 
-/* Called for a file that the catalog does not know, open as `fd`: returns whether the program's
- * reads are to be its fill. If so, the descriptor is direct from here on, and the daemon is told of
- * the file when the descriptor is handed over or closed. */
+/* Called for a file that is open as `fd` and that the catalog does not know. Returns whether the
+ * program's reads are to be the file's fill. If so, the descriptor is direct (TRACK_DIRECT) from
+ * here on, and the daemon is told of the file when the descriptor is handed over or closed. */
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
 /* The functions below that take `tracked`, the descriptor's word, are for words with
  * TRACK_DIRECT. */
 
-/* Called before a read: returns whether a copy has come from elsewhere. If so, the descriptor is no
- * longer direct. */
+/* Called before a read. Returns whether the file has got a copy otherwise than by this descriptor's
+ * reads. If so, the descriptor is no longer direct. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
-/* Called after a read of `n` bytes that ended at the offset `end`; -1: at the descriptor's own
- * offset. */
+/* Called after a read of `n` bytes that ended at the offset `end` (-1: at the descriptor's own
+ * offset). */
 void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end);
-/* Hands the descriptor over now, however much of the file was read. `is_read`: whether the whole
- * file was. */
+/* Hands the descriptor over now, however much of the file was read. `is_read` says whether all of
+ * it was. */
 void monarch_hand_over(int fd, uint64_t tracked, int is_read);
 /* Called before the descriptor is closed: hands it over if at least half of the file was read.
  * Otherwise tells the daemon of the file, if the catalog does not know it, or asks for a fill, if

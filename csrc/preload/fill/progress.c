@@ -6,16 +6,16 @@
 
 #define PLACES 1024
 #define BYTES ((1ULL << 40) - 1)
-/* A program that has read 1 / PART of a file before its copy was there is taken to read the
- * rest. */
+/* A program that has read 1 / PART of a file before the file's copy was there is assumed to read
+ * the rest too. */
 #define PART 8
 #define STREAMS 64
 
-/* What this process has read of files: entry << 40 | bytes. Two files in one slot reset each
- * other. */
+/* How much this process has read of each file: entry << 40 | bytes. If two files share a slot, a
+ * read of one resets the count of the other. */
 static uint64_t progress[PLACES] SELDOM;
 
-/* Streams on copies; a stream that finds another in its slot replaces it. */
+/* The streams on copies. If two streams share a slot, the later one replaces the earlier one. */
 static struct stream {
     const FILE *stream; /* atomic */
     struct session *session;
@@ -32,12 +32,12 @@ static int is_followed(const struct session *s) {
     return __atomic_load_n(&s->control->follow_reads, __ATOMIC_RELAXED) != 0;
 }
 
-/* The entry, or NULL if the daemon does not follow reads. */
+/* Returns the entry, or NULL if the daemon does not follow reads. */
 static const struct monarch_entry *followed(struct session *s, uint64_t id) {
     return s && s->clients && is_followed(s) ? entry_of(s, id) : NULL;
 }
 
-/* Adds `n` to the bytes of the file that this process has read; returns the sum. */
+/* Adds `n` to the number of bytes that this process has read of the file. Returns the sum. */
 static uint64_t add(uint64_t id, uint64_t n) {
     uint64_t *at = &progress[id % PLACES], old = __atomic_load_n(at, __ATOMIC_RELAXED), sum;
     do {
@@ -87,8 +87,8 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
     __atomic_store_n(&at->stream, stream, __ATOMIC_RELEASE);
 }
 
-/* A stream has read what lies before its descriptor's offset. Notes a file that it has read to the
- * end. */
+/* Notes that the file was read to its end, if the descriptor's offset is there: a stream has read
+ * what lies before the offset. */
 static void look_at_offset(struct session *s, uint64_t id, int fd) {
     const struct monarch_entry *e = followed(s, id);
     if (e && e->size && sys_lseek(fd, 0, SEEK_CUR) == (long)e->size)
@@ -114,7 +114,8 @@ void monarch_progress_end(const FILE *stream, int fd) {
 
 /* --- how long the sources take ---------------------------------------------------------------- */
 
-/* Most time that one open or read counts for [ns]: one that hung says nothing about the next. */
+/* Longest time for which one open or read is counted [ns]. A call that hung says nothing about the
+ * next one. */
 #define MOST_NS 1000000000ULL
 /* The page cache serves an open, or a read of a small file, sooner than this [ns]. */
 #define AT_HAND_NS 20000
@@ -122,20 +123,20 @@ void monarch_progress_end(const FILE *stream, int fd) {
  * asks a server for the open takes longer. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
-/* If most of the last files came sooner than these limits, one file in this many is followed all
- * the same. */
+/* If most of the last files came sooner than these limits, files are no longer followed, except for
+ * one in this many. */
 #define FOLLOWED 256
-/* The shares are moving averages, in which the last value has the weight 1 / SHARE_STEP. SHARE_ALL
- * is the share when all opens or reads were sooner than the limit. */
+/* The shares below are moving averages, in which the last value has the weight 1 / SHARE_STEP. A
+ * share of SHARE_ALL means that all opens or reads were sooner than the limit. */
 #define SHARE_ALL 1024U
 #define SHARE_STEP 16U
-/* The last value's weight in a mean: 1 / WEIGHT. */
+/* The last value has the weight 1 / WEIGHT in a mean. */
 #define WEIGHT 8
 
 /* Statistics of this process's own opens and reads at the sources: their mean time, and the shares
- * of those that were sooner than the limits for the page cache and for a local disk. A thread that
- * waited for a processor makes a mean longer than it should be. Threads that write at the same time
- * lose one of their values, and children of a fork inherit them all. */
+ * of those that were sooner than the limits for the page cache and for a local disk. If a thread
+ * waited for a processor, its time makes the mean too long. If two threads write at the same time,
+ * one of their values is lost. Children of a fork inherit the statistics. */
 static struct taken {
     uint64_t mean_ns;
     uint32_t at_hand, near;

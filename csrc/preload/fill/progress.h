@@ -9,27 +9,29 @@
 
 #include "preload/session/session.h"
 
-/* Counts `n` more bytes read of the file; returns how many this process has read of it in all, or 0
- * if that is not known. */
+/* Counts `n` more bytes that were read of the file. Returns how many bytes of the file this process
+ * has read in all, or 0 if that is not known. */
 uint64_t monarch_progress(struct session *s, uint64_t id, uint64_t n);
 uint64_t monarch_progress_of(uint64_t id);
 /* Resets the file's count to 0: the file is being read anew. */
 void monarch_progress_begin_again(uint64_t id);
-/* Counts `n` more bytes that the program asks for on a descriptor that is the copy's now: its reads
- * are no longer seen. */
+/* Called when a read of `n` bytes has promoted its descriptor, so that later reads will not be
+ * seen. If the reads so far are at least an eighth of the file, the file counts as read to its
+ * end. */
 void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 
-/* Called after a stream was opened on a copy for which the open had to wait. */
+/* Called after a stream was opened on a copy for which the open had to wait: remembers the stream,
+ * so that monarch_progress_end can tell how far it was read. */
 void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
-/* Called before a stream is closed. Nobody has seen its reads, so its offset tells how far the file
- * was read. `fd` is the stream's descriptor, or -1. */
+/* Called before a stream is closed. The library has not seen the stream's reads, so the
+ * descriptor's offset tells how far the file was read. `fd` is the stream's descriptor, or -1. */
 void monarch_progress_end(const FILE *stream, int fd);
 
 /* --- how long this process's own opens and reads at the sources take --- */
 
-/* Whether the sources have returned most of this process's last files as soon as the page cache
- * does (at hand), or later than that, but as soon as a local disk does (near). Now and then both
- * return 0 all the same, so that reads go on being timed. */
+/* Whether the sources gave most of the last files of this process as fast as the page cache does
+ * (at hand), or more slowly, but as fast as a local disk does (near). Now and then both functions
+ * return 0 nevertheless, so that some reads are still timed. */
 int monarch_source_is_at_hand(void);
 int monarch_source_is_near(void);
 
@@ -37,5 +39,5 @@ int monarch_source_is_near(void);
 void monarch_note_source_open(uint64_t since_ns);
 void monarch_note_source_read(uint64_t since_ns);
 
-/* The mean time of an open and a read together [ns]; 0: nothing is known yet. */
+/* Returns the mean time of an open and a read together [ns], or 0 if none was timed yet. */
 uint64_t monarch_latency_ns(void);

@@ -11,8 +11,8 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* How much was asked for of files that are not to be filled at the first read: entry << 32 | KiB.
- * Two files in one slot reset each other. */
+/* How much programs have asked for of files that are not filled at their first read (`fill_after`):
+ * entry << 32 | KiB. If two files share a slot, a read of one resets the count of the other. */
 static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
@@ -38,10 +38,10 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
     return 1;
 }
 
-/* Tells the daemon of a file that the catalog does not know, by the kernel's name for it, in which
- * links and dots are resolved. Called only once the file is open: the daemon asks the source about
- * each file that it is told of, and files that do not exist must cost nothing. This is a separate
- * function, because few opens need the stack for a path. */
+/* Tells the daemon of a file that the catalog does not know. The file is named by the kernel's
+ * path, in which links and dots are resolved. This is called only once the file is open, because
+ * the daemon asks the source about each file that it is told of, and a path that leads to no file
+ * must cost nothing. This is a separate function, because few opens need the stack for a path. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
@@ -55,11 +55,13 @@ __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, i
 
 /* --- whose reads are the fill ----------------------------------------------------------------- */
 
-/* One in this many files of a source whose pages are not kept is read as if its pages were kept. */
+/* Of a source whose pages the kernel does not keep, one file in this many is read as if its pages
+ * were kept. */
 #define LOOKS 128
 
-/* If the kernel keeps no pages of a source, the daemon would have to read the whole file again. One
- * file in LOOKS shows whether that is still so. */
+/* If the kernel keeps no pages of a source, a program's reads are no use as a fill, because the
+ * daemon would have to read the whole file again. One file in LOOKS is handed over all the same,
+ * which shows whether the kernel keeps pages again. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
     return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
            id % LOOKS == 0;

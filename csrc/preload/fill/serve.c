@@ -41,8 +41,8 @@ static void count_rank(struct session *s, uint64_t bytes, int missed) {
         __atomic_fetch_add(&r->missed_bytes, bytes, __ATOMIC_RELAXED);
 }
 
-/* Counts an open of a file of this size. missed: its copy was not there, or had to be waited
- * for. */
+/* Counts an open of a file of `size` bytes. missed = 1: the copy was not there, or the open had to
+ * wait for it. */
 static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(from_copy ? &n->hits : &n->misses, 1, __ATOMIC_RELAXED);
@@ -51,7 +51,8 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     count_rank(s, size, missed);
 }
 
-/* Nothing is counted for a descriptor of an earlier daemon's session, see monarch_session_at. */
+/* Nothing is counted for a descriptor of an earlier daemon's session, for which monarch_session_at
+ * gives a session without `clients`. */
 void monarch_count_source(struct session *s, uint64_t n_bytes) {
     if (!s->clients)
         return;
@@ -72,8 +73,8 @@ ssize_t monarch_count_read(int fd, ssize_t n, off_t at) {
     return n;
 }
 
-/* Tells the daemon of an open. The daemon is not rung; it looks in its own time. Until it has
- * looked, another open of that file costs one load only. */
+/* Tells the daemon that a file was opened. The daemon is not woken for it, but looks in its own
+ * time. Until it has looked, further opens of the file cost one load each. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)
@@ -88,7 +89,7 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     tell_opened(s, (uint64_t)o->id);
 }
 
-/* Counts an open at the source and the time that it took. From these times, the daemon sees whether
+/* Counts an open at the source and the time that it took. By these times the daemon judges whether
  * it asks too much of the source. */
 static void count_wait(struct session *s, uint64_t since_ns) {
     struct monarch_stats *n = monarch_my_stats(s);
@@ -96,16 +97,16 @@ static void count_wait(struct session *s, uint64_t since_ns) {
     __atomic_fetch_add(&n->source_open_ns, monarch_now_ns() - since_ns, __ATOMIC_RELAXED);
 }
 
-/* Whether the file is small and the source returns it as soon as the page cache does. Then
- * following its descriptor would take longer than reading the file, so the file is taken to be read
- * to its end. */
+/* Whether the file is small and the source gives it as fast as the page cache does. Then following
+ * its descriptor would take longer than reading the file, so the descriptor is not tracked, and the
+ * file counts as read to its end. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
 /* Whether the program's reads are to be the file's fill: the file has no copy, no fill of it has
- * begun, and no program has asked for one since the daemon last looked. While the program reads a
- * larger file, the policy may still order its fill. */
+ * begun, and no program has asked for one since the daemon last looked. The policy may still order
+ * a fill while the program reads: such a fill counts as begun only once it is worked on. */
 static int is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                           uint64_t word) {
     if (!monarch_is_read_direct(s, e, id))
@@ -186,7 +187,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
         o->is_new = a->is_new;
         return 0;
     }
-    monarch_tick(s); /* while the prefetched memory arrives */
+    monarch_tick(s); /* done here, while the prefetched memory arrives */
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
         a->likely = monarch_guess(a->catalog, a->hash, &word);
@@ -205,9 +206,9 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* Whether an entry that was found by its file's inode may describe another file by now. version:
- * the entry's version when it was found. Call this after reading the entry's word, because that
- * word may already name the other file's copy. */
+/* Whether an entry that was found by its file's inode may describe another file by now. `version`
+ * is the entry's version when it was found. Call this after the entry's word was read, because the
+ * word may already name the copy of the other file. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
 }
@@ -232,9 +233,9 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_entry_is_changed(s, e) && is_as_known(s, e, dir, path, flags)) {
-        /* Mostly the guess was right: the path is written already, and the copy open. A copy's
-         * number is never reused: if the copy is dropped before the open, the open fails and the
-         * source answers. */
+        /* Usually the guess was right: the copy's path is already written, and the copy is open.
+         * Otherwise the path is written now. A copy's number is never reused, so if the copy is
+         * dropped before it is opened, the open fails and the source answers. */
         if (!o->word || (word ^ o->word) >> 8)
             monarch_copy_path(s, word, o->copy);
         o->word = word;
@@ -244,7 +245,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        monarch_request_fill(s, e, (uint64_t)id, 0); /* a fill ahead is now for a program */
+        /* A fill that was ordered ahead is needed by a program now. */
+        monarch_request_fill(s, e, (uint64_t)id, 0);
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {
         o->entry = NULL;

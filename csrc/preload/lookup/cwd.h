@@ -9,9 +9,10 @@
 #include "preload/session/session.h"
 #include "shared/path.h"
 
-/* Where the working directory lies. FAR: neither below nor above any source, so that relative paths
- * need no getcwd. NEAR: each relative path asks the kernel, so that a stale NEAR costs speed only.
- * The bits above the two low ones count changes of directory. */
+/* Where the working directory lies. FAR: it is neither below nor above any source, so that relative
+ * paths need no getcwd. NEAR: each relative path asks the kernel, so that a NEAR that is out of
+ * date costs speed only. The two low bits of monarch_cwd_is hold one of these values; the other
+ * bits count changes of directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 extern uint64_t monarch_cwd_is HIDDEN; /* atomic */
 

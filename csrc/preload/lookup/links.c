@@ -13,8 +13,8 @@
  * which is learned again when it is next used. */
 #define SETS 1024
 #define WAYS 4
-/* A thread looks again at a directory that leads elsewhere once in this many opens, because a link
- * in the directory may be new. A look is one fstat. */
+/* In one of this many opens, a thread looks again at a directory that leads elsewhere, because the
+ * directory may hold a new link. A look is one fstat. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* Linux 5.8 */
@@ -31,7 +31,7 @@ static uint64_t table[SETS][WAYS] SELDOM;
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-/* The key of a directory's path. A relative path has another key in each working directory. */
+/* The key of a directory's path. A relative path has a different key in each working directory. */
 static uint64_t key_of(const char *path, size_t n) {
     uint64_t base =
         *path == '/' ? 0 : (__atomic_load_n(&monarch_cwd_is, __ATOMIC_RELAXED) >> 2) + 1;
@@ -48,7 +48,8 @@ static uint64_t find(uint64_t key) {
     return 0;
 }
 
-/* The slot of this key; otherwise a free one; otherwise one that is cheap to learn again. */
+/* Returns the slot that holds the key. If none does, returns a free slot or, if none is free, the
+ * slot of a directory that is cheap to learn again. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -83,8 +84,9 @@ static size_t directory_length(const char *path, size_t n) {
     return slash ? (size_t)(slash - path) : 0;
 }
 
-/* Finds a directory above this one that is known to lead into a source: then this directory leads
- * there as well. Returns the word of the directory above, or 0. */
+/* Finds a directory above the path's directory that is known to lead into a source. The path's
+ * directory then leads there as well, and the table remembers that. Returns the word of the
+ * directory above, or 0. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {
@@ -97,8 +99,9 @@ static uint64_t inherit(const char *path, size_t directory) {
     return 0;
 }
 
-/* Returns what is known of the path itself, which may be the link, or else `word`, of its
- * directory, or else what is known of a directory above. */
+/* Returns the word of the path itself, which may be the link that leads into a source. If there is
+ * none, returns `word`, the word of the path's directory; if that is 0, the word of a directory
+ * above it. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -120,8 +123,8 @@ struct monarch_hint monarch_hint_for(const char *path, size_t n) {
 
 /* --- what the kernel says --------------------------------------------------------------------- */
 
-/* Finds the number of a file's entry by the inode; -1 if there is none. All sources on the device
- * are searched, because one source may lie within another. */
+/* Finds a file's entry by the inode. Returns the entry's number, or -1 if there is none. All
+ * sources on the device are searched, because one source may lie within another. */
 static int64_t entry_of(const struct session *s, const struct monarch_catalog *c, uint64_t dev,
                         uint64_t ino) {
     for (int i = monarch_source_on(s, dev, 0); i >= 0; i = monarch_source_on(s, dev, i + 1)) {
@@ -140,9 +143,9 @@ static int look(const char *path, struct statx *x) {
            S_ISDIR(x->stx_mode);
 }
 
-/* Whether two looks saw the same directory by the same mount: two mounts of one directory may have
- * different mounts below them. Older headers have no name for the field of the mount, which lies
- * behind the device. */
+/* Whether two looks saw the same directory through the same mount. The mount is compared too,
+ * because two mounts of one directory may have different mounts below them. Older headers have no
+ * name for the field of the mount, which lies behind the device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
@@ -216,8 +219,9 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* Two kinds of paths are not taken to lead elsewhere: a file on a source's device before
-         * the scan has ended, which may still find it, and a directory, which may hold links. */
+        /* No entry was found, so the path is assumed to lead elsewhere. There are two exceptions: a
+         * file on a source's device, as long as the scan may still find it, and a directory, which
+         * may hold links into a source. */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;

@@ -23,10 +23,12 @@ struct monarch_hint {
     size_t prefix;
 };
 
-/* 1: this process has met such a path. Atomic, and 0 in nearly all processes. */
+/* Atomic, 1: this process has met a path that leads into a source through a link. It is 0 in nearly
+ * all processes. */
 extern uint32_t monarch_links_met HIDDEN;
 
-/* The hint for a path of `n` bytes, absolute or relative to the working directory. */
+/* Returns the hint for a path of `n` bytes, which is absolute or relative to the working
+ * directory. */
 struct monarch_hint monarch_hint_for(const char *path, size_t n);
 
 /* Returns the entry of the directory to which the first `prefix` bytes of `path` lead now. If that
@@ -45,8 +47,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
  * the file now. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
 /* Called after a successful stat of a directory by any path: learns where the path leads.
- * monarch_learn_listed does so after an opendir. There are too many stats of files to learn from
- * these. */
+ * monarch_learn_listed does so after an opendir. Nothing is learned from stats of files, because
+ * there are too many. */
 void monarch_learn_directory(const char *path, const struct stat *st);
 static inline void monarch_learn_stat(const char *path, const struct stat *st) {
     if (__builtin_expect(S_ISDIR(st->st_mode), 0))

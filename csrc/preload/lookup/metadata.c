@@ -6,8 +6,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* A look at a directory holds for a second. Its time is kept in ticks of 2^20 ns, so that the
- * entry's number fits into the same word. */
+/* A look asks the source whether a directory is unchanged; its answer holds for a second. The
+ * look's time is kept in ticks of 2^20 ns, so that the entry's number fits into the same word. */
 #define TICK_BITS 20
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
@@ -75,8 +75,8 @@ static int is_within(const struct monarch_catalog *c, uint64_t listing) {
     return monarch_listing_first(listing) + monarch_listing_length(listing) <= c->capacity;
 }
 
-/* The listing that the last walk of the directory made; 0 if the directory is known to have
- * changed. */
+/* Returns the listing that the last walk of the directory made, or 0 if the directory is known to
+ * have changed. */
 static uint64_t last_listing(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -97,9 +97,9 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* The listing is checked once more after the look. The look may have compared the directory
-     * with new times that the daemon has just noted for it; but the daemon marks a changed
-     * directory before it notes these times. */
+    /* The listing is checked once more after the look, because the look may have compared the
+     * directory with new times that the daemon had just noted for a changed directory. The daemon
+     * marks such a directory before it notes the times, so this check sees the mark. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);
@@ -108,8 +108,8 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 
 /* --- attributes ------------------------------------------------------------------------------- */
 
-/* A file has the attributes that were scanned, or with which its copy was made, until somebody
- * reports a change. */
+/* Whether the catalog can answer for the entry. A file is assumed to have the attributes with which
+ * it was scanned or copied, until somebody reports a change. */
 static int can_tell(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -139,7 +139,7 @@ int monarch_know_near(int dir, const char *path, int follow, struct monarch_know
     if (!s || !s->control->metadata_cached)
         return 0;
     int64_t id = monarch_locate(s, &k->catalog, dir, path, follow);
-    /* Another user may have fewer rights than the daemon's. */
+    /* A process of another user may have fewer rights than the daemon's user. */
     if (id < 0 || s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return 0;
     monarch_tick(s);

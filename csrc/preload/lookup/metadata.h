@@ -27,20 +27,21 @@ static inline int monarch_know(int dir, const char *path, int follow, struct mon
  * listing it must see a change. */
 int monarch_can_tell(const struct monarch_known *k);
 
-/* Called after the entry's attributes were read: whether they are of one version. */
+/* Called after the entry's attributes were read. Returns 0 if the daemon has begun to replace them
+ * meanwhile, so that they may be of two versions. */
 int monarch_is_same_version(const struct monarch_known *k);
 
 /* Whether the last comparison of the directories with the source is younger than `revalidate`. If
  * not, the daemon is told. */
 int monarch_is_fresh(struct session *s);
 
-/* The listing of a directory, if the last look at the source still holds; otherwise 0. */
+/* Returns the listing of a directory if the last look at the source still holds, otherwise 0. */
 uint64_t monarch_listing_of(const struct monarch_known *k);
-/* The listing of a directory. If no look holds, takes a new one: a statx of `path`, which has led
- * to the entry. Returns 0 if the directory may have changed. */
+/* Returns the listing of a directory, or 0 if the directory may have changed. If no look holds,
+ * takes a new look: a statx of `path`, the path that has led to the entry. */
 uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const char *path);
 
-/* Counts an answer of the catalog in place of the source. */
+/* Counts a question that the catalog has answered in place of the source. */
 static inline void monarch_count_told(const struct monarch_known *k) {
     __atomic_fetch_add(&monarch_my_stats(k->session)->metadata_hits, 1, __ATOMIC_RELAXED);
 }

@@ -19,10 +19,10 @@ int monarch_name_of(int fd, char *out) {
     return 1;
 }
 
-/* Writes the canonical path of an open directory on a source's device; returns 0 for any other
- * descriptor. */
+/* Writes the canonical path of an open directory on a source's device. Returns 0 if the descriptor
+ * is of anything else. */
 static int directory_path(struct session *s, int dir, char *out) {
-    struct stat st, there; /* a removed directory's link says "/path (deleted)" */
+    struct stat st, there; /* of a removed directory, the kernel's path is "/path (deleted)" */
     if (dir < 0 || sys_fstat(dir, &st) != 0 || !S_ISDIR(st.st_mode) ||
         monarch_source_on(s, st.st_dev, 0) < 0 || !monarch_name_of(dir, out))
         return 0;

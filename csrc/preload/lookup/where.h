@@ -25,7 +25,7 @@ struct monarch_aim {
      * directory of a source. */
     const struct monarch_entry *base;
     size_t skip;
-    enum monarch_lead lead; /* how the path leads into a source, unless its text does */
+    enum monarch_lead lead; /* how the path leads into a source, if its text does not */
     uint32_t version; /* with MONARCH_LEAD_FILES: the entry's version, see monarch_enter_file */
     int is_open;      /* 1: this is for an open; only opens use MONARCH_LEAD_FILES */
     int is_new;       /* 1: as text, the path lies in no source, and no hint says more */
@@ -36,7 +36,8 @@ struct monarch_aim {
     int64_t likely; /* the answer of monarch_guess, or -1 */
     int source;     /* -1: an odd path, resolved the slower, exact way */
 };
-/* The first step. Returns 0 if, as far as the path itself tells, it leads to no source. */
+/* The first step of a look-up. Returns 0 if the path leads to no source, as far as its text and the
+ * hints tell. */
 int monarch_aim(struct session *s, int dir, const char *path, int is_open, struct monarch_aim *a);
 int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
                              int follow);
@@ -47,5 +48,5 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
                           int follow, struct monarch_place *place);
 
 /* Writes the kernel's name of an open file to `out` (MONARCH_PATH_MAX bytes). Returns 0 if there is
- * none. The file may have lost that name since. */
+ * none. The file may have been renamed or removed since. */
 int monarch_name_of(int fd, char *out);

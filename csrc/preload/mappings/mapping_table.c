@@ -7,7 +7,8 @@
 
 #include "preload/process/attributes.h"
 
-/* After this time the lock's holder is taken to be gone: a child of vfork that was killed [ns]. */
+/* After this time the lock's holder is assumed to be gone: only a child of vfork that was killed
+ * holds the lock for so long [ns]. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 
@@ -31,9 +32,9 @@ void monarch_slots_recount(void) {
 
 /* [adopt] Called in the child of a fork. If another thread of the parent was changing the table at
  * that moment, nobody knows how far it had come, so the child frees all slots. A replacement that
- * was under way goes on in the parent alone, so its slot waits again here. The mapping may have
- * been replaced before the fork or not: a thread that replaces first checks what is mapped
- * there. */
+ * was under way goes on in the parent alone, so its slot waits again here. Whether the mapping had
+ * been replaced before the fork is not known, but a thread that replaces first checks what is
+ * mapped there. */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
     for (int i = 0; i < SLOTS; i++)
@@ -83,7 +84,7 @@ void monarch_slot_free(struct slot *s) {
     monarch_slots_recount();
 }
 
-/* Adds a slot; NULL if none is free. The caller holds the lock and has begun an edit. */
+/* Adds a slot. Returns NULL if none is free. The caller holds the lock and has begun an edit. */
 static struct slot *put(const struct slot *what) {
     for (int i = 0; i < SLOTS; i++) {
         struct slot *s = &monarch_slots[i];
@@ -106,8 +107,8 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* [say] Applies `what` to [begin, end) of the slot. The parts outside wait on in slots of their
- * own; a part that gets no slot stays on the source. */
+/* [say] Applies `what` to [begin, end) of the slot. The parts of the slot outside that range go on
+ * waiting in slots of their own; a part for which no slot is free stays on the source. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;
@@ -182,7 +183,8 @@ int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
         sys_signals(SIG_SETMASK, set);
         return !busy;
     }
-    /* The lock is lost: no replacement begins any more, but one that has begun must end first. */
+    /* The lock is lost. No replacement begins any more, but the caller must wait for one that has
+     * begun. */
     int busy = is_busy(begin, end);
     if (!is_busy(0, UINT64_MAX))
         __atomic_store_n(&monarch_mappings_waiting, 0, __ATOMIC_RELEASE);

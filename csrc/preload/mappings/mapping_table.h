@@ -10,16 +10,16 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-#define SLOTS 128 /* ranges that wait at a time; others stay on the source */
+#define SLOTS 128 /* ranges that can wait at a time; further ranges stay on the source */
 
 enum state { FREE, WAITING, REPLACING };
 
 struct slot {
-    uint32_t state;  /* atomic; only the thread ends REPLACING, which needs no lock */
+    uint32_t state;  /* atomic; only the thread of move.c ends REPLACING, without the lock */
     uint32_t number; /* a new number after each change */
     uint64_t begin, end, offset;
     uint64_t id;      /* of the entry */
-    uint32_t version; /* the entry's version while it was of the mapped file */
+    uint32_t version; /* the entry's version while the entry described the mapped file */
     struct session *session;
     struct monarch_mapped file;
     int flags, advice;
@@ -46,13 +46,14 @@ int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);
 int monarch_slots_are_lost(void);
-/* Called with the lock held. If no slot is free, the range stays on the source. */
+/* These functions change the table, and are called with the lock held. If monarch_slot_put finds no
+ * free slot, the range stays on the source. */
 void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);
 
-/* Whether no mapping waits in the range; takes no lock. If none does, there is nothing to say of
- * the range. */
+/* Whether no mapping waits in the range, so that monarch_slots_say has nothing to do. Takes no
+ * lock. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
 /* See monarch_mappings_say. Returns 0 while a replacement is under way in the range: call again. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what);

@@ -14,7 +14,7 @@
 #define NAP_NS 50000L
 #define END_NS 500000000ULL
 static struct own *own;  /* atomic; NULL until the first mapping */
-static uint32_t refused; /* atomic, 1: all memory is locked */
+static uint32_t refused; /* atomic, 1: all memory is locked, and no mapping is added */
 
 /* The ends of a range, rounded to whole pages as the kernel does; some machines have pages of 64
  * KiB. */
@@ -27,9 +27,9 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* The thread is within one system call and holds no lock of ours. That call ends about as soon
-     * as the caller would get the kernel's lock of the address space, for which the caller is about
-     * to ask anyway. */
+    /* While a replacement is under way in the range, the thread of move.c is inside one system call
+     * and holds no lock of ours. That call ends about as soon as the caller would get the kernel's
+     * lock of the address space, for which the caller is about to ask anyway. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);
 }
@@ -75,8 +75,8 @@ static struct own *own_page(void) {
 }
 
 int monarch_mapping_can_wait(int prot, int flags) {
-    /* A mapping that was ever writable may hold pages of its own; locked pages must stay in
-     * memory. */
+    /* A mapping that was ever writable may hold pages of its own, which a replacement would lose.
+     * Locked pages must stay in memory. */
     return prot == PROT_READ && !(flags & (MAP_LOCKED | MAP_GROWSDOWN | MAP_HUGETLB | MAP_SYNC)) &&
            !__atomic_load_n(&refused, __ATOMIC_RELAXED);
 }

@@ -2,15 +2,16 @@
  *
  * Each mapping is replaced in place once its copy is complete, by a thread that runs only while
  * some mapping waits. docs/architecture.md draws the states; tests/csrc/test_mapping_model.py tries
- * every order of the steps, which have the same names there. */
+ * every order of the steps, whose names stand in brackets in the comments. */
 #pragma once
 
 #include "preload/fill/demand.h"
 #include "preload/mappings/waiting.h"
 
-/* Whether a mapping with these flags can be replaced without anybody noticing. */
+/* Whether a mapping with this protection and these flags can be replaced without the program
+ * noticing. */
 int monarch_mapping_can_wait(int prot, int flags);
-/* Called when [at, at + n) has just been mapped from the source's file. Leaves errno alone. */
+/* Called when [at, at + n) has just been mapped from the source's file. Does not change errno. */
 void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, int flags,
                          uint64_t offset);
 

@@ -1,6 +1,6 @@
 /* The thread that puts copies in the place of live mappings; it runs while some mapping waits.
  *
- * It makes only its own system calls, has all signals blocked, and leaves nothing open. */
+ * The thread makes raw system calls only, has all signals blocked, and leaves nothing open. */
 #include "preload/mappings/move.h"
 
 #include <errno.h>
@@ -13,15 +13,16 @@
 #include "preload/process/momentary.h"
 #include "preload/promotion/promote.h"
 
-/* Time between two looks of the thread: while a copy is being made, and before that [ns]. */
+/* Time between two looks of the thread: SOON_NS while one of the copies is being made, otherwise
+ * LATER_NS [ns]. */
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
 /* Size of the thread's stack [bytes]. Our frames take 6 KiB; glibc puts the static thread-locals on
  * the stack as well, and a signal needs a frame. */
 #define STACK 262144
-/* Limits after which a mapping is left alone: looks at an entry that is PRESENT but whose copy
- * cannot be mapped (no descriptors, no address space), and the time for which a daemon shows no
- * sign of life. */
+/* A mapping stays on the source after TRIES looks at which its entry was PRESENT but its copy could
+ * not be mapped (no descriptors, no address space), and once the daemon has shown no sign of life
+ * for SILENCE_NS [ns]. */
 #define TRIES 500
 #define SILENCE_NS 60000000000ULL
 
@@ -56,8 +57,8 @@ static int open_copy(const struct slot *s, uint64_t word) {
     monarch_copy_path(s->session, word, path);
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
-    /* Closing any descriptor of a file drops the process's locks on the file, also those taken
-     * through another descriptor. */
+    /* The descriptor will be closed again, and closing any descriptor of a file drops the process's
+     * locks on that file. So a copy on which locks were seen is not opened. */
     if (!S_ISREG(st.st_mode) || st.st_dev != tier->dev || st.st_ino != e->copy_ino ||
         (uint64_t)st.st_size != e->size || monarch_has_locks(st.st_dev, st.st_ino))
         return NO_COPY;
@@ -104,8 +105,8 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
         taken = 1;
     }
     monarch_slots_unlock(o);
-    /* [given_up] A thread that has lost the lock looks for REPLACING after it has given up, so one
-     * of the two threads sees the other. */
+    /* [given_up] A thread that loses the lock first gives up and then looks for REPLACING, so at
+     * least one of the two threads sees the other. */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;
@@ -148,8 +149,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Whether the daemon has shown a sign of life lately. A killed daemon leaves its session as it
- * was. */
+/* Whether the daemon has shown a sign of life lately. A killed daemon leaves its session as if it
+ * still served. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),
              seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);

@@ -3,5 +3,5 @@
 
 #include "preload/mappings/mapping_table.h"
 
-/* Starts the thread; 0 if that fails. */
+/* Starts the thread. Returns 0 if it cannot be started. */
 int monarch_start_mover(struct own *o);

@@ -18,11 +18,11 @@ struct apart {
     uint64_t data[MONARCH_APART_BYTES / 8];
 };
 
-/* Runs the work with a table of descriptors of its own. close_range copies the table without its
- * descriptors (Linux 6.13; from 5.9 on, it copies at most the lowest 64 and closes them). On older
- * kernels unshare copies the whole table, and closing descriptor 0, mostly the standard input,
- * makes a number free. Either way the process's own table is unchanged, and no lock ends, because
- * locks belong to a table. */
+/* Runs the work with a table of descriptors of its own. From Linux 5.9 on, close_range gives the
+ * thread an empty table (before 6.13 it copies at most the lowest 64 descriptors and closes the
+ * copies). On older kernels, unshare copies the whole table, and closing descriptor 0, usually the
+ * standard input, makes a number free. Either way the process's own table is unchanged. No lock of
+ * the process ends, because a lock belongs to the table through which it was taken. */
 static int run(void *at) {
     struct apart *a = at;
     if (sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||

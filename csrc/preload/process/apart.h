@@ -5,6 +5,6 @@
 
 /* Calls work(data) in a thread that shares everything with us but the table of descriptors: its own
  * table is empty, whatever the process has open. `data` (`n` bytes, MONARCH_APART_BYTES at most) is
- * copied there and back. `work` may only make system calls. Returns 0 if the work was not done, or
- * not within a second. */
+ * copied to the thread and back. `work` may only make system calls. Returns whether the work was
+ * done within a second. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n);

@@ -5,8 +5,9 @@
  * access would go through a pointer. */
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* For large tables that are seldom used. They lie behind all small variables, so that these share
- * one page: every page that is written to is a cost for each process that a job starts. */
+/* For large tables that are seldom used. Their section lies behind all small variables, so that the
+ * small variables share one page. Each page that is written to is a cost for every process that a
+ * job starts. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
 /* Makes the compiler keep our checks for NULL, although libc's headers declare the pointer as never

@@ -1,9 +1,12 @@
 /* The one table of the functions that are interposed. A `64` twin is an alias of its function,
- * never a copy; FORTIFIED names are what _FORTIFY_SOURCE makes of the plain ones.
+ * never a copy; _FORTIFY_SOURCE turns calls of the plain names into calls of `__open_2`,
+ * `__read_chk` and the like.
  *
- *   X(name, return type, arguments)          found in the libraries behind us at its first call
- *   F(name, return type, arguments)          found as well, at the start, and not interposed
- *   TWIN(alias, name)                        the same function on LP64; in the files of calls/ */
+ *   X(name, return type, arguments)   a function that we interpose; the original of the libraries
+ *                                     behind us is found at its first call
+ *   F(name, return type, arguments)   a function that we only call; it is found at load
+ *   TWIN(alias, name)                 a second name of an interposed function, for a call that does
+ *                                     the same on LP64; the lines are in the files of calls/ */
 #pragma once
 
 #include <dirent.h>
@@ -157,7 +160,7 @@ struct file_handle;
     X(flistxattr, ssize_t, (int fd, char *list, size_t n))                                         \
     X(getxattr, ssize_t, (const char *path, const char *name, void *value, size_t n))              \
     X(listxattr, ssize_t, (const char *path, char *list, size_t n))                                \
-    /* names and attributes that are asked: look.c, directories.c, filesystem.c */                 \
+    /* questions about names and attributes: look.c, directories.c, filesystem.c */                \
     X(access, int, (const char *path, int mode))                                                   \
     X(eaccess, int, (const char *path, int mode))                                                  \
     X(euidaccess, int, (const char *path, int mode))                                               \
@@ -191,7 +194,7 @@ struct file_handle;
       (int dir, const char *path, struct file_handle *handle, int *mount, int flags))              \
     X(ioctl, int, (int fd, unsigned long request, ...))                                            \
     X(inotify_add_watch, int, (int fd, const char *path, uint32_t mask))                           \
-    /* where we are: cwd.c, place.c */                                                             \
+    /* directory, root, namespaces and rights: cwd.c, place.c */                                   \
     X(chdir, int, (const char *path))                                                              \
     X(fchdir, int, (int fd))                                                                       \
     X(chroot, int, (const char *path))                                                             \
@@ -206,7 +209,7 @@ struct file_handle;
     X(unshare, int, (int flags))                                                                   \
     X(setns, int, (int fd, int type))
 
-/* Functions that we call but do not interpose. The pthread functions are for the thread of move.c:
+/* Functions that we call but do not interpose. The pthread functions start the thread of move.c;
  * linking to them would require a newer libc than the rest of the library needs. __tsan_init exists
  * under ThreadSanitizer only. */
 #define MONARCH_FOUND(F)                                                                  \
@@ -239,8 +242,8 @@ extern struct real_calls monarch_real HIDDEN;
 __attribute__((cold)) void monarch_real_init(void) HIDDEN;
 __attribute__((cold)) void *monarch_real_find(void **at, const char *name) HIDDEN;
 
-/* The function, or NULL if it was not found yet. The values 0 and 1 are no functions (see ABSENT in
- * real.c). */
+/* Returns the function, or NULL if it was not found yet. The values 0 and 1 are no functions (see
+ * ABSENT in real.c). */
 static inline void *monarch_real_if_found(void **at) {
     void *found = __atomic_load_n(at, __ATOMIC_RELAXED);
     return __builtin_expect((uintptr_t)found > 1, 1) ? found : NULL;
@@ -251,14 +254,15 @@ static inline void *monarch_real_of(void **at, const char *name) {
     return __builtin_expect(found != NULL, 1) ? found : monarch_real_find(at, name);
 }
 
-/* The function of the libraries behind ours; NULL if none has it. It is found at its first call,
- * which may come before our constructor, from the constructor of another library. */
+/* The function as the libraries behind ours define it; NULL if none does. It is found at its first
+ * call, which may come before our constructor, from the constructor of another library. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
 /* The function if it was found before, otherwise NULL. Nothing is searched: this is for callers
  * that have no stack for a search. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
-/* The result of a system call of our own, as libc would return it. */
+/* Turns the result of a system call of our own into what libc would return: -1, with errno set, for
+ * an error. */
 static inline long monarch_result(long r) {
     if (r >= 0)
         return r;

@@ -4,10 +4,10 @@
 extern int monarch_logging;
 
 void monarch_log_slow(const char *what, const char *name, const char *outcome);
-/* `name` is a path or NULL. Costs one load while logging is off. */
+/* Logs one line. `name` is a path or NULL. While logging is off, this costs one load. */
 static inline void monarch_log(const char *what, const char *name, const char *outcome) {
     if (__builtin_expect(monarch_logging, 0))
         monarch_log_slow(what, name, outcome);
 }
-/* Called in the constructor. */
+/* Reads MONARCH_LOG and MONARCH_LOG_DIR. Called in the constructor. */
 void monarch_log_init(void);

@@ -8,7 +8,7 @@ struct line {
     char perms[4];
 };
 
-/* Reads a number and the one character behind it, which must be `end`. */
+/* Reads a number and the one character behind it. Returns 0 if that character is not `end`. */
 static int number(struct monarch_reader *r, unsigned base, char end, uint64_t *out) {
     *out = 0;
     for (;;) {

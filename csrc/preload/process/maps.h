@@ -11,7 +11,7 @@ struct monarch_mapped {
 
 /* Finds the file that is mapped at `at`. Returns 0 if there is none. */
 int monarch_mapped_file(uint64_t at, struct monarch_mapped *out);
-/* Whether all of [begin, end) maps this file from `offset` on, for reading only, and MAP_SHARED or
- * not as `shared` says. */
+/* Whether all of [begin, end) maps this file from `offset` on, for reading only. The mapping must
+ * be MAP_SHARED if `shared` is 1, and MAP_PRIVATE if it is 0. */
 int monarch_is_mapped(uint64_t begin, uint64_t end, const struct monarch_mapped *file,
                       uint64_t offset, int shared);

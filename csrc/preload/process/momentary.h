@@ -1,17 +1,18 @@
 /* Guards descriptors that the library opens for one call: the child of a fork must not keep one.
  *
- * A thread that opens such a descriptor and a thread that forks wait for each other, neither for
- * long. */
+ * A thread that is about to open such a momentary descriptor waits while another thread forks, and
+ * a fork waits until momentary descriptors are closed. Neither wait is long. */
 #pragma once
 
-/* Called before such a descriptor is opened, and after it was closed. The first waits while another
- * thread forks. */
+/* monarch_momentary_begin is called before a momentary descriptor is opened, and waits while
+ * another thread forks. monarch_momentary_end is called after the descriptor was closed. */
 void monarch_momentary_begin(void);
 void monarch_momentary_end(void);
 
-/* Called in the parent, before and after a fork. The first waits until no such descriptor is
- * open. */
+/* The parent calls monarch_momentary_before_fork, which waits until no momentary descriptor is
+ * open, and monarch_momentary_after_fork after the fork. */
 void monarch_momentary_before_fork(void);
 void monarch_momentary_after_fork(void);
-/* Called in the child of a fork, which has only one of the parent's threads. */
+/* Called in the child of a fork: forgets what the parent's other threads had open, because these
+ * threads do not exist in the child. */
 void monarch_momentary_forget(void);

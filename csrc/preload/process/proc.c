@@ -30,7 +30,7 @@ char monarch_reader_next(struct monarch_reader *r) {
 
 /* Calls act(number, data) for each entry of the open directory whose name is a number, and closes
  * the directory. Returns whether all entries were listed. A list of descriptors must include the
- * directory's own: otherwise it is of another table. */
+ * descriptor `list` itself; otherwise it is the list of another table. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));
@@ -57,7 +57,8 @@ static int open_list(const char *path) {
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* A thread may have its own table (unshare, clone), but /proc/self/fd shows the first thread's. */
+/* A thread may have its own table (unshare, clone), but /proc/self/fd shows the first thread's
+ * table. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data) {
     int list = open_list("/proc/thread-self/fd"); /* Linux 3.17 */
     return for_numbers(list == -ENOENT ? open_list("/proc/self/fd") : list, 1, act, data);
@@ -100,8 +101,8 @@ static int begins_with(const char *text, const char *what) {
     return strncmp(text, what, strlen(what)) == 0;
 }
 
-/* Whether the line shows the call. A line is like "8 0x5 0x1000 0x1 0x1234 0x0 0x0 0x7ffc...
- * 0x7f3c...", or one word, or empty. */
+/* Whether the line of `syscall` shows the call. A line is like "8 0x5 0x1000 0x1 0x1234 0x0 0x0
+ * 0x7ffc... 0x7f3c...", or one word, or empty. */
 static int is_in_call(const struct sleeper *s, const char *line) {
     const char *at = begins_with(line, s->first) ? line + strlen(s->first) : NULL;
     for (int skipped = 0; at && skipped < 2; skipped++)
@@ -119,8 +120,8 @@ static void look_at_thread(int tid, void *data) {
     read_text(path, text, sizeof text);
     if (!is_in_call(s, text))
         return;
-    /* A thread that is held before the call is not in state D: a signal can wake it, or it is
-     * traced. */
+    /* Only state D, from which no signal wakes a thread, shows that it sleeps inside the kernel. A
+     * thread that a tracer or a filter holds before the call is in another state. */
     put(name, "stat");
     read_text(path, text, sizeof text);
     const char *state = strrchr(text, ')');

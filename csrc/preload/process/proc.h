@@ -12,7 +12,7 @@ struct monarch_reader {
 int monarch_reader_open(struct monarch_reader *r, const char *path);
 void monarch_reader_close(const struct monarch_reader *r);
 
-/* The next character; 0 at the end. */
+/* Returns the next character, or 0 at the end of the file. */
 char monarch_reader_next(struct monarch_reader *r);
 
 /* Calls act(fd, data) for each descriptor of this thread's table. Returns whether the whole table
@@ -26,6 +26,6 @@ int monarch_have_one_table(void);
  * call does not count. Returns 0 without /proc. */
 int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 
-/* The offset of a descriptor; 0 without /proc. Unlike lseek, this function does not wait for
- * another thread's read. */
+/* Returns the offset of a descriptor, or 0 without /proc. Unlike lseek, this function does not wait
+ * for another thread's read. */
 uint64_t monarch_offset_of(int fd);

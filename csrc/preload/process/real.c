@@ -14,10 +14,10 @@
 
 struct real_calls monarch_real;
 
-/* Most tables that are kept. If more libraries come before libc, the last of these are not
- * searched; libc always is. */
+/* Largest number of tables that are kept. If more libraries come before libc, the last ones before
+ * it are not searched; libc always is. */
 #define TABLES 64
-/* The value of a function that no library has. */
+/* Stands in struct real_calls for a function that no library has. */
 #define ABSENT ((void *)1)
 
 /* The dynamic symbol table of one loaded library. */
@@ -147,8 +147,8 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-/* Several threads may run this at once before the constructor: they store the same answers, one
- * after the other, because dl_iterate_phdr holds a lock. */
+/* Before the constructor, several threads may run this at once. They store the same answers, and do
+ * so one after the other, because dl_iterate_phdr holds a lock. */
 void monarch_real_init(void) {
     struct search s;
     memset(&s, 0, sizeof s);

@@ -10,8 +10,8 @@
 #include "preload/promotion/promote.h"
 #include "shared/sys.h"
 
-/* Lowest number of a backing descriptor, out of the way of programs that count on the lowest free
- * number. */
+/* Lowest number of a backing descriptor. It is high, because programs count on getting the lowest
+ * free number for their own descriptors. */
 #define FIRST_NUMBER 500
 
 /* By descriptor: the number of its backing descriptor + 1; or, for a backing descriptor, IS_BACKING
@@ -52,12 +52,12 @@ static int is_ours(int backing) {
 
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
-/* Makes a duplicate of `of` with a high number. Returns -1 if no number is free, or none that the
- * table holds; then the duplicate, which the program never had, is closed unseen. */
+/* Makes a duplicate of `of` with a high number. Returns -1 if no number is free, or only one that
+ * is too high for the table; such a duplicate is closed again. */
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(of, command, FIRST_NUMBER);
-    if (high < 0) /* the limit is lower than that */
+    if (high < 0) /* the process's limit is below FIRST_NUMBER */
         high = sys_fcntl(of, command, 0);
     if (high < MONARCH_TRACKED)
         return high < 0 ? -1 : high;
@@ -65,8 +65,8 @@ static int high_duplicate(int of, int cloexec) {
     return -1;
 }
 
-/* Notes that `high` is the backing descriptor of `fd`, in place of `before` (-1: of none); returns
- * whether it is. */
+/* Notes that `high` is the backing descriptor of `fd`, in place of `before` (-1: of none). Returns
+ * 0 if `before` is no longer the backing descriptor of `fd`. */
 static int note(int fd, int high, int before) {
     struct stat st;
     sys_fstat(high, &st);
@@ -104,7 +104,7 @@ static void give_way(int backing, int fd) {
     else if (high >= 0)
         monarch_close_unseen(high, backing);
     else
-        monarch_backing_close_slow(fd); /* no number is left: its locks end */
+        monarch_backing_close_slow(fd); /* no number is left, so the locks on the file end */
 }
 
 /* Drops all POSIX locks of the process on the copy's source file, as the close of any descriptor of
@@ -235,7 +235,8 @@ int monarch_is_backing(int fd) {
 /* --- for the calls ---------------------------------------------------------------------------- */
 
 /* Opens `path` (O_PATH) at a high number, if it still leads to the entry's file; errors are as for
- * monarch_backing_fd. Closing an O_PATH descriptor ends no locks. */
+ * monarch_backing_fd. The number is reserved before the file is opened, because closing an O_PATH
+ * descriptor ends no locks. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -284,7 +285,7 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    if (known >= 0) /* it is of an earlier descriptor, which was closed unseen */
+    if (known >= 0) /* it backs an earlier descriptor, whose close was not seen */
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
         return -1;

@@ -12,11 +12,11 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Files whose descriptors are being replaced. With a replacement the kernel closes the old file,
- * which drops the process's POSIX locks on it; some sources ask their server for that (flush). So a
- * thread that is about to take a lock on the file waits for the close. Each slot is the process <<
- * 40 | a hash of the file. A slot is free if it is 0, or of a process from which this one was
- * forked. */
+/* Files whose descriptors are being replaced. A replacement makes the kernel close the old file.
+ * The close drops the process's POSIX locks on the file, and it takes long if the source asks its
+ * server for it (flush). So a thread that is about to take a lock on the file waits for the close.
+ * A slot holds the process << 40 | a hash of the file. A slot is free if it holds 0, or if its
+ * process is one from which this one was forked. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;
@@ -108,7 +108,7 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     char path[MONARCH_COPY_PATH];
     struct monarch_pin pin;
-    /* An offset that is not 0 was moved by a call that we did not see: such a descriptor stays the
+    /* If the offset is not 0, a call that we did not see has moved it, and the descriptor stays the
      * source's. The offset is asked before the descriptor is pinned, because lseek waits for other
      * threads' reads. */
     if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PINNED) ||
@@ -120,7 +120,8 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     monarch_momentary_begin();
     int kept = monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW));
     int copy = flags < 0 ? -1 : sys_openat(AT_FDCWD, path, kept | O_CLOEXEC);
-    /* close, dup2 and the like either came before, and then pinning fails, or they wait. */
+    /* Another thread's close, dup2 and the like either came before, so that pinning fails, or wait
+     * until the descriptor is unpinned. */
     if (copy >= 0 && monarch_track_pin(fd, tracked, &pin)) {
         done = replace(fd, copy, w);
         monarch_track_unpin(fd, &pin, done ? 0 : pin.word | TRACK_SHARED);

@@ -11,14 +11,14 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w);
 /* Whether the descriptor is of the entry's file at the source. No server is asked: device and inode
  * are enough, and they do not change. */
 int monarch_is_still(int fd, const struct session *s, const struct monarch_entry *e);
-/* Whether the descriptor is of the file with which the call began, whatever file the entry is of by
- * now. */
+/* Whether the descriptor is of the file with which the call began, whatever file the entry
+ * describes by now. */
 int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
 /* Called when locks are taken, or asynchronous signals asked for, on the file behind this
- * descriptor. Closing any descriptor of the file would drop them, so from here on no descriptor of
- * the file is replaced. Returns 0 if a descriptor that was being replaced was not closed within 5
- * s, because the source does not answer. */
+ * descriptor. Closing any descriptor of the file would drop these locks, so from here on no
+ * descriptor of the file is promoted. Returns 0 if a promotion of the file that was already under
+ * way does not end within 5 s, because the source does not answer. */
 int monarch_keep_locks(int fd);
 /* Called after a lock was granted on a source's file: if the file differs from what the catalog
  * knows of it, records it as changed, so that the source answers its reads. */

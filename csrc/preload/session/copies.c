@@ -70,8 +70,8 @@ monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const 
         int t = monarch_tier_on(*s, st->st_dev, 0);
         if (t < 0)
             continue;
-        /* Of an old session, only a catalog that is mapped already is used: a new daemon may have
-         * made a catalog of the same name. */
+        /* Of an old session, only the catalog that is already mapped is used: a new daemon may have
+         * made another catalog of the same name. */
         *c = newest ? monarch_catalog_of(*s) : __atomic_load_n(&(*s)->catalog, __ATOMIC_ACQUIRE);
         for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {
             const struct monarch_entry *e = copy_in(*s, *c, (unsigned)t, st);

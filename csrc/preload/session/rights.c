@@ -23,9 +23,9 @@ static int may_read_everything(const struct monarch_control *k) {
            (data[0].effective & mask) && are_our_users(k);
 }
 
-/* --- groups ------------------------------------------------------------------------------------
- * A file that only its group may read is closed to a process that has left the group, or was
- * started without it. */
+/* --- groups ------------------------------------------------------------------------------------ A
+ * process that has left a group, or was started without it, may not read files that only the group
+ * may read, and must not get their copies either. */
 
 #define FEW 64         /* enough for the groups of nearly all processes */
 #define MOST 65536     /* NGROUPS_MAX */
@@ -80,7 +80,8 @@ static int has_daemons_groups(const struct monarch_control *k) {
 
 /* ---------------------------------------------------------------------------------------------- */
 
-/* Another user than the daemon's is not checked, because it has no rights to copies. */
+/* A process of another user than the daemon's is not checked, because it cannot open copies
+ * anyway. */
 int monarch_rights_suffice(const struct session *s) {
     const struct monarch_control *k = s->control;
     if (sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) == (long)k->owner) {

@@ -5,5 +5,6 @@
 
 #include "preload/session/session.h"
 
-/* Returns 0 if this process may not: then every read goes to the source. */
+/* Returns 0 if this process lacks some of the daemon's rights. Then every read goes to the
+ * source. */
 int monarch_rights_suffice(const struct session *s);

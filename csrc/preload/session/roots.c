@@ -4,13 +4,13 @@
 
 #include "shared/sys.h"
 
-static uint32_t foreign; /* atomic: some thread sees other mounts or another root, for good */
+static uint32_t foreign; /* atomic, 1: some thread sees other mounts or another root; it stays 1 */
 
 /* --- mounts --------------------------------------------------------------------------------- */
 
-/* Whether a mount point lies below `path`; 1 in doubt. This matters in another mount namespace than
- * the daemon's (a container): what is mounted there below a source was not scanned. mountinfo is
- * read in small pieces, because the stack may be small. */
+/* Whether a mount point lies below `path`; 1 in doubt. It is asked in a mount namespace other than
+ * the daemon's (in a container), because the daemon has not scanned what is mounted there below a
+ * source. mountinfo is read in small pieces, because the stack may be small. */
 __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
     char buf[512];
     unsigned field = 0; /* field of the line, from 0; the fifth is the mount point */

@@ -10,7 +10,8 @@ static inline int monarch_root_is_ours(struct session *s, unsigned source, int b
     uint64_t known = __atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3;
     return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
 }
-/* Whether the path or the alias leads there: a program may use the alias alone. */
+/* Whether the source's path or its alias leads this process to the directory that was scanned.
+ * Either is enough, because a program may use the alias alone. */
 static inline int monarch_sees_source(struct session *s, unsigned source) {
     for (int by_alias = 0; by_alias < 2; by_alias++)
         if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)
@@ -20,8 +21,8 @@ static inline int monarch_sees_source(struct session *s, unsigned source) {
 }
 int monarch_mounts_are_ours(struct session *s);
 
-void monarch_roots_may_differ(void);  /* after chroot */
-void monarch_roots_are_foreign(void); /* in another mount namespace, for good */
+void monarch_roots_may_differ(void);  /* called after a chroot */
+void monarch_roots_are_foreign(void); /* called in another mount namespace; it holds for good */
 
 /* Whether a tier's path leads this process to another directory than the daemon, so that other
  * files may have the names of copies. If so, warns the user. A path that leads nowhere (in a

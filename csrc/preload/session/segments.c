@@ -15,9 +15,9 @@
 /* Room for "catalog.", 20 digits and the NUL [bytes]. It is small, because a first open may be on a
  * small stack. */
 #define NAME_BYTES 29
-/* Addresses of each kind that are kept for later sessions. A process rarely has more than two
- * sessions at a time. An address that finds no place here stays mapped, which costs address space
- * but no memory. */
+/* Number of addresses of each kind of range that are kept for later sessions. A process rarely has
+ * more than two sessions at a time. An address that finds no place here stays mapped, which costs
+ * address space but no memory. */
 #define SPARES 4
 
 static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
@@ -88,8 +88,8 @@ struct request {
 static_assert(sizeof(struct request) <= MONARCH_APART_BYTES, "it is copied");
 
 /* Runs `map`. If the process has no descriptor left, runs it again in a thread with its own table
- * of descriptors: a change that could not be recorded would let other processes read the old
- * copy. */
+ * of descriptors. Without the mapping a change could not be recorded, and other processes would go
+ * on reading the old copy. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)
@@ -222,13 +222,13 @@ static void release_catalog(const struct monarch_catalog *c) {
         clear(c, c->bytes, PROT_READ);
 }
 
-/* Addresses of catalogs are not reused: a thread that still holds an entry of the old catalog would
- * find another file's entry in its place. */
+/* Addresses of catalogs are not reused. A thread that still holds a pointer to an entry of the old
+ * catalog would otherwise find another file's entry there. */
 void monarch_release_session(struct session *s) {
     if (__atomic_exchange_n(&s->released, 1, __ATOMIC_ACQ_REL))
         return;
     clear(s->control, sizeof *s->control,
-          PROT_READ); /* first: from here on nothing new is mapped */
+          PROT_READ); /* comes first, so that nothing new is mapped from here on */
     release_catalog(__atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE));
     for (int i = 0; i < MONARCH_OLDER; i++)
         release_catalog(__atomic_load_n(&s->older[i], __ATOMIC_ACQUIRE));
@@ -280,7 +280,8 @@ const struct monarch_catalog *monarch_catalog_slow(struct session *s,
     if (!monarch_map_segment(name, &found))
         return old;
     const struct monarch_catalog *c = found.map;
-    /* A new daemon may have made this catalog, under the same name as one of the old daemon's. */
+    /* A new daemon may have made this catalog: its catalogs have the same names as those of the old
+     * daemon. So the catalog is stored only if this session's daemon still serves. */
     if (is_sound(c, found.size) && c->generation == generation && monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->catalog, &old, c, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         uint32_t n = __atomic_fetch_add(&s->older_used, 1, __ATOMIC_RELAXED);

@@ -55,7 +55,8 @@ static const char *const variables[] = {
     "SLURM_LOCALID",              /* srun */
 };
 
-/* The rank from the launcher's number; 0 if the text is no number or too large a one. */
+/* Returns the rank, which is the launcher's number + 1, or 0 if the text is not a number or the
+ * number is too large. */
 static unsigned number_of(const char *text) {
     unsigned n = 0;
     for (; *text >= '0' && *text <= '9' && n < MONARCH_RANKS; text++)
@@ -68,8 +69,8 @@ void monarch_rank_init(void) {
         const char *text = secure_getenv(variables[i]);
         if (text && *text) {
             unsigned rank = number_of(text);
-            /* Written only if there is a rank: most programs have none, and then need no private
-             * page for the variable. */
+            /* The variable is written only if there is a rank. Most programs have none, and then
+             * need no private page for the variable. */
             if (rank)
                 monarch_rank = rank;
             return;
@@ -100,7 +101,7 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     struct monarch_scan_hint *slot = &m->scan_hint[n % MONARCH_SCAN_HINTS];
     uint64_t seen = __atomic_load_n(&slot->ticket, __ATOMIC_ACQUIRE);
     if (seen & 3)
-        return;               /* not emptied yet */
+        return;               /* the daemon has not read it yet */
     uint64_t mine = seen + 5; /* the next number, being written */
     if (!__atomic_compare_exchange_n(&slot->ticket, &seen, mine, 0, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
@@ -109,7 +110,7 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     slot->path_len = (uint32_t)len;
     slot->is_part = (uint32_t)is_part;
     memcpy(slot->path, path, len);
-    /* This fails if the daemon took us for dead and freed the slot. */
+    /* The exchange fails if the daemon took this thread for dead and freed the slot. */
     if (__atomic_compare_exchange_n(&slot->ticket, &mine, mine + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED))
         monarch_ring(s);

@@ -1,6 +1,6 @@
-/* The process's connection to a daemon's session. The session is found at load, and followed when
- * daemons come and go. No function here waits for a daemon, takes a lock or keeps a descriptor
- * open. */
+/* The process's connection to a daemon's session. The process looks for a session at load, and for
+ * a newer one when daemons come and go. No function here waits for a daemon, takes a lock or keeps
+ * a descriptor open. */
 #pragma once
 
 #include "shared/catalog.h"
@@ -19,9 +19,11 @@ struct session {
     const struct monarch_catalog *catalog; /* atomic */
     uint64_t roots[2];                     /* atomic: see monarch_root_is_ours */
     /* Atomic. Low bit: 1 if nothing may be read from copies, because a switch file exists, for
-     * example. Upper bits: the number of the look that has found that (attach.c). */
+     * example. Upper bits: the number of the look at the switches that set the low bit
+     * (attach.c). */
     uint32_t off;
-    uint32_t mounts;        /* atomic: 1 our mount namespace is the daemon's, 2 not, 0 not known */
+    /* Atomic: 1 our mount namespace is the daemon's, 2 it is another, 0 not known */
+    uint32_t mounts;
     struct session *before; /* atomic: the session of an earlier daemon; its copies may be open */
     /* Atomic. The last MONARCH_OLDER catalogs that were replaced; they stay mapped for their
      * readers. */
@@ -29,12 +31,16 @@ struct session {
     uint32_t older_used; /* atomic */
     uint32_t number;     /* see monarch_session_at */
     uint64_t dev, ino;   /* identify the segment `control` */
-    uint64_t linked_ns; /* atomic: when a change last saw the name `control` lead to this segment */
-    uint32_t listings;  /* atomic: open directories that list from its catalog */
-    uint32_t needed;    /* atomic: the last search that found one of its copies open (attach.c) */
-    uint32_t released;  /* atomic, 1: nothing is mapped any more */
-    uint32_t distrusts; /* 1: when we attached, a tier was another directory than the daemon's */
-    uint32_t reused;    /* 1: `clients` lies at an address that an earlier session used */
+    /* Atomic: when, before recording a change, we last saw that the name `control` leads to this
+     * segment. */
+    uint64_t linked_ns;
+    uint32_t listings; /* atomic: open directories that are listed from its catalog */
+    /* Atomic: number of the last search that found a copy of this session open (attach.c) */
+    uint32_t needed;
+    uint32_t released; /* atomic, 1: nothing is mapped any more */
+    /* 1: when we attached, a tier's path led to another directory than the daemon's */
+    uint32_t distrusts;
+    uint32_t reused; /* 1: `clients` lies at an address that an earlier session used */
 };
 
 /* The newest session. Atomic; NULL in a process that has nothing to do with Monarch. */
@@ -52,7 +58,7 @@ static inline int monarch_is_off(const struct session *s) {
     return (int)(__atomic_load_n(&s->off, __ATOMIC_RELAXED) & 1);
 }
 
-/* The session that serves a read or a look-up. NULL: the source must answer. */
+/* Returns the session that serves a read or a look-up, or NULL if the source must answer. */
 static inline struct session *session_for_reading(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     if (__builtin_expect(!s, 1))
@@ -62,8 +68,9 @@ static inline struct session *session_for_reading(void) {
     return monarch_session_slow();
 }
 
-/* The session in which to record a change, or NULL. Changes are recorded even while everything is
- * switched off: a file that is changed then must not be served from its copy later. */
+/* Returns the session in which to record a change, or NULL. Changes are recorded even while
+ * everything is switched off: a file that is changed then must not be served from its copy
+ * later. */
 struct session *monarch_session_for_change(void);
 static inline struct session *session_for_change(void) {
     return __builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1)
@@ -71,14 +78,15 @@ static inline struct session *session_for_change(void) {
                : monarch_session_for_change();
 }
 
-/* The newest session, if this is its number (5 bits); otherwise a session that serves nothing. */
+/* Returns the newest session if `number` (5 bits) is its number, otherwise a session that serves
+ * nothing. */
 struct session *monarch_session_at(unsigned number);
 
-/* Replaces `old` by the newest catalog, if that can be mapped. Returns the catalog that the session
- * has then. */
+/* Replaces `old` by the newest catalog, if the newest can be mapped. Returns the catalog that the
+ * session has afterwards. */
 const struct monarch_catalog *monarch_catalog_slow(struct session *s,
                                                    const struct monarch_catalog *old);
-/* The newest catalog that can be mapped; NULL before there is one. */
+/* Returns the newest catalog that can be mapped, or NULL before there is one. */
 static inline const struct monarch_catalog *monarch_catalog_of(struct session *s) {
     const struct monarch_catalog *c = __atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE);
     uint64_t generation = __atomic_load_n(&s->control->generation, __ATOMIC_ACQUIRE);
@@ -87,7 +95,7 @@ static inline const struct monarch_catalog *monarch_catalog_of(struct session *s
     return monarch_catalog_slow(s, c);
 }
 
-/* Entry `id` of the newest catalog; NULL if the catalog has no entry of this number. */
+/* Returns entry `id` of the newest catalog, or NULL if the catalog has no entry of this number. */
 static inline const struct monarch_entry *monarch_entry_of(struct session *s, uint64_t id) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
@@ -99,12 +107,12 @@ static inline int monarch_entry_is_changed(const struct session *s, const struct
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
-/* The segment `fills`. It is mapped when it is first needed, because most processes never need it.
- * NULL if it cannot be mapped: then unfinished copies are not read. */
+/* Returns the segment `fills`, or NULL if it cannot be mapped; then unfinished copies are not read.
+ * It is mapped when it is first needed, because most processes never need it. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
-/* Checks the switch files, our rights, and that the session's directory is still there; at most
- * once a second. */
+/* Checks the switch files, our rights, and whether the session's directory is still there. It does
+ * so at most once a second. */
 void monarch_tick(struct session *s);
 /* Called when the user or the groups may have changed: checks at once whether our rights suffice
  * for the newest session. */
@@ -113,14 +121,14 @@ void monarch_rights_may_differ(void);
 struct monarch_stats *monarch_my_stats(struct session *s);
 
 /* The rank of this node to which this process belongs: the launcher's number + 1. A rank is a
- * training process with its workers. 0 if no launcher has given a number. */
+ * training process with its workers. The value is 0 if no launcher has given a number. */
 extern unsigned monarch_rank __attribute__((visibility("hidden")));
 /* Reads monarch_rank from the environment. Called in a constructor: later, other threads may change
  * the environment. */
 void monarch_rank_init(void);
 
-/* The number of the first source / tier from `from` on that lies on this device; -1 if there is
- * none. */
+/* Each returns the number of the first source or tier, from number `from` on, that lies on the
+ * device `dev`; -1 if there is none. */
 int monarch_source_on(const struct session *s, uint64_t dev, int from);
 int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 

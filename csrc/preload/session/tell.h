@@ -10,6 +10,6 @@
  * attach. */
 int monarch_lacks_room(void);
 
-/* Tells that daemon that a file has changed or, with is_tree, a directory and all that is below it.
- * Returns whether the daemon was told; it is told only of files on a source's device. */
+/* Tells the daemon that a file has changed or, with is_tree = 1, a directory and all that is below
+ * it. Returns whether the daemon was told. It is told only of files on a source's device. */
 int monarch_tell_change(const struct stat *st, int is_tree);
