@@ -24,7 +24,7 @@ void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t 
     l->is_known = 0;
 }
 
-/* The demand that waits in a slot; 0 for none. */
+/* Returns the demand that waits in a slot, or 0. */
 static uint64_t look(const struct line *l, unsigned place) {
     uint64_t d = __atomic_load_n(&l->demand[place], __ATOMIC_ACQUIRE);
     return d == l->taken[place] ? 0 : d;
@@ -77,8 +77,9 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* Some readers may have been taken or answered since `of_ranks` was filled. Their slots yielded
-     * no reader, so that readers are left in `of_ranks`; they follow here. */
+    /* Each slot with a reader of a rank has yielded one reader of `of_ranks`. Readers that were
+     * taken or answered after `of_ranks` was filled left their slots empty, so that as many readers
+     * remain in `of_ranks`. They follow here. */
     if (l->length) {
         *w = take_first(l);
         return 1;

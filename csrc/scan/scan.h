@@ -18,8 +18,9 @@
 #define PORTIONS_AHEAD 16
 
 /* A directory to list (`names` is 0), or a portion of its names to look at. is_first: the scan
- * begins with this directory, so nothing has reported it yet. is_wanted: the task goes before all
- * tasks that are not wanted. */
+ * begins with this directory, so nothing has reported it yet. `path` is relative to the source's
+ * root, and "" for the root itself. is_wanted: the task goes before all tasks that are not
+ * wanted. */
 struct task {
     struct task *next;
     int is_first, is_wanted;
