@@ -15,7 +15,7 @@
 /* --- the descriptor -----------------------------------------------------------------------------
  */
 
-/* Whether the path is spelt as the scan would spell it. */
+/* Returns whether the path is spelt as the scan would spell it. */
 static int is_plain(const char *path) {
     for (const char *at = path, *end;; at = end + 1) {
         end = strchrnul(at, '/');
@@ -119,8 +119,8 @@ static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint
     return MONARCH_TAKEN;
 }
 
-/* Adds the file to the catalog. If the grant does not allow that, or the catalog is full, it is
- * left to policy. */
+/* Adds the file to the catalog. If the grant does not allow that, or the catalog is full, the file
+ * is left to policy. */
 static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
     uint64_t id, added = 0;
     if (!p->grant.holds)

@@ -29,7 +29,7 @@
 #define ORDER_NS 50000000ULL
 #define ITERATIONS 2
 /* How often the table is looked at: a program that asks for its descriptor back waits no longer
- * [ns]. */
+ * than this [ns]. */
 #define LOOK_NS 20000000L
 #define STACK_BYTES (64 * 1024)
 
@@ -84,7 +84,7 @@ static int is_of(const struct handed *h, const struct job *job) {
     return h->entry.source == job->entry.source && strcmp(h->path, job->path) == 0;
 }
 
-/* The place of the descriptor that waits for the order; -1 for none. */
+/* Returns the index of the descriptor that waits for the order; -1 if there is none. */
 static int find(const struct kept_table *t, const struct job *job) {
     for (unsigned i = 0; i < t->count; i++)
         if (t->ino[i] == job->entry.ino && is_of(t->at[i], job))
@@ -173,8 +173,8 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 /* --- the thread that looks after them -----------------------------------------------------------
  */
 
-/* Whether the descriptor waits in vain: the daemon's loop has had enough iterations to order the
- * file, and ORDER_NS have passed. */
+/* Returns whether the descriptor waits in vain: the daemon's loop has had enough iterations to
+ * order the file, and ORDER_NS have passed. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;
@@ -201,8 +201,8 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
     return job || answer == MONARCH_REFUSED || answer == MONARCH_NOT_YET;
 }
 
-/* Whether the file stays in the table. A file whose descriptor was dropped stays, too, until policy
- * knows of it. c: NULL while the catalog cannot be looked at. */
+/* Returns whether the file stays in the table. A file whose descriptor was dropped stays, too,
+ * until policy knows of the file. c: NULL while the catalog cannot be looked at. */
 static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
                  int *asks) {
     if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))

@@ -25,5 +25,5 @@ double machine_remote(struct machine *m, double now, uint32_t node, uint32_t hol
  * nothing. */
 double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
                        int take);
-/* Writes to a class, which is occupied by writes as by reads. */
+/* Writes to a class. A write occupies the class as a read does. */
 void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);

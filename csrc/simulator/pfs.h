@@ -1,6 +1,7 @@
 /* The parallel file system. Nodes that wait for it are its clients: n of them get t(n) together,
- * and each the same (NoPFS 4). What a node has asked for is served in the order of its use.
- * Requests that nobody waits for are served when there are no others, by the same law. */
+ * and each an equal part of that (NoPFS 4). A node's requests are served in the order in which the
+ * node uses the files. Requests that nobody waits for are served when there are no others, by the
+ * same law. */
 #pragma once
 
 #include "simulator/heap.h"
@@ -38,7 +39,7 @@ struct pfs {
     double *link_free; /* nodes: when all bytes given so far have come over its own link [s] */
 };
 
-/* askers : how many can ask, numbers from 0 */
+/* askers : how many can ask; they are numbered from 0 */
 int pfs_open(struct pfs *p, const struct monarch_sim_job *job, uint32_t askers);
 void pfs_close(struct pfs *p);
 

@@ -85,10 +85,10 @@ void monarch_sim_free(struct monarch_sim *sim);
  * rank are -1. */
 struct monarch_sim_epoch {
     const int32_t *order; /* files, -1 for none */
-    /* NULL, unless copies come and go. If they do: the node and the class that have the file of an
-     * access (-1: the file system), and the classes, from `into` to `down` (0: none), to which the
-     * file's keeper writes as many bytes. The keeper is the file's owner, or the node that uses
-     * it. */
+    /* NULL, unless copies come and go. If they do: `holder` and `cls` are the node and the class
+     * that have the file of an access (-1: the file system). `into` to `down` (0: none) are the
+     * classes to which the file's keeper writes as many bytes. The keeper is the file's owner, or
+     * the node that uses the file. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
     /* nodes x steps x most_ranks: staging threads that fetch a rank's samples of a step, where they

@@ -169,7 +169,8 @@ int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint
         free(f);
         return -error;
     }
-    /* Replaced in one hold of the lock: whoever asks meanwhile gets the old file or the new one. */
+    /* The file is replaced in one hold of the lock, so that whoever asks meanwhile gets the old
+     * file or the new one. */
     pthread_mutex_lock(&t->lock);
     struct shared **to = find(t, source, path_hash), *old = *to;
     f->next = old ? old->next : NULL;
