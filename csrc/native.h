@@ -28,8 +28,8 @@ int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
 /* Replaces the attributes of a file that has no copy. A client that is reading the old attributes
- * sees by the entry's version that they changed, and asks the source. Returns -1, and changes
- * nothing, when the index of inodes must be rebuilt (move the catalog) first. */
+ * sees by the entry's version that they changed, and asks the source. Returns 0; or -1, and changes
+ * nothing, when the index of inodes must be rebuilt first (monarch_catalog_move). */
 int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
 
@@ -38,10 +38,10 @@ int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
 void monarch_collapse(const char *path);
 void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const uint64_t *words);
-/* Publishes copies: makes them known by their inodes, then visible. Returns -1, and publishes
- * nothing, when the index of copies must be rebuilt (move the catalog) first. made[i]: whether this
- * daemon has made copy i, so that the copy has a stamp if its tier's copies are stamped. made may
- * be NULL: this daemon has made none of the copies. */
+/* Publishes copies: makes them known by their inodes, then visible. Returns 0; or -1, and publishes
+ * nothing, when the index of copies must be rebuilt first (monarch_catalog_move). made[i]: whether
+ * this daemon has made copy i, so that the copy has a stamp if its tier's copies are stamped. made
+ * may be NULL: this daemon has made none of the copies. */
 int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
                     const uint8_t *made);
@@ -61,9 +61,9 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
  * in no particular order. Takes at most `max` bits, of the first `count` entries. Returns how many
  * it took. */
 uint64_t monarch_take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max);
-/* Marks changes in the changed filter that processes without address space for the segments have
- * written to a file instead: the session's file of changes, `fd`. Reads the file from *at on, and
- * moves *at to its end. */
+/* Takes in the changes that processes without address space for the segments have written to the
+ * session's file of changes, `fd`: marks them in the changed filter. Reads the file from *at on,
+ * and moves *at to its end. */
 void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, int fd, uint64_t *at);
 /* Sets flags[i] to whether the changed filter names entry ids[i], for `n` entries. */
@@ -156,7 +156,7 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
 /* Sets how many names may be looked at until the next call; a number below 0 allows all. wanted:
  * for wanted directories; 0 keeps what is left of the last allowance. more_others: for other
  * directories, on top of what is left of the last allowance. Wanted directories are listed in any
- * case; no others are before the first call. */
+ * case. Other directories are not listed before the first call. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Takes the next batch, and returns it. Without a batch, returns NULL, and *finished says whether
  * the scan has ended. */
@@ -192,8 +192,8 @@ enum monarch_job_kind {
     MONARCH_CHECK,
     MONARCH_COMPARE,
     MONARCH_DROP,
-    /* Reads a copy into the page cache. Only every other thread does so, and a single thread does
-     * not. */
+    /* Reads a copy into the page cache. Only every other thread does such orders; a thread that is
+     * alone does none. */
     MONARCH_PAGE_IN,
 };
 enum monarch_job_status {
@@ -226,8 +226,8 @@ struct monarch_result {
 };
 
 /* Throughput of one endpoint (the sources, or a peer that had the file whole): the bytes that
- * threads have got so far and how long that took them [ns], by how many threads were at the
- * endpoint when each began: 1, 2 to 3, 4 to 7, ... */
+ * threads have got so far, and how long that took them [ns]. The index stands for the number of
+ * threads that were at the endpoint when a thread began: 1, 2 to 3, 4 to 7, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
     uint64_t bytes[MONARCH_LEVELS], ns[MONARCH_LEVELS];
@@ -236,14 +236,15 @@ struct monarch_flow {
 struct monarch_engine;
 
 /* Starts an engine. At most `threads` threads, which are started as they are needed, do what
- * readers wait for. At most `width` of them at a time do all other work, until monarch_engine_width
- * sets another number. `peer_threads` further threads do the fills from peers. block_bytes: size of
- * the blocks that have checksums. The segments are those of the session. */
+ * readers wait for. All other work is done by at most `width` of them at a time, until
+ * monarch_engine_width sets another number. `peer_threads` further threads do the fills from peers.
+ * block_bytes: size of the blocks that have checksums. The segments are those of the session. */
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
-/* Makes the threads publish the copies that they make, through `w`. They look up clients' changes
- * by the sources in `control`. Call before the first order. */
+/* Makes the threads publish the copies that they make, through `w`. Before a thread publishes a
+ * copy, it checks that no client has changed the file, which it looks up by its source in
+ * `control`. Call before the first order. */
 void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
                             struct monarch_control *control);
 /* Takes readers' descriptors from these datagram sockets (n,), which the caller closes once the
@@ -267,8 +268,8 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
  * processors. */
 void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, int rests);
 /* Sets the ranks' shares: MONARCH_RANKS numbers, indexed by the rank's number in a demand. Among
- * ranks whose readers wait, each is served in proportion to its share. A share of 0, which all
- * ranks have at first: the rank's readers are served like those that belong to no rank. */
+ * ranks whose readers wait, each is served in proportion to its share. While a rank's share is 0,
+ * as it is at first, its readers are served like those that belong to no rank. */
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
 /* Submits orders. They are done in this sequence, except that orders for files in use come before
  * all others. The catalog is read only during the call. sums: the sum that a CHECK or COMPARE
@@ -326,10 +327,10 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
  * what these results have told: readers then no longer need the maps of fills that the engine did
  * not publish, and nobody needs the block sums. */
 void monarch_engine_settle(struct monarch_engine *e);
-/* Says whether the caller waits for results, because it has more to order or waits for room. The
- * doorbell is rung at once for a result that was not published. For published results it is rung
- * when many have come together, and earlier if the caller waits, so that the threads do not run out
- * of orders. Results can be taken without a ring. */
+/* Tells the engine whether the caller waits for results, because it has more to order or waits for
+ * room. The doorbell is rung at once for a result that was not published. For published results it
+ * is rung when many have come together, and earlier if the caller waits, so that the threads do not
+ * run out of orders. Results can be taken without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns how many orders, except PAGE_INs, have results that were not taken yet. in_use: 1 counts
  * orders for files in use, 0 all others. way: counts one way, or both (MONARCH_WAYS). */

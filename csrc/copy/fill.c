@@ -140,7 +140,8 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
     monarch_holdings_wake(h, job->entry.source, job->entry.hash);
 }
 
-/* Makes the fill visible to readers: sets its bits first, then the word that they belong to. */
+/* Makes the fill visible to readers: resets its map first, then sets the word that the map belongs
+ * to. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;

@@ -1,4 +1,4 @@
-/* Measures how much threads get from each endpoint, and how long that takes. The choice of
+/* Measures how many bytes threads get from each endpoint, and how long that takes. The choice of
  * endpoints is made from these numbers (NoPFS 4: r_j(p_j) / p_j). */
 #include "copy/flow.h"
 

@@ -85,8 +85,8 @@ void monarch_remove_copy(struct job *job) {
  */
 
 /* Takes the next free span of time for `n` bytes or operations, at `per_s` each second; returns
- * when the span begins. Time that was not used is lost, except for the last 20 ms, because threads
- * do not wake to the microsecond. */
+ * when the span begins. Unused time is lost, except for the last 20 ms, which make up for threads
+ * that wake late. */
 static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     const uint64_t slack_ns = 20000000;
     uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
@@ -343,8 +343,8 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
 }
 
 /* Brings the next part of a copy into memory; between parts the thread does what is more urgent.
- * The part is read and not only requested by read-ahead, because the kernel shortens such a request
- * as it likes, and so that no more parts are on their way than there are threads. */
+ * The part is read, and not only requested by read-ahead, because the kernel shortens such a
+ * request as it likes. So no more parts are on their way than there are threads. */
 static void page_in(struct job *job, char *buffer) {
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
     int fd = open_copy(job);

@@ -23,7 +23,7 @@ struct job {
      * MONARCH_ASKED are atomic and filled later: a node that has no room for the file names the
      * next one. */
     int peer[MONARCH_ASKED + MONARCH_MOVES];
-    int has_it;              /* a bit for each peer that has the file whole */
+    int has_it;              /* a bit for each element of `peer` that has the file whole */
     int source_root, copies; /* descriptors of the source's and of the tier's directory */
     int is_stamped;          /* its copy is stamped, with `stamp` (monarch_stamp) */
     uint64_t stamp;

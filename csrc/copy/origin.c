@@ -24,7 +24,7 @@
 #define COMING_ASKED_NS 4000000000ULL
 #define COMING_NS 30000000000ULL
 /* A peer that is still filling the file gives its last block only when the file is whole. A reader
- * waits for that only if no more than this is missing here [blocks]. */
+ * waits for the last block only if no more blocks than this are missing here [blocks]. */
 #define NEAR_END 4
 /* The pause between two tries at a peer that has not answered yet [ns]. */
 #define STARTING_NS 100000000L
@@ -80,8 +80,8 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
 
 /* Returns whether the peer is still starting, so that it should be asked again; the pause before
  * the next try is made here. Of nodes that are brought up together, the first one would otherwise
- * read all that it fetches ahead from the source, even files that the others are to read there.
- * Bytes that nobody waits for can wait until the others serve. */
+ * read all that it fetches ahead from the source, including the files that the others are to read
+ * there. Bytes that nobody waits for can wait until the others serve. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};

@@ -79,7 +79,7 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
     }
     /* Each slot with a reader of a rank has yielded one reader of `of_ranks`. Readers that were
      * taken or answered after `of_ranks` was filled left their slots empty, so that as many readers
-     * remain in `of_ranks`. They follow here. */
+     * remain in `of_ranks`. Those are yielded here. */
     if (l->length) {
         *w = take_first(l);
         return 1;

@@ -1,4 +1,4 @@
-/* Places files in granted room, first fit. It decides exactly as policy would
+/* Places files in granted room, first fit. This file decides exactly as policy would
  * (monarch_py/policies/placement.py), counting the same bytes and inodes. */
 #include "engine/grant.h"
 

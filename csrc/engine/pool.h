@@ -64,13 +64,13 @@ struct late {
 
 /* Callbacks by which csrc/handover follows orders for which a reader's descriptor may wait. */
 struct listener {
-    /* An order was made. Sets job->is_kept if a descriptor waits for it. The caller may hold the
-     * writer's lock. */
+    /* Called when an order was made. Sets job->is_kept if a descriptor waits for the order. The
+     * caller may hold the writer's lock. */
     void (*made)(struct pool *p, struct job *job);
-    /* The order is about to begin. Gives it the descriptor that waits for it, unless the program
-     * has asked for that descriptor back. */
+    /* Called when the order is about to begin. Gives it the descriptor that waits for it, unless
+     * the program has asked for that descriptor back. */
     void (*begins)(struct pool *p, struct job *job);
-    /* A grant was given. */
+    /* Called when a grant was given. */
     void (*granted)(struct pool *p);
     /* Called before the engine's threads are joined. From then on no descriptor is taken. */
     void (*ends)(struct pool *p);
@@ -126,7 +126,7 @@ struct pool {
                                 failed; 0: no limit */
     int peer_threads; /* how many threads are for peers: worker[most_threads] and the following */
     int at[MONARCH_MAX_PEERS]; /* how many of these threads are at each peer */
-    int away;                  /* how many of these threads are at any peer */
+    int away;                  /* how many of these threads are at any peer at all */
     struct worker {
         struct pool *pool;
         uint32_t number; /* among those of its way */

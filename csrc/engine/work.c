@@ -23,7 +23,8 @@
 /* For this long after a reader has waited for a unit of a file, the file is moved unit by unit, and
  * not in longer runs [ns]. */
 #define ASKED_NS 500000000ULL
-/* A thread's stack: nothing here needs much of it, and files are read into a buffer [bytes]. */
+/* Size of a thread's stack. No function here needs much of it, and files are read into a buffer
+ * [bytes]. */
 #define STACK_BYTES (256 * 1024)
 /* A thread without work keeps the memory of its buffer this long [ns]. */
 #define KEEPS_NS 1000000000ULL
@@ -39,8 +40,8 @@
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
 /* Returns whether to ring the daemon for this result. A daemon that was rung takes all results, so
- * it is not rung again before. The result of a copy that is published already waits for others, so
- * that not every file costs an iteration of the daemon's loop. */
+ * it is not rung again until then. The result of a copy that was published here waits for others,
+ * so that not every file costs an iteration of the daemon's loop. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -107,7 +108,7 @@ static void leave(struct pool *p, struct fill *f) {
     }
 }
 
-/* Queues a PAGE_IN that is not done yet again, before all other PAGE_INs. */
+/* Queues an unfinished PAGE_IN again, before all other PAGE_INs. */
 static void put_back(struct pool *p, struct job *job) {
     pthread_mutex_lock(&p->lock);
     monarch_push_first(&p->to_page_in, job);

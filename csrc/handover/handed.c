@@ -93,8 +93,8 @@ static struct job *take_queued(struct pool *p, struct job *job) {
 }
 
 /* Finds the order of a file that is FILLING. The order may not be found yet: policy sets the file's
- * state before it hands the order over, and a thread takes an order up before the fill is
- * entered. */
+ * state before it hands the order over, and a thread takes an order up before it enters the
+ * fill. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))

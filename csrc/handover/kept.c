@@ -1,7 +1,7 @@
 /* Descriptors that wait for the orders of their files. A descriptor waits while policy decides and
- * nothing is granted, or until policy has learned of its file and ordered it. The order that is
- * made meanwhile does not open the file at the source: it takes the descriptor when it begins.
- * Until then the program can have its descriptor back at any time. */
+ * nothing is granted, or until policy has learned of its file and ordered the file's fill. The
+ * order that is made meanwhile does not open the file at the source: it takes the descriptor when
+ * it begins. Until then the program can have its descriptor back at any time. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>

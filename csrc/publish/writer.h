@@ -18,9 +18,9 @@ struct monarch_writer {
 /* Takes the writer's lock unless that would take more than 20 ms. It is for threads that have other
  * work to do while the catalog grows. Returns whether the caller has the lock. */
 int monarch_lock_soon(struct monarch_writer *w);
-/* Publishes the copy that a FILL or CHECK has made or found intact, if its entry still waits for
- * this very copy, no client has changed the file, the tier is not lost, and the index of copies has
- * room. Returns whether it did. The caller has the writer's lock. */
+/* Publishes the copy that a FILL has made, or that a CHECK has found intact, if its entry still
+ * waits for this very copy, no client has changed the file, the tier is not lost, and the index of
+ * copies has room. Returns whether it did. The caller has the writer's lock. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r);
 
