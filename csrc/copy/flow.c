@@ -1,5 +1,5 @@
 /* Measures how many bytes threads get from each endpoint, and how long that takes. The choice of
- * endpoints is made from these numbers (NoPFS 4: r_j(p_j) / p_j). */
+ * endpoints is made from these numbers (NoPFS, section 4: r_j(p_j) / p_j). */
 #include "copy/flow.h"
 
 #include "copy/state.h"

@@ -37,7 +37,7 @@ typedef struct monarch_peer_link link_t;
 
 struct monarch_peer_link {
     int fd;
-    uint32_t first_byte_ms, between_ms, bound_ms; /* bound_ms: of the two, the one that holds now */
+    uint32_t first_byte_ms, between_ms, bound_ms; /* bound_ms: the one of the two that holds now */
     uint64_t frames, tag; /* frames received and requests sent: the numbers of the next seals */
     struct monarch_mac *hears, *says, *content; /* says: for asking; the others: for taking */
     size_t least;                               /* what the socket's low-water mark is set to */

@@ -114,7 +114,7 @@ static io_state read_request(connection *c, stage_t *stage) {
         if (c->got == 0)
             give(c, stage->bounds->stall_ms);
         c->got += (unsigned)r;
-        /* A peer that does not begin with the magic speaks something else. */
+        /* A peer that does not begin with the magic speaks another protocol. */
         if (c->got >= 4 && c->in.request.magic != MONARCH_PEER_REQUEST)
             return MONARCH_PEER_TO_CLOSE;
     }

@@ -30,8 +30,8 @@ struct monarch_peer_connection {
     /* These fields are the server's, under its lock. */
     int fd; /* -1: none */
     uint32_t generation;
-    struct monarch_mac *hears, *says; /* keys of requests and of frames; valid while it has an fd */
-    int is_busy;      /* a thread works on it, and owns the fields of the second part */
+    struct monarch_mac *hears, *says; /* keys of requests and of frames; valid while `fd` is */
+    int is_busy;      /* a thread works on it, and owns the fields from `due_ns` on */
     int is_waiting;   /* it waits to be woken */
     uint32_t wait_at; /* its index in the server's `waits` */
     uint64_t deadline_ns;

@@ -25,9 +25,9 @@ void monarch_mac_add(struct monarch_mac *m, const void *bytes, size_t n);
 int monarch_mac_end(struct monarch_mac *m, unsigned char *mac); /* returns 0 on failure */
 
 /* A digest of file content is a MAC under a key of the whole session, always with number 0. No
- * digest is ever sent. To somebody who sees no digest, it is a universal hash: such a person cannot
- * find two contents with one digest. What is sent is the MAC of a frame, which covers the digest
- * (Wegman and Carter, 1981). */
+ * digest is ever sent. To somebody who sees no digest, it is a universal hash: such an observer
+ * cannot find two contents with one digest. What is sent is the MAC of a frame, which covers the
+ * digest (Wegman and Carter, 1981). */
 struct monarch_digest {
     unsigned char bytes[MONARCH_MAC_BYTES];
 };

@@ -23,9 +23,9 @@
 /* How late a deadline may be noticed while no connection has a request: an idle server wakes only
  * this often [ms]. */
 #define IDLE_TICK_MS 5000
-/* Size of a socket's send buffer. It is larger than what can be under way, so that the kernel goes
- * on sending without the thread. The thread that fills the buffer is woken only once for each third
- * of it [bytes]. */
+/* Size of a socket's send buffer. It is larger than the bytes that can be under way, so that the
+ * kernel goes on sending without the thread. The thread that fills the buffer is woken only once
+ * for each third of it [bytes]. */
 #define SEND_ROOM (4 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -185,7 +185,7 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     int waited = 0;
     for (connection *c; (c = take_late(s, &from, now, &waited));) {
         if (waited) {
-            work_on(s, c, stage, 0); /* the peer is told so, and the connection goes on */
+            work_on(s, c, stage, 0); /* the answer ends, and the connection goes on */
         } else {
             __atomic_fetch_sub(&s->active, (uint64_t)is_active(c), __ATOMIC_SEQ_CST);
             hand_back(s, c, stage, MONARCH_PEER_TO_CLOSE, 0);

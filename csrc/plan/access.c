@@ -1,4 +1,4 @@
-/* Passes over every access of a plan: how often each unit is used, when first, and when next. */
+/* Counts a plan's accesses to each unit, and finds the first and the next access to it. */
 #include "plan/plan.h"
 
 /* How far ahead a counter is prefetched. */

@@ -1,6 +1,6 @@
-/* Which nodes use each file most. The accesses of some files are collected over all epochs, two
- * bytes each, and then counted file by file: the result is exact, and one pass takes as many files
- * as memory allows. */
+/* Finds the nodes that use each file most. The accesses of some files are collected over all
+ * epochs, two bytes each, and then counted file by file: the result is exact, and one pass takes as
+ * many files as memory allows. */
 #include "plan/plan.h"
 
 /* Accesses that are handled together, so that their memory can be prefetched all at once. */

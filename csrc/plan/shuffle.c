@@ -6,8 +6,8 @@
 
 #include "plan/plan.h"
 
-/* How many places are worked out at a time: a multiple of two, enough to hide the memory's latency,
- * and few enough for the first cache. */
+/* How many places are worked out at a time. The number is even, large enough to hide the memory's
+ * latency, and small enough for the first-level cache. */
 #define AHEAD 512
 
 static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint64_t n) {

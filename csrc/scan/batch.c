@@ -59,8 +59,8 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
     return 1;
 }
 
-/* Hands a thread's batch over for Python; *batch is empty then, or NULL. A thread finds few files
- * in a short time, so the entries are added to the last batch that Python has not taken, while that
+/* Hands a thread's batch over to Python; *batch is empty then, or NULL. A thread finds few files in
+ * a short time, so the entries are added to the last batch that Python has not taken, while that
  * has room. An iteration of Python's loop is then spent on many files. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch) {
     if (!*batch || !(*batch)->count)

@@ -7,8 +7,9 @@
 #include "shared/pace.h"
 
 #define BATCHES_AHEAD 8 /* batches that may wait for Python before the threads wait */
-/* How long a thread keeps what it has found, and how long Python is not rung again unless several
- * batches wait [ns]. The time is short because fills wait for these entries. */
+/* How long a thread keeps what it has found, and the least time between two rings of Python's
+ * doorbell, unless several batches wait [ns]. The time is short because fills wait for these
+ * entries. */
 #define BATCH_NS 20000000ULL
 /* Names in a portion. One thread lists a directory and shares out its names in portions, so that
  * even a flat directory of a million files keeps all threads busy. */
@@ -18,9 +19,9 @@
 #define PORTIONS_AHEAD 16
 
 /* A directory to list (`names` is 0), or a portion of its names to look at. is_first: the scan
- * begins with this directory, so nothing has reported it yet. `path` is relative to the source's
- * root, and "" for the root itself. is_wanted: the task goes before all tasks that are not
- * wanted. */
+ * begins with this directory, so nothing has reported it yet. is_wanted: the task goes before all
+ * tasks that are not wanted. `path` is relative to the source's root, and "" for the root
+ * itself. */
 struct task {
     struct task *next;
     int is_first, is_wanted;
@@ -82,8 +83,8 @@ void monarch_count_scan_error(struct monarch_scan *s, int error);
  * at first. */
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
                     const char *path, const char *target);
-/* Hands the thread's batch over for Python; *batch is empty then, or NULL. May wait until Python
- * has taken some batches. */
+/* Hands the thread's batch over to Python (monarch_scan_take); *batch is empty then, or NULL. May
+ * wait until Python has taken some batches. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch);
 /* Calls monarch_hand_over_batch if the first entry of the batch was found more than BATCH_NS
  * ago. */

@@ -211,7 +211,7 @@ void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_oth
     pthread_mutex_lock(&s->lock);
     int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
     /* wanted == 0 keeps what is left of the last allowance, which the threads may not have used
-     * yet; only an allowance of all names ends. */
+     * yet. It ends only an allowance of all names. */
     if (wanted || s->may_look[1] == ALL_NAMES)
         s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;

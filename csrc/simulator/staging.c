@@ -1,5 +1,5 @@
-/* Fetches samples into the staging buffer, in the order of their use (NoPFS 5.1, Rule 1). Without a
- * buffer, each sample is fetched when it is asked for. */
+/* Fetches samples into the staging buffer, in the order of their use (NoPFS, section 5.1, Rule 1).
+ * Without a buffer, each sample is fetched when it is asked for. */
 #include "simulator/state.h"
 
 #define NOBODY UINT32_MAX
@@ -128,7 +128,7 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
 }
 
 /* Preprocesses a sample that has come to the node and writes it into the buffer, at the thread's
- * part of the rate (NoPFS 4, write). */
+ * part of the rate (NoPFS, section 4, write). */
 static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;

@@ -46,7 +46,7 @@ struct class_thread {
 
 /* Events are numbered: first the staging threads, those of node n from n * threads on; then the
  * classes' own threads; then the checkpoint. At the file system, the checkpoint has a number for
- * each node, from there on. */
+ * each node, from its own number on. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -165,9 +165,9 @@ struct way {
     int32_t epoch;              /* in which the copy was made; -1: before the first, or not known */
 };
 
-/* Returns the way by which the file is there first: a copy, or the file system (NoPFS 4: the least
- * of the times, here with the time that earlier requests take). reached: the access up to which the
- * node has come, see copy_due. */
+/* Returns the way by which the file is there first: a copy, or the file system (NoPFS, section 4:
+ * the least of the times, here with the time that earlier requests take). reached: the access up to
+ * which the node has come, see copy_due. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
 /* Takes the way, and returns when the bytes are there. Returns a negative number if on_arrival
@@ -189,7 +189,7 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
  * for another sample of this node already. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
-/* Call when a request is over, whose node has the bytes at `end`. */
+/* Call when a request is over. Its node has the bytes at `end`. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */

@@ -31,7 +31,7 @@ struct shared {
 
 struct monarch_peer_table {
     pthread_mutex_t lock;
-    struct monarch_peer_server *server; /* whose waiting requests are woken */
+    struct monarch_peer_server *server; /* its waiting requests are woken */
     uint64_t length;
     struct shared *slot[SLOTS];
 };
@@ -129,7 +129,7 @@ table *monarch_peer_table_new(void) {
 static struct shared *new_shared(uint64_t size, uint64_t block_bytes, const uint64_t *sums,
                                  const unsigned char *digests, int is_whole) {
     uint64_t blocks = size / block_bytes + (size % block_bytes != 0);
-    /* A block takes 25 bytes here; no file has more blocks than this. */
+    /* Files of more blocks are refused: each block takes 25 bytes here, and no file has so many. */
     if (blocks > UINT32_MAX)
         return NULL;
     struct shared *f = calloc(1, sizeof *f + blocks * (sizeof *f->sums + sizeof *f->digests + 1));

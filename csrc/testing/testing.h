@@ -34,8 +34,8 @@ struct monarch_peer_table;
 struct monarch_peer_table *monarch_peer_table_new(void);
 /* Shares a file under a duplicate of `fd`, in place of one with the same source and hash. sums: of
  * its blocks, with their digests, MONARCH_MAC_BYTES each; NULL if they are not known, and then they
- * are computed each time. is_whole: all of the file is there; otherwise only the blocks are that
- * monarch_peer_table_block tells of. Returns 0 or -errno. */
+ * are computed each time. is_whole: all of the file is there; otherwise only those blocks are there
+ * that monarch_peer_table_block tells of. Returns 0 or -errno. */
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
                              const uint64_t *sums, const unsigned char *digests, int is_whole);
