@@ -243,8 +243,8 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
 /* Makes the threads publish the copies that they make, through `w`. Before a thread publishes a
- * copy, it checks that no client has changed the file, which it looks up by its source in
- * `control`. Call before the first order. */
+ * copy, it checks that no client has changed the file; `control` tells the device of the file's
+ * source. Call before the first order. */
 void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
                             struct monarch_control *control);
 /* Takes readers' descriptors from these datagram sockets (n,), which the caller closes once the
@@ -299,8 +299,8 @@ struct monarch_placed {
     uint64_t id, copy;
     uint32_t tier, unused;
 };
-/* meets: a bit for each source whose files the engine may add to the catalog as programs hand them
- * over. */
+/* Gives the grant that struct monarch_room describes. meets: a bit for each source whose files the
+ * engine may add to the catalog as programs hand them over. */
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
                           uint64_t first_copy, uint32_t meets);
 /* Ends the grant. Writes the fills that were ordered under it to `out` (MONARCH_PLACED,), and
@@ -341,8 +341,8 @@ int monarch_engine_reads_sources(struct monarch_engine *e);
 void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n);
 /* Reads the flows of the sources, then those of each peer by its number; `n` in all. */
 void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, uint32_t n);
-/* Bytes read from sources and files filled from them; bytes got from peers and files filled from
- * peers alone. */
+/* What the engine counts: bytes read from sources and files filled from them; bytes got from peers
+ * and files filled from peers alone. */
 enum monarch_count {
     MONARCH_BYTES,
     MONARCH_FILES,

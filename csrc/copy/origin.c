@@ -78,10 +78,10 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
-/* Returns whether the peer is still starting, so that it should be asked again; the pause before
- * the next try is made here. Of nodes that are brought up together, the first one would otherwise
- * read all that it fetches ahead from the source, including the files that the others are to read
- * there. Bytes that nobody waits for can wait until the others serve. */
+/* Returns whether the peer is still starting and should be asked again; pauses before it returns 1.
+ * Of nodes that are brought up together, the first one would otherwise fetch all files ahead from
+ * the source, even those that the other nodes are to read there. Bytes that nobody waits for can
+ * wait until the others serve. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};

@@ -77,9 +77,9 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* Each slot with a reader of a rank has yielded one reader of `of_ranks`. Readers that were
-     * taken or answered after `of_ranks` was filled left their slots empty, so that as many readers
-     * remain in `of_ranks`. Those are yielded here. */
+    /* Readers may be left in `of_ranks`. Each slot was to yield one of them, but a slot whose
+     * demand was taken or answered after `of_ranks` was filled has yielded none. The readers left
+     * are yielded here. */
     if (l->length) {
         *w = take_first(l);
         return 1;

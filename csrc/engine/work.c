@@ -79,8 +79,8 @@ static void push_result(struct pool *p, struct job *job) {
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
-    /* While the catalog grows, the lock is held for long. Then Python publishes the copy when it
-     * takes the result, and this thread goes on. */
+    /* Taking the lock fails while the catalog grows, because the lock is held for long then. Python
+     * publishes the copy in that case, when it takes the result, and this thread goes on. */
     if (!e->writer || !monarch_is_awaited(job) || job->result.status != MONARCH_DONE ||
         !monarch_lock_soon(e->writer)) {
         push_result(p, job);

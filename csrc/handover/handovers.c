@@ -91,7 +91,7 @@ static void take(struct taker *me, struct handed *h) {
 }
 
 /* Gives up a descriptor that cannot be used, and asks policy for the file's copy. fd: -1 if the
- * descriptor was not received, because this process may have no more. */
+ * descriptor was not received, because this process may have no more descriptors. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
         close(fd);

@@ -181,8 +181,9 @@ static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64
     return h->is_told && iterations >= ITERATIONS && now - h->since_ns > ORDER_NS;
 }
 
-/* Orders the fill within the grant, or asks policy. Returns whether the descriptor goes on waiting.
- * The caller holds the writer's lock, the pool's and the table's. */
+/* Orders the fill of the descriptor's file within the grant, or asks policy to order it. Returns
+ * whether the descriptor goes on waiting. The caller holds the writer's lock, the pool's and the
+ * table's. */
 static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_catalog *c,
                          int *asks) {
     struct pool *p = t->pool;

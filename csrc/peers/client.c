@@ -320,9 +320,9 @@ static void set_options(int fd, uint32_t between_ms) {
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     /* For this low-water mark the kernel makes room for the bytes of two wakes, so that the peer
-     * goes on sending while the bytes of one are stored. The lock (Linux 5.14) keeps the kernel
-     * from making more room: more bytes under way would fill the network's queues, which others use
-     * too, until one overflows. */
+     * goes on sending while the bytes of one wake are stored. The lock (Linux 5.14) keeps the
+     * kernel from making more room: with more bytes under way, the network's queues, which others
+     * use too, would fill until one overflows. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
 }

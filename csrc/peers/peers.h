@@ -85,11 +85,11 @@ typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, 
 struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
                                                 const unsigned char *content_key,
                                                 uint32_t first_byte_ms, uint32_t between_ms);
-/* Fetches all ranges. A request does not wait for the answer to the one before it. Ends when each
- * range has its status. Returns 0; or -1 when the link cannot be used any more, and then ranges
- * without an answer are CUT. Only one thread at a time may call it. buffer: MONARCH_PEER_CHUNK
- * bytes, for what goes into files; NULL: the function allocates one. A link has no buffer of its
- * own, because many links are idle. */
+/* Fetches all ranges. A request does not wait for the answer to the one before it. The call ends
+ * when each range has its status. It returns 0; or -1 when the link cannot be used any more, and
+ * then ranges without an answer are CUT. Only one thread at a time may call it. buffer:
+ * MONARCH_PEER_CHUNK bytes, for what goes into files; NULL: the function allocates one. A link has
+ * no buffer of its own, because many links are idle. */
 int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
                        char *buffer, monarch_peer_arrived arrived, void *arg);
 /* Fetches one range in two calls, so that the range can be asked for while the answer before it

@@ -300,7 +300,8 @@ static uint32_t find_place(server *s) {
     return idle;
 }
 
-/* Puts a connection into its place. The caller holds the lock. Returns 0 or -errno. */
+/* Puts the connection `fresh` into the place `c`. The caller holds the lock. Returns 0 or
+ * -errno. */
 static int enter_locked(server *s, connection *c, const connection *fresh) {
     uint32_t i = (uint32_t)(c - s->at), generation = c->generation;
     *c = *fresh;

@@ -62,7 +62,8 @@ enum monarch_peer_status {
     MONARCH_PEER_REFUSED,      /* no range of that file; or no member of this session */
     MONARCH_PEER_UNKNOWN_FILE, /* the node has no copy, or gave up making it */
     MONARCH_PEER_CHANGED,      /* the node's file has another size or time */
-    MONARCH_PEER_COMING,       /* no bytes in time, but their source gives something */
+    MONARCH_PEER_COMING,       /* the bytes did not come in time, but their source gives
+                                  something */
     MONARCH_PEER_TIMEOUT,      /* the bytes did not come within a bound */
     MONARCH_PEER_CUT,          /* the connection ended, or what came was no answer */
     MONARCH_PEER_WRONG_BYTES,  /* a sum is not that of the bytes */

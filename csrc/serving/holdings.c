@@ -13,9 +13,9 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long a check of a block counts: CHECKED_NS, but DOUBTED_NS for an asker that says that the
- * block came wrong. The block may have rotted since; an asker that lies costs one check a second
- * [ns]. */
+/* How long a check of a block counts: CHECKED_NS; but only DOUBTED_NS for an asker that says that
+ * the block came wrong, because the block may have rotted since. An asker that lies about this
+ * costs one check a second [ns]. */
 #define CHECKED_NS 60000000000ULL
 #define DOUBTED_NS 1000000000ULL
 

@@ -46,7 +46,7 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
 /* Returns whether the request becomes a demand. An asker for a whole block of many units has time,
  * unless it says otherwise. A request for one unit becomes a demand in any case. Otherwise two
  * nodes that have given as many orders as they may, all for each other's small files, would wait
- * for each other; a demand is ordered even then. */
+ * for each other; a demand gets an order even then. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -223,8 +223,8 @@ int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word) {
     return has_it;
 }
 
-/* The map of a fill that is over may have been given to another fill: then the entry says what came
- * of this one. */
+/* Once a fill is over, its map may be given to another fill. The entry's word then says what came
+ * of the fill. */
 static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));

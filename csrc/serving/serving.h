@@ -46,8 +46,8 @@ void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_c
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
 /* Takes the files that this node has begun to keep because peers take it for the files' owner: the
- * nodes before it in a file's order may have no room for the file. `ids` gets their entries
- * (MONARCH_MOVED,). Returns how many. */
+ * nodes before it in a file's order may have no room for the file. `ids` gets the files' entries
+ * (MONARCH_MOVED,). Returns how many files it took. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* Which askers wait for a file that is not there, while it is not known yet which files this node
  * keeps. Other askers are told that the file will not come. At first everybody waits. */
@@ -59,8 +59,8 @@ enum monarch_patience {
 void monarch_holdings_patience(struct monarch_holdings *h, int patience);
 struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
-/* Wakes the askers that wait for this file: some of it has come, or nothing more will come. h: NULL
- * if nobody can ask. */
+/* Wakes the askers that wait for this file, because some of it has come, or nothing more will come.
+ * h: NULL if nobody can ask. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
 /* Returns the key with which a fill makes digests of blocks. Returns NULL if `h` is NULL: nobody
  * asks. */
@@ -71,9 +71,9 @@ void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint
                            const struct monarch_digest *digests, uint64_t blocks);
 /* Wakes the askers of files that are settled without a copy, so that they are told. */
 void monarch_holdings_answer(struct monarch_holdings *h);
-/* Takes the copies that are not what their fills have written: (MONARCH_ROTTEN,) `ids` get their
- * entries, `words` the words of these copies. An entry may have another word by now. Returns how
- * many. */
+/* Takes the copies that are not what their fills have written. `ids` gets the copies' entries,
+ * `words` the copies' words: (MONARCH_ROTTEN,) each. An entry may have another word by now. Returns
+ * how many copies it took. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);

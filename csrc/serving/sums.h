@@ -18,9 +18,9 @@ struct monarch_sums_held {
 
 struct monarch_sums *monarch_sums_new(void); /* NULL without memory */
 /* Keeps the sums of a copy's blocks. digests: NULL if they are not known. The sums of a copy of one
- * block are not kept: for a million such copies they would take more memory than the time that they
- * save is worth, and a small copy is looked through before it is sent, so that a rotten one is not
- * sent at all. Without memory no sums are kept either. */
+ * block are not kept: for a million such copies they would take much memory and save little time,
+ * and a small copy is looked through before it is sent, so that a rotten one is not sent at all.
+ * Without memory no sums are kept either. */
 void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
                        const struct monarch_digest *digests, uint64_t blocks);
 void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);

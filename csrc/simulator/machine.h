@@ -1,5 +1,5 @@
-/* Storage classes and links. Requests are served first come, first served, and no class and no link
- * gives more than its rate; over fair links, all transfers are served at the same time. */
+/* Storage classes and links. Requests are served first come, first served; only over fair links are
+ * all transfers served at the same time. No class and no link gives more than its rate. */
 #pragma once
 
 #include "simulator/links.h"

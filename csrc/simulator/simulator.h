@@ -87,8 +87,8 @@ struct monarch_sim_epoch {
     const int32_t *order; /* files, -1 for none */
     /* NULL, unless copies come and go. If they do: `holder` and `cls` are the node and the class
      * that have the file of an access (-1: the file system). `into` to `down` (0: none) are the
-     * classes to which the file's keeper writes as many bytes. The keeper is the file's owner, or
-     * the node that uses the file. */
+     * classes to which the file's keeper writes the file. The keeper is the file's owner, or the
+     * node that uses the file. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
     /* nodes x steps x most_ranks: how many staging threads fetch a rank's samples of a step. NULL

@@ -17,7 +17,7 @@ struct copy {
     int8_t cls;
 };
 
-/* A rank's accesses are counted from the job's first, for each rank by itself. */
+/* Each rank's accesses are counted by themselves, from the rank's first in the job on. */
 struct rank {
     uint64_t fetched, used, dropped; /* next access to prefetch, use, drop from the buffer */
     double staged;                   /* [bytes] */
@@ -46,7 +46,7 @@ struct class_thread {
 
 /* Events are numbered: first the staging threads, those of node n from n * threads on; then the
  * classes' own threads; then the checkpoint. At the file system, the checkpoint has a number for
- * each node, from its own number on. */
+ * each node, from its own number on. The comments on arrays begin with their shapes. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -185,8 +185,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 /* --- source.c --- */
 
 /* Asks the file system for the file of the thread `who`. Returns from where the file comes to the
- * thread's node: not from the file system if another node reads the file, or if it is being read
- * for another sample of this node already. */
+ * thread's node. That is not the file system if another node reads the file, or if the file is
+ * being read for another sample of this node already. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
 /* Call when a request is over. Its node has the bytes at `end`. */
