@@ -165,7 +165,7 @@ void monarch_batch_free(struct monarch_batch *b);
 /* Returns how many directories and files could not be read; *error is the first errno. */
 uint64_t monarch_scan_errors(struct monarch_scan *s, int *error);
 /* Joins the threads, frees the scan and returns 0. If threads have not ended within `limit_ms`,
- * because the source does not answer, returns how many those are, and frees nothing. */
+ * because the source does not answer, returns how many they are, and frees nothing. */
 int monarch_scan_stop(struct monarch_scan *s, int limit_ms);
 
 /* Reads the attributes of one file, by its path relative to `root`, into *e. `target` gets a link's

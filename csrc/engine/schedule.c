@@ -376,9 +376,9 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
            monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
-/* Moves the first orders to the end of the queue as long as programs are reading their files at the
- * source and will hand them over: a fill would open such a file a second time. Returns whether the
- * order that is first then waits for its reader as well. */
+/* Moves orders from the front of the queue to its end, as long as programs are reading the orders'
+ * files at the source and will hand them over: a fill would open such a file a second time. Returns
+ * whether the order that is first then waits for its reader as well. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);

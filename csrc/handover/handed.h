@@ -35,8 +35,7 @@ void monarch_hand_to(struct handed *h, struct job *job);
 enum monarch_answer {
     MONARCH_TAKEN, /* *job is the order; NULL: another order fills the file, or no fill is needed */
     MONARCH_REFUSED, /* policy has to order the fill, or to take the file into the catalog */
-    MONARCH_NOT_YET, /* policy decides just now: there is no grant, or its order is not queued yet
-                      */
+    MONARCH_NOT_YET, /* policy is deciding: no grant holds, or its order is not queued yet */
     MONARCH_ANOTHERS /* the descriptor is of another file */
 };
 

@@ -40,9 +40,9 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
 /* Sets the catalog. Once this returns, no thread reads the catalog before it. NULL: nothing is
  * held. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets which of these files this node keeps (enum monarch_home_here). The node may have copies of
- * other files, too, but it never fills such a file because a peer asks for it: requests are not
- * passed on. */
+/* Sets for each of these files whether this node keeps it (enum monarch_home_here). The node may
+ * have copies of other files, too, but it never fills such a file because a peer asks for it:
+ * requests are not passed on. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
 /* Takes the files that this node has begun to keep because peers take it for the files' owner: the
