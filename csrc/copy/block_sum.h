@@ -18,7 +18,7 @@ struct block_sum_stream {
     struct monarch_mac *content; /* NULL: without a digest */
 };
 
-/* content_key: NULL for no digest. If there is no memory for a digest, none is made. */
+/* Begins a stream. content_key: NULL for no digest. Without memory for a digest, none is made. */
 void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
 void monarch_block_sum_add(struct block_sum_stream *s, const void *bytes, size_t n);
 /* Ends the stream. Call after each `begin`. out: NULL if the sum is not needed. */

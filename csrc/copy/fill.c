@@ -50,8 +50,8 @@ static int is_settled(const struct monarch_clients *m, const struct monarch_cata
            !(state == MONARCH_ABSENT && monarch_is_requested(m, id));
 }
 
-/* Looks only at the demands that stood when it began: a reader that is answered and asks again at
- * once, in another slot, is not answered a second time. */
+/* Looks only at the demands that stood when the function began: a reader that is answered and asks
+ * again at once, in another slot, is not answered a second time. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
     uint64_t standing[MONARCH_DEMANDS], waiting = 0;
     for (int i = 0; i < MONARCH_DEMANDS; i++)
@@ -105,7 +105,7 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
 
 /* Reserves the copy's blocks before the first is written, so that a full tier is noticed here and
  * not half way. A copy that is written in one go needs no reservation, which would cost more than
- * the write. On tmpfs nothing is reserved: it would clear all the pages first, while readers
+ * the write. On tmpfs nothing is reserved: fallocate would clear all the pages first, while readers
  * wait. */
 static int reserve(int fd, uint64_t size) {
     struct statfs fs;
@@ -140,7 +140,8 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
     monarch_holdings_wake(h, job->entry.source, job->entry.hash);
 }
 
-/* Makes the fill visible to readers: its bits first, then the word that they belong to. */
+/* Makes the fill visible to readers: resets its map first, then sets the word that the map belongs
+ * to. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -181,8 +182,8 @@ void monarch_close_handed(struct monarch_engine *e, struct job *job) {
         close_source(e, job, job->handed);
 }
 
-/* Returns the reader's descriptor if it can be used, else one that is opened here. A failure is
- * told as by monarch_open_source. */
+/* Returns the reader's descriptor if it can be used, else one that is opened here. On failure,
+ * returns -1 and sets *status and errno as monarch_open_source does. */
 static int open_source(struct monarch_engine *e, struct job *job, int *status) {
     if (job->handed >= 0 && monarch_is_usable(e, job, job->handed))
         return job->handed;
@@ -208,8 +209,8 @@ static int begin_reading(struct monarch_engine *e, struct fill *f) {
     return 0;
 }
 
-/* Readers know of the fill before it asks the source: a reader that opens the file meanwhile waits
- * for the copy. */
+/* The fill is shown to readers before the source is asked, so that a reader that opens the file
+ * meanwhile waits for the copy. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     int is_by_peer = job->peer[0] >= 0, to = create_copy(job);
     struct fill *f = to < 0 ? NULL : new_fill(e, job);
@@ -410,8 +411,8 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
-    /* A sum is that of the whole block only if its bytes end with the block. A peer's bytes must
-     * begin with the block, too; a stream has all bytes only if no peer gave any. */
+    /* A sum covers the whole block only if its bytes end where the block ends. The bytes of a peer
+     * must also begin where the block begins. A stream has all bytes only if no peer gave any. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)

@@ -5,8 +5,8 @@
 
 /* Ends the claim of a file whose descriptor was handed over and is closed now. */
 void monarch_end_claim(struct monarch_clients *m, uint64_t id);
-/* Whether a descriptor that was handed over must be closed now: its program waits for that, or the
- * claim has ended. */
+/* Returns whether a descriptor that was handed over must be closed now: its program waits for that,
+ * or the claim has ended. */
 int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns);
 /* Closes the reader's descriptor that the order has and does not use, if there is one. */
 void monarch_close_handed(struct monarch_engine *e, struct job *job);
@@ -23,8 +23,8 @@ int monarch_fill_is_over(const struct fill *f); /* complete, or failed */
  * fill. */
 void monarch_fill_end(struct monarch_engine *e, struct fill *f);
 
-/* Whether a client's request for the file is in the bitmap and not taken yet. If so, the file is
- * ABSENT only until its fill is ordered. */
+/* Returns whether a client's request for the file is in the bitmap and not taken yet. If so, the
+ * file is ABSENT only until its fill is ordered. */
 int monarch_is_requested(const struct monarch_clients *m, uint64_t id);
 /* Tells the readers that wait for units [first, first + count) of an entry to look again. */
 void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count);

@@ -9,7 +9,7 @@ struct fill {
     struct fill *next;   /* engine's */
     struct fill *same;   /* engine's: the next one in its bucket, see schedule.c */
     unsigned users;      /* engine's: threads at work on it */
-    uint64_t next_block; /* engine's: no block from this one on was begun */
+    uint64_t next_block; /* engine's: the first block that no thread has begun */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
     uint64_t next_unit;  /* engine's: the unit after the one that this reader waited for */
     unsigned asked_by;   /* engine's: the rank of that reader */
@@ -25,7 +25,8 @@ struct fill {
     int to, failed;   /* failed: atomic */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: blocks without a checksum yet */
-    uint64_t written[2];  /* atomic: block + 1 of the last write-back begun; of the one before */
+    uint64_t written[2];  /* atomic: block + 1 of the last write-back begun, and of the one before
+                             it */
     uint64_t *sums;       /* XXH3-64 of each block */
     const unsigned char *content_key; /* NULL: nobody needs digests */
     struct monarch_digest *digests;   /* of each block; NULL: nobody needs them */

@@ -1,5 +1,5 @@
-/* Measures how much threads get from each endpoint, and how long that takes. The choice of
- * endpoints is made from these numbers (NoPFS 4: r_j(p_j) / p_j). */
+/* Measures how many bytes threads get from each endpoint, and how long that takes. The choice of
+ * endpoints is made from these numbers (NoPFS, section 4: r_j(p_j) / p_j). */
 #include "copy/flow.h"
 
 #include "copy/state.h"
@@ -8,8 +8,8 @@
 /* A small file takes less than this from a local disk or the page cache, and more from a network
  * file system, which asks its server twice [ns]. */
 #define FAST_NS 300000
-/* The share of a source's files for which something is true is a running mean over about SHARE_STEP
- * files, in units of 1 / SHARE_ALL. */
+/* note() keeps the share of a source's files for which a condition holds. The share is a running
+ * mean over about SHARE_STEP files, in units of 1 / SHARE_ALL. */
 #define SHARE_ALL 1024U
 #define JUDGED 32U /* fills after which a source is judged */
 #define SHARE_STEP 32U
@@ -47,7 +47,8 @@ void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, ui
 }
 
 /* Adds one file to the running mean, and sets the source's bit in *bits if the mean is above one
- * half, else clears it. Of two threads that write the mean at once, one loses its value. */
+ * half, else clears it. If two threads write the mean at once, one of the two files is not
+ * counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);

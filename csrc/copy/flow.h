@@ -9,7 +9,7 @@
 
 struct endpoint {
     struct monarch_flow flow; /* atomic */
-    uint32_t busy;            /* atomic: threads at it */
+    uint32_t busy;            /* atomic: threads that visit it now */
 };
 
 /* A thread's visit to an endpoint. */
@@ -22,7 +22,7 @@ struct visit {
 struct visit monarch_visit(struct monarch_engine *e, unsigned place);
 /* Ends a visit that got `bytes` bytes. */
 void monarch_leave(const struct visit *v, uint64_t bytes);
-/* Ends a visit whose duration says nothing of the endpoint. */
+/* Ends a visit whose duration says nothing about the endpoint's speed. */
 void monarch_leave_unseen(const struct visit *v);
 /* Notes how long a file of one unit took to be opened and read at its source. If most of the last
  * files took less than FAST_NS (flow.c), the source counts as fast. */

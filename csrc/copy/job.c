@@ -1,4 +1,4 @@
-/* Orders other than fills: check, compare, drop or page in a copy. The file also has the functions
+/* Orders other than fills: check, compare, drop or page in a copy. This file also has the functions
  * that these orders share with fills. */
 #include "copy/job.h"
 
@@ -85,8 +85,8 @@ void monarch_remove_copy(struct job *job) {
  */
 
 /* Takes the next free span of time for `n` bytes or operations, at `per_s` each second; returns
- * when the span begins. Time that was not used is lost, except for the last 20 ms, because threads
- * do not wake to the microsecond. */
+ * when the span begins. Unused time is lost, except for the last 20 ms, which make up for threads
+ * that wake late. */
 static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     const uint64_t slack_ns = 20000000;
     uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
@@ -168,8 +168,8 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         return -1;
     }
     /* The attributes that the open brought are enough here, because the server is asked after the
-     * last byte. If they differ, the server is asked now: some file systems know the size only
-     * then. */
+     * last byte. If they differ from the catalog's, the server is asked now: some file systems know
+     * the size only then. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);
@@ -198,9 +198,9 @@ int monarch_source_is_unchanged(struct job *job, int fd) {
     return 0;
 }
 
-/* Whether it is safe to have the kernel drop the pages that a read brought (RWF_DONTCACHE). Linux
- * 6.14 and 6.15 have the flag, but drop a page without checking whether somebody else has written
- * to it meanwhile. */
+/* Returns whether it is safe to have the kernel drop the pages that a read brought (RWF_DONTCACHE).
+ * Linux 6.14 and 6.15 have the flag, but drop a page without checking whether somebody else has
+ * written to it meanwhile. */
 int monarch_can_drop_behind(void) {
     struct utsname system;
     unsigned major, minor;
@@ -213,10 +213,10 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
     return !(kept >> job->entry.source & 1);
 }
 
-/* Drops the pages behind each read. Otherwise the pages of many small files fill the memory, and
- * then finding free ones takes as long as copying. Giving pages back after each file
- * (posix_fadvise) may wait for all cores. This way only those pages are dropped that this very read
- * has brought; pages that others have read stay for them. */
+/* Has the kernel drop the pages that each read brings. Otherwise the pages of many small files fill
+ * the memory, and then finding free ones takes as long as copying. Giving pages back after each
+ * file (posix_fadvise) may wait for all cores, and would also drop pages that others have read;
+ * this flag leaves those alone. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at) {
     size_t done = 0;
@@ -328,7 +328,7 @@ static void drop(struct monarch_engine *e, struct job *job) {
     job->result.status = MONARCH_DONE;
 }
 
-/* Whether all pages of a chunk are in memory. Nothing of the mapping is touched. */
+/* Returns whether all pages of a chunk are in memory. Nothing of the mapping is touched. */
 static int is_cached(int fd, uint64_t at, uint64_t n) {
     unsigned char pages[MONARCH_CHUNK / MONARCH_PAGE_BYTES] = {0};
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), count = (n + page - 1) / page;
@@ -343,8 +343,8 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
 }
 
 /* Brings the next part of a copy into memory; between parts the thread does what is more urgent.
- * The part is read, and not only asked for by read-ahead, which the kernel shortens as it likes. So
- * no more parts are on their way than there are threads. */
+ * The part is read, and not only requested by read-ahead, because the kernel shortens such a
+ * request as it likes. So no more parts are on their way than there are threads. */
 static void page_in(struct job *job, char *buffer) {
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
     int fd = open_copy(job);

@@ -17,14 +17,14 @@
  * reader waits for, TRIES for all others, which can wait longer. */
 #define ASKED_TRIES 2
 #define TRIES 8
-/* How long to wait for a peer that answers COMING, because its source does give something: asking
- * that source here as well would serve nobody sooner, and all others later. COMING_ASKED_NS, for
- * bytes that a reader waits for, is less than the 5 s that the reader waits for a live daemon.
- * COMING_NS, for all other bytes, is as long as a thread can be spared [ns]. */
+/* How long to wait for a peer that answers COMING: its source does give something, and asking that
+ * source here as well would serve nobody sooner, and all others later. COMING_ASKED_NS, for bytes
+ * that a reader waits for, is less than the 5 s that the reader waits for a live daemon. COMING_NS,
+ * for all other bytes, is as long as a thread can be spared [ns]. */
 #define COMING_ASKED_NS 4000000000ULL
 #define COMING_NS 30000000000ULL
 /* A peer that is still filling the file gives its last block only when the file is whole. A reader
- * waits for that only if no more than this is missing here [blocks]. */
+ * waits for the last block only if no more blocks than this are missing here [blocks]. */
 #define NEAR_END 4
 /* The pause between two tries at a peer that has not answered yet [ns]. */
 #define STARTING_NS 100000000L
@@ -42,7 +42,7 @@ static void note_sum(void *sum, uint64_t which, uint64_t first, uint64_t bytes, 
     memcpy(to->digest.bytes, digest, sizeof to->digest.bytes);
 }
 
-/* Whether a reader waits for any of these bytes now. */
+/* Returns whether a reader waits for any of these bytes now. */
 static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint64_t at,
                       uint64_t n) {
     uint64_t first = at / f->unit_bytes, count = (n + f->unit_bytes - 1) / f->unit_bytes;
@@ -55,16 +55,16 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
     return 0;
 }
 
-/* Whether a reader should get the last block from the source at once: the peer, without any fault,
- * will not send that block soon. */
+/* Returns whether a reader should get the last block from the source at once, because the peer,
+ * through no fault of its own, will not send that block soon. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
 /* Asks the peer once. The time counts in the peer's flow only if the peer has the file whole, so
- * that it need not wait for the source, and only if it was asked: after a failure a peer is left
- * alone for a while. */
+ * that it need not wait for the source, and only if it was really asked: after a failure a peer is
+ * left alone for a while. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -78,10 +78,10 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
-/* Whether the peer is still starting, so that it should be asked again, after a pause that is made
- * here. When nodes are brought up together, the first one would otherwise read all that it fetches
- * ahead from the source, for the others too. Bytes that nobody waits for can wait until the others
- * serve. */
+/* Returns whether the peer is still starting and should be asked again; pauses before it returns 1.
+ * Of nodes that are brought up together, the first one would otherwise fetch all files ahead from
+ * the source, even those that the other nodes are to read there. Bytes that nobody waits for can
+ * wait until the others serve. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -115,7 +115,7 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
             return;
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
-        /* The peer serves awaited bytes, too, before bytes that nobody waits for. */
+        /* The peer, too, serves awaited bytes before bytes that nobody waits for. */
         get->is_awaited = (uint32_t)is_asked;
         /* A peer whose connection broke is not asked once more, unless it is still starting. */
         if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {
@@ -127,8 +127,8 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
     }
 }
 
-/* Adds `node` to the nodes that the fill asks. It keeps the file, because the peer that was asked
- * has no room for it. Several threads may be told of the same node. */
+/* Adds `node` to the nodes that the fill asks. That node keeps the file, because the peer that was
+ * asked has no room for it. Several threads may be told of the same node. */
 static void follow(struct fill *f, int which, unsigned node) {
     for (int i = which + 1; i < MONARCH_ASKED + MONARCH_MOVES && node < MONARCH_MAX_PEERS; i++) {
         int known = -1;
@@ -140,7 +140,7 @@ static void follow(struct fill *f, int which, unsigned node) {
     }
 }
 
-/* The peer that the fill asks at this index; -1 behind the last one. */
+/* Returns the peer that the fill asks at this index; -1 behind the last one. */
 static int asked_peer(const struct fill *f, int which) {
     return which < MONARCH_ASKED + MONARCH_MOVES
                ? __atomic_load_n(&f->job->peer[which], __ATOMIC_ACQUIRE)

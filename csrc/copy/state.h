@@ -20,16 +20,17 @@ struct monarch_engine {
     int stopping;                    /* atomic */
     /* The peers that orders name, by number; NULL for a peer that is not there. Atomic. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
-    /* The holdings whose waiting peers are told of every unit; NULL for none. Atomic. */
+    /* This node's holdings. Peers that wait there for a file are woken at every unit of it. NULL
+     * for none. Atomic. */
     struct monarch_holdings *holdings;
-    /* Does what readers wait for, in a thread that has to wait for a peer itself. `buffer` has
-     * MONARCH_CHUNK bytes. */
+    /* Does work that readers wait for, in a thread that would otherwise only wait for a peer.
+     * `buffer` has MONARCH_CHUNK bytes. */
     void (*serve_readers)(struct monarch_engine *e, char *buffer);
     /* The most that the sources are asked for each second; 0: no limit. The times are atomic: when
      * the next byte and the next operation may be asked for [ns]. */
     uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
-    /* Finished copies are published through this; NULL: whoever takes the results publishes
-     * them. */
+    /* The writer through which finished copies are published. NULL: the caller that takes the
+     * results publishes them. */
     struct monarch_writer *writer;
     struct monarch_control *control;
     uint32_t kept_sources; /* atomic: a bit for each source whose pages stay after a read */

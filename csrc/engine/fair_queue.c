@@ -24,7 +24,7 @@ void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t 
     l->is_known = 0;
 }
 
-/* The demand that waits in a slot; 0 for none. */
+/* Returns the demand that waits in a slot, or 0. */
 static uint64_t look(const struct line *l, unsigned place) {
     uint64_t d = __atomic_load_n(&l->demand[place], __ATOMIC_ACQUIRE);
     return d == l->taken[place] ? 0 : d;
@@ -77,8 +77,9 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* Some readers may have been taken or answered since `of_ranks` was filled. Their slots yielded
-     * no reader, so that readers are left in `of_ranks`; they follow here. */
+    /* Readers may be left in `of_ranks`. Each slot was to yield one of them, but a slot whose
+     * demand was taken or answered after `of_ranks` was filled has yielded none. The readers left
+     * are yielded here. */
     if (l->length) {
         *w = take_first(l);
         return 1;

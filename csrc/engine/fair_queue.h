@@ -32,8 +32,8 @@ struct waiting {
 };
 
 /* Iterator over the waiting readers in the order in which they are to be served. It goes through
- * the demand slots; where it meets a reader of any rank, it yields instead the reader whose rank is
- * due first. */
+ * the demand slots; where it meets a reader of any rank, it yields, in that reader's place, the
+ * reader whose rank is due first. */
 struct line {
     const struct fair_queue *queue;
     const uint64_t *demand, *taken; /* per slot; a demand that equals `taken` does not wait */

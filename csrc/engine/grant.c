@@ -1,4 +1,4 @@
-/* Places files in granted room, first fit. It decides exactly as policy would
+/* Places files in granted room, first fit. This file decides exactly as policy would
  * (monarch_py/policies/placement.py), counting the same bytes and inodes. */
 #include "engine/grant.h"
 
@@ -46,7 +46,7 @@ static int take_room(struct grant *g, uint64_t size) {
 }
 
 /* Sets the peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/nodes.py).
- * Returns 0 for a file that this node does not keep, or of which Python has said nothing. */
+ * Returns 1; or 0 for a file that this node does not keep, or of which Python has said nothing. */
 static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;
     asked[0] = asked[1] = -1;
@@ -71,7 +71,7 @@ static unsigned state_of(const struct monarch_catalog *c, uint64_t id) {
     return id < c->count ? MONARCH_WORD_STATE(monarch_entries(c)[id].word) : MONARCH_BYPASS;
 }
 
-/* Whether somebody has asked for a copy that is neither there nor in the making. */
+/* Returns whether somebody has asked for a copy that is neither there nor in the making. */
 static int is_asked_for(const struct pool *p, const struct monarch_catalog *c, uint64_t id) {
     unsigned state = state_of(c, id);
     return state == MONARCH_WANTED ||
@@ -120,7 +120,7 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
     uint64_t id = monarch_demand_entry(reader->demand);
     if (!is_still_there(p, reader))
         return 0;
-    /* A file that is FILLING without an order: its fill is about to begin, or has just ended. */
+    /* If a file is FILLING and has no order, its fill is about to begin, or has just ended. */
     int is_filling = c && state_of(c, id) == MONARCH_FILLING;
     g->refused[reader->place] = reader->demand;
     g->is_early[reader->place] = !g->holds || is_filling;
@@ -217,7 +217,7 @@ static unsigned home_of(const struct monarch_home *home) {
     return home->is_kept ? MONARCH_OWN : 0;
 }
 
-/* Writes the homes into the catalog, where programs see them too. */
+/* Writes the homes of entries into the catalog, where programs see them too. */
 static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const struct monarch_home *homes) {
     for (uint64_t i = 0; i < n;) {

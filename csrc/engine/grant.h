@@ -1,5 +1,5 @@
-/* Fills that the copying threads order themselves, in room that policy has granted. They do so
- * between two iterations of the daemon's loop, for files that somebody waits for. */
+/* Fills that the copying threads order themselves, in room that policy has granted. The threads
+ * order fills between two iterations of the daemon's loop, for files that somebody waits for. */
 #pragma once
 
 #include "engine/pool.h"
@@ -11,10 +11,10 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
 /* Orders fills for the demands that the thread has met without an order (me->unordered), as far as
  * the grant allows; the rest is left to Python. The caller holds no lock. */
 void monarch_order_demanded(struct pool *p, struct worker *me);
-/* Whether the end of this order must wake the daemon's loop: a fill was not published, and Python
- * must see why; or a reader still waits for a file that was left to the loop, which may have room
- * for it now. Returns 0 too if the loop was already woken since its last rest. The caller holds the
- * pool's lock. */
+/* Returns whether the end of this order must wake the daemon's loop. It must if a fill was not
+ * published, because Python must see why; or if a reader still waits for a file that was left to
+ * the loop, which may have room for it now. Returns 0 if the loop was already woken since its last
+ * rest. The caller holds the pool's lock. */
 int monarch_leaves_again(struct pool *p, const struct job *job);
 /* Wakes the daemon's loop from its rest or sleep. */
 void monarch_end_rest(struct pool *p);

@@ -58,9 +58,9 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
         monarch_remember(p, job);
 }
 
-/* Takes orders that no other thread sees yet into a queue. An order for which a descriptor waits
- * goes to the queue of files in use, so that it does not wait behind files that are filled
- * ahead. */
+/* Takes the orders of `fresh`, which no other thread sees yet, into a queue. Returns how many they
+ * are. An order for which a descriptor waits goes to the queue of files in use, so that it does not
+ * wait behind files that are filled ahead. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
@@ -75,7 +75,7 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
-    /* Locked, because publishing a copy may clear `copy_ino` of any entry. */
+    /* The lock is needed because publishing a copy may clear `copy_ino` of any entry. */
     if (e->writer)
         pthread_mutex_lock(&e->writer->lock);
     for (uint64_t i = 0; i < n; i++) {

@@ -12,9 +12,9 @@ struct pool;
 /* The most demands without an order that a thread notes in one search for work. */
 #define MONARCH_UNORDERED 8
 
-/* The room that policy has granted. All fields are under the pool's lock. While a grant holds, only
- * the engine's threads set entries' words to FILLING; without one, only Python does. So neither
- * needs to see the other's decisions. */
+/* The room that policy has granted. The pool's lock protects all fields but the atomic ones. While
+ * a grant holds, only the engine's threads set entries' words to FILLING; while none holds, only
+ * Python does. So neither side needs to see the other's decisions. */
 struct grant {
     int holds;
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
@@ -26,19 +26,19 @@ struct grant {
      * node is alone and keeps every file. */
     struct monarch_home *home;
     uint64_t homes;
-    /* Fills ordered since Python last took this list. */
+    /* Fills that the engine has ordered since Python last took this list. */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
     /* Per demand slot, the last demand without an order that a thread has looked at. No thread
-     * looks at that demand again; only if `is_early` is set, one does so under the next grant. */
+     * looks at that demand again, unless `is_early` is set and a new grant is given. */
     uint64_t refused[MONARCH_DEMANDS];
     uint8_t is_early[MONARCH_DEMANDS];
-    uint32_t leaves; /* futex, atomic: 1 from when work is left to the daemon's loop until its next
-                        rest ends */
+    uint32_t leaves; /* futex, atomic: set to 1 when work is left to the daemon's loop, and to 0
+                        when the loop's next rest ends */
 };
 
-/* Number of hash buckets by which queued orders and fills are found by entry: a reader may wait for
- * an order far back in its queue. */
+/* Hash buckets in which queued orders and fills are found by entry: the order that a reader waits
+ * for may be far back in its queue. */
 #define MONARCH_BUCKETS 1024
 /* Slots reserved for fills from the source, because other nodes wait for such fills. */
 #define MONARCH_SLOTS_OF_SOURCE (MONARCH_FILL_SLOTS / 4)
@@ -46,8 +46,8 @@ struct grant {
 /* Roles (bits): the work that a thread takes. DOES_ALL: all work of its way, except PAGE_INs.
  * DOES_DEMANDS: only work that readers wait for; a thread looks for it between two parts of other
  * work. READS_AHEAD: also PAGE_INs, which read copies into memory. Only every other thread of the
- * sources has this role, so that a tier that hangs never holds all threads. A sleeping thread is
- * woken by the bits DOES_ALL and READS_AHEAD. */
+ * sources has this role, so that a tier that hangs never holds all threads. A wake-up names the
+ * sleeping threads that it is for by the bits DOES_ALL and READS_AHEAD. */
 enum monarch_role {
     MONARCH_DOES_ALL = 1,
     MONARCH_DOES_DEMANDS = 2,
@@ -57,20 +57,20 @@ enum monarch_role {
 /* Orders that were passed over because their peer had its share of the threads. */
 struct late {
     struct queue of[MONARCH_MAX_PEERS];
-    uint16_t peer[MONARCH_MAX_PEERS]; /* the first `peers` of these name the peers that may have
-                                         such orders */
+    uint16_t peer[MONARCH_MAX_PEERS]; /* the first `peers` elements: the peers that may have such
+                                         orders */
     unsigned peers;
 };
 
 /* Callbacks by which csrc/handover follows orders for which a reader's descriptor may wait. */
 struct listener {
-    /* An order was made. Sets job->is_kept if a descriptor waits for it. The caller may hold the
-     * writer's lock. */
+    /* Called when an order was made. Sets job->is_kept if a descriptor waits for the order. The
+     * caller may hold the writer's lock. */
     void (*made)(struct pool *p, struct job *job);
-    /* The order is about to begin. Gives it the descriptor that waits for it, unless the program
-     * has asked for that descriptor back. */
+    /* Called when the order is about to begin. Gives it the descriptor that waits for it, unless
+     * the program has asked for that descriptor back. */
     void (*begins)(struct pool *p, struct job *job);
-    /* A grant was given. */
+    /* Called when a grant was given. */
     void (*granted)(struct pool *p);
     /* Called before the engine's threads are joined. From then on no descriptor is taken. */
     void (*ends)(struct pool *p);
@@ -91,14 +91,14 @@ struct pool {
     struct fill *fills; /* the fills under way, in the order in which they are served */
     struct fill *begun[MONARCH_BUCKETS]; /* the fills of `fills`, by entry */
     struct late late[2];                 /* [0] normal, [1] in use */
-    /* How many orders have no result that Python has taken, by way: [0] normal orders, [1] orders
-     * for files in use. PAGE_INs are not counted. */
+    /* How many orders have no result that Python has taken: [0] normal orders, [1] orders for files
+     * in use, each by way. PAGE_INs are not counted. */
     uint64_t pending[2][MONARCH_WAYS];
     uint32_t source_fills;             /* of the pending orders, FILLs from a source */
     uint32_t asked[MONARCH_MAX_PEERS]; /* of the pending orders, those that ask this peer first */
     uint64_t taken[MONARCH_DEMANDS];   /* per slot, the demand that a thread works on */
     unsigned next_demand, free_slots;
-    uint32_t share[MONARCH_RANKS]; /* of each rank, for both kinds of threads; see fair_queue.h */
+    uint32_t share[MONARCH_RANKS]; /* by rank, for the threads of both ways; see fair_queue.h */
     struct fair_queue fair[MONARCH_WAYS];
     int rung;                     /* the daemon was rung for results and has not taken them yet */
     int awaits_results;           /* the daemon has said that it waits for results */
@@ -119,13 +119,14 @@ struct pool {
     /* Threads for the sources are started as they are needed: `threads` run (atomic), of at most
      * `most_threads`. */
     int threads, most_threads;
-    int resting[2];          /* how many of them have no work: [1] with READS_AHEAD, [0] without */
-    int is_starting;         /* one of them is starting others */
+    int resting[2];          /* how many of these threads have no work: [1] with READS_AHEAD, [0]
+                                without */
+    int is_starting;         /* one of these threads is starting others */
     uint64_t start_after_ns; /* no thread is started before this time, because the last attempt
                                 failed; 0: no limit */
     int peer_threads; /* how many threads are for peers: worker[most_threads] and the following */
     int at[MONARCH_MAX_PEERS]; /* how many of these threads are at each peer */
-    int away;                  /* how many of these threads are at any peer */
+    int away;                  /* how many of these threads are at any peer at all */
     struct worker {
         struct pool *pool;
         uint32_t number; /* among those of its way */

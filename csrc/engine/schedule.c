@@ -1,5 +1,5 @@
-/* Chooses each thread's next work by priority. First comes what a reader waits for, then removals,
- * then files in use, then what is read ahead, then all others. */
+/* Chooses each thread's next work by priority. First comes what a reader waits for, then removals
+ * of copies, then files in use, then PAGE_INs, then all other orders. */
 #include "engine/schedule.h"
 
 #include "copy/fill.h"
@@ -10,7 +10,7 @@
 /* Peer threads that fills from one peer leave free for other peers, even if readers wait for these
  * fills. */
 #define KEPT_FREE 4
-/* The most orders passed over in one look: the thread holds the pool's lock. */
+/* The most orders that one look passes over, because the thread holds the pool's lock meanwhile. */
 #define MOST_PASSED 64
 
 /* --- orders by entry ---------------------------------------------------------------------------
@@ -39,7 +39,7 @@ static void forget(struct pool *p, const struct job *job) {
         }
 }
 
-/* The next order for the entry, from `job` on. */
+/* Returns the next order for the entry in its bucket, from `job` on, or NULL. */
 static struct job *next_for(struct job *job, uint64_t id) {
     while (job && job->result.id != id)
         job = job->same;
@@ -137,23 +137,24 @@ enum monarch_way monarch_way_of(const struct job *job) {
     return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
-/* Whether this thread may go to the order's peer. A peer gets threads until twice as many are at it
- * as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an overloaded peer leaves some
- * threads to other peers, and each of these leaves some again; a peer alone gets two thirds of all.
- * A thread that is at the peer already (`at`) does not add to its threads. */
+/* Returns whether a thread may go to the order's peer. A peer gets more threads until it has twice
+ * as many as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an overloaded peer leaves
+ * some threads to other peers, and each of these leaves some again; a single busy peer gets two
+ * thirds of all threads. `at` is the peer that the thread is at already; the thread may stay
+ * there. */
 static int can_ask(const struct pool *p, int at, const struct job *job) {
     int peer = job->peer[0];
     return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
 }
 
-/* As can_ask, for work that a reader waits for: the peer's share does not limit it while more than
- * KEPT_FREE threads are free. */
+/* Does what can_ask does, for work that a reader waits for: the peer's share does not limit such
+ * work while more than KEPT_FREE threads are free. */
 static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* As can_ask, for work that nobody waits for. The width has a threshold of its own, so that one
- * slow peer leaves a part of it to the others however narrow it is. */
+/* Does what can_ask does, for work that nobody waits for. A peer also gets only a share of the
+ * width, so that one slow peer leaves a part of the width to the others, however narrow it is. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -175,7 +176,7 @@ static int has_slot(const struct pool *p, enum monarch_way way) {
     return p->free_slots > (way == MONARCH_FROM_PEER ? MONARCH_SLOTS_OF_SOURCE : 0);
 }
 
-/* The entry's order of this way, if it can begin now; else NULL. */
+/* Returns the entry's order of this way if it can begin now, else NULL. */
 static struct job *queued(const struct pool *p, enum monarch_way way, uint64_t id) {
     struct job *job = has_slot(p, way) ? next_for(p->bucket[id % MONARCH_BUCKETS], id) : NULL;
     return job && monarch_way_of(job) == way ? job : NULL;
@@ -210,14 +211,15 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
         return 1;
     }
     p->taken[reader->place] = demand;
-    /* The thread that moves the unit answers, unless it did so before the demand was made. */
+    /* The thread that has claimed the unit answers its readers when the unit is done. If it did so
+     * before this demand was made, this demand is answered here. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
     return 0;
 }
 
-/* Whether a thread has still to look at a demand without an order. */
+/* Returns whether a thread has still to look at this demand, which has no order. */
 static int may_order(const struct pool *p, unsigned place, uint64_t demand) {
     return p->shared.writer && p->grant.refused[place] != demand;
 }
@@ -248,8 +250,8 @@ static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     return 0;
 }
 
-/* The next unclaimed unit after the last demand, or else any unclaimed unit; DONE if there is
- * none. */
+/* Returns the next unclaimed unit after the last demand, or else any unclaimed unit; DONE if there
+ * is none. */
 static uint64_t unit_ahead(struct fill *f) {
     uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
     for (; n < f->units && monarch_is_claimed(f, unit); n++)
@@ -258,7 +260,7 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* The fill of which to move a unit ahead of its reader; NULL for none. *first gets the first fill
+/* Returns the fill of which to move a unit ahead of its reader, or NULL. *first gets the first fill
  * in the list that could be served. A later fill is chosen in its place only if readers of ranks
  * have asked for both, and the later one's rank is due earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
@@ -313,7 +315,7 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     return 0;
 }
 
-/* Whether no reader has waited for the fill, and one of its blocks can be begun. */
+/* Returns whether no reader has waited for the fill and one of its blocks can be begun. */
 static int has_block(const struct pool *p, enum monarch_way way, const struct fill *f) {
     return f->next_block < f->blocks && !f->asked_ns && !monarch_fill_is_over(f) &&
            monarch_way_of(f->job) == way && can_ask_unasked(p, f->job);
@@ -353,8 +355,8 @@ static void put_aside(struct late *late, struct job *job) {
     monarch_push(&late->of[peer], job);
 }
 
-/* The first late order whose peer may be asked; NULL for none. The search is short: only peers that
- * threads are at are passed over. */
+/* Returns the first late order whose peer may be asked, or NULL. The search is short, because it
+ * passes over only peers that threads are at. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {
@@ -374,9 +376,9 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
            monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
-/* Moves the first orders to the end of the queue as long as programs are reading their files at the
- * source and will hand them over: a fill would open such a file a second time. Returns whether the
- * order that is first then waits for its reader as well. */
+/* Moves orders from the front of the queue to its end, as long as programs are reading the orders'
+ * files at the source and will hand them over: a fill would open such a file a second time. Returns
+ * whether the order that is first then waits for its reader as well. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -393,7 +395,7 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_way way = me->way;
     struct queue *q = in_use ? &p->in_use[way] : &p->normal[way];
-    if (way == MONARCH_FROM_PEER && has_slot(p, way)) { /* all of them are fills */
+    if (way == MONARCH_FROM_PEER && has_slot(p, way)) { /* all orders of this way are fills */
         struct job *job = first_late(p, in_use);
         if (job) {
             begins(p, job, w);

@@ -5,13 +5,13 @@
 
 /* --- orders by entry --- */
 
-/* Whether the order is of a kind that readers may wait for. Such an order is found by its entry
- * until it begins (monarch_remember). */
+/* Returns whether the order is of a kind that readers may wait for. Such an order is found by its
+ * entry from monarch_remember until it begins. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
-/* The order to fill this entry, if there is one that no thread has begun; else NULL. */
+/* Returns the order to fill this entry if there is one that no thread has begun, else NULL. */
 struct job *monarch_queued_fill(const struct pool *p, uint64_t id);
-/* Whether an order to fill or to check this entry is queued. */
+/* Returns whether an order to fill or to check this entry is queued. */
 int monarch_has_order(const struct pool *p, uint64_t id);
 /* Removes an order from its queue and from the orders that are found by entry. */
 void monarch_unqueue(struct pool *p, struct job *job);
@@ -24,7 +24,7 @@ void monarch_free_slot(struct pool *p, struct job *job);
 
 int monarch_is_claimed(const struct fill *f, uint64_t unit);
 void monarch_claim(struct fill *f, uint64_t unit);
-/* The entry's fill under way; NULL for none. */
+/* Returns the entry's fill that is under way, or NULL. */
 struct fill *monarch_fill_of(const struct pool *p, uint64_t id);
 void monarch_add_fill(struct pool *p, struct fill *f);
 void monarch_remove_fill(struct pool *p, const struct fill *f);
@@ -36,16 +36,17 @@ struct work {
     struct fill *fill; /* else the fill of which to move a unit or a block */
     uint64_t unit, block;
     int is_unit;
-    int leaves_nobody; /* no thread of the caller's kind is without work now */
+    int leaves_nobody; /* after this, no thread of the caller's kind is without work */
 };
 
 enum monarch_way monarch_way_of(const struct job *job);
-/* The roles, as bits, of a thread that looks for new work because it has ended its last. */
+/* Returns the roles, as bits, of a thread that has ended its work and looks for more. */
 uint32_t monarch_roles_of(const struct worker *me);
 /* Finds the most urgent work within `roles`; returns 0 if there is none. A thread in the middle of
  * other work passes MONARCH_DOES_DEMANDS alone; any other roles say that the thread has ended its
  * previous work. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
-/* Returns the roles, as bits, of those threads of this way that could do some of the work at hand;
- * 0 if there is no work. It may count units ahead of readers that are all claimed already. */
+/* Returns the roles, as bits, of the threads of this way that could do some of the work at hand; 0
+ * if there is no work. Units ahead of readers may count as work even if all of them are claimed
+ * already. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way);

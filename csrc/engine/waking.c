@@ -7,11 +7,11 @@
  *   word and wakes one thread that could do the work. A thread reads the word before it looks for
  *   work, and sleeps only while the word is unchanged, so that a thread that looked too early does
  *   not fall asleep.
- * - A thread that has looked for work, and leaves some to threads that sleep, wakes one of them and
- *   does not change the word: the work was rung for, so that only sleeping threads do not know of
- *   it, or that ring is still to come and wakes one more. But a thread that leaves one peer for
- *   another does ring: it makes room at the first peer for orders that were passed over, and nobody
- *   has rung for these.
+ * - A thread that has looked for work and leaves some to threads that sleep wakes one of them, and
+ *   does not change the word. The work's own ring changes the word: if that ring has come, only
+ *   sleeping threads do not know of the work; if it is still to come, it wakes one more. But a
+ *   thread that leaves one peer for another does ring: it makes room at the first peer for orders
+ *   that were passed over, and nobody has rung for these.
  * - A thread that accepts every class of work and finds none need not wake others: the queues are
  *   empty.
  * - A demand without an order counts as work of both ways, until a thread has ordered its file or
@@ -25,7 +25,8 @@ void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who) {
         monarch_bell_ring(&p->shared.clients->engine[way], 1, who);
 }
 
-/* Wakes all threads at the end, even if a client has overwritten the count of sleeping threads. */
+/* Wakes all threads when the engine stops, even if a client has overwritten the count of sleeping
+ * threads. */
 void monarch_ring_all(struct pool *p, enum monarch_way way) {
     struct monarch_bell *bell = &p->shared.clients->engine[way];
     __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);

@@ -14,16 +14,17 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* At this many results of published copies the daemon is rung: RESULTS_AWAITED if it waits for
- * results, else RESULTS_AT_ONCE. A daemon that waits is also rung while fewer than ORDERS_LEFT
- * orders are queued, because it may have more. */
+/* How many results of published copies gather before the daemon is rung: RESULTS_AWAITED if it
+ * waits for results, else RESULTS_AT_ONCE. A daemon that waits is also rung while fewer than
+ * ORDERS_LEFT orders are queued, because it may have more orders to give. */
 #define RESULTS_AWAITED 64
 #define RESULTS_AT_ONCE 512
 #define ORDERS_LEFT 64
-/* A file is moved unit by unit, and not in longer runs, while a reader has waited for one of its
- * units within this time [ns]. */
+/* For this long after a reader has waited for a unit of a file, the file is moved unit by unit, and
+ * not in longer runs [ns]. */
 #define ASKED_NS 500000000ULL
-/* A thread's stack: nothing here needs much of it, and files are read into a buffer [bytes]. */
+/* Size of a thread's stack. No function here needs much of it, and files are read into a buffer
+ * [bytes]. */
 #define STACK_BYTES (256 * 1024)
 /* A thread without work keeps the memory of its buffer this long [ns]. */
 #define KEEPS_NS 1000000000ULL
@@ -38,9 +39,9 @@
 
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
-/* Whether to ring the daemon for this result. A daemon that was rung for one result takes all. The
- * result of a copy that is published already waits for others, so that not every file costs an
- * iteration of the daemon's loop. */
+/* Returns whether to ring the daemon for this result. A daemon that was rung takes all results, so
+ * it is not rung again until then. The result of a copy that was published here waits for others,
+ * so that not every file costs an iteration of the daemon's loop. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -71,14 +72,15 @@ static void push_result(struct pool *p, struct job *job) {
         monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
-/* Reports the order's result. A whole copy is published here, and its result is queued for Python
- * before the writer's lock is let go. So it precedes the result of the copy's removal: Python can
- * order the removal as soon as the copy is visible, but must first set the word under that lock. */
+/* Reports the order's result, and publishes a whole copy. The result is queued for Python before
+ * the writer's lock is released, so that it precedes the result of the copy's removal: Python can
+ * order the removal as soon as the copy is visible, but must first set the entry's word under that
+ * lock. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
-    /* While the catalog grows, the lock is held for long. Then Python publishes the copy when it
-     * takes the result, and this thread goes on. */
+    /* Taking the lock fails while the catalog grows, because the lock is held for long then. Python
+     * publishes the copy in that case, when it takes the result, and this thread goes on. */
     if (!e->writer || !monarch_is_awaited(job) || job->result.status != MONARCH_DONE ||
         !monarch_lock_soon(e->writer)) {
         push_result(p, job);
@@ -106,7 +108,7 @@ static void leave(struct pool *p, struct fill *f) {
     }
 }
 
-/* Queues a PAGE_IN, of which a part is done, again: before all other PAGE_INs. */
+/* Queues an unfinished PAGE_IN again, before all other PAGE_INs. */
 static void put_back(struct pool *p, struct job *job) {
     pthread_mutex_lock(&p->lock);
     monarch_push_first(&p->to_page_in, job);
@@ -125,8 +127,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, way);
-    /* Do not wake another thread for work that this thread would have found itself: what seems to
-     * be left is an order that waits for its reader. */
+    /* This thread would have found any work itself. What seems to be left is an order that waits
+     * for its reader, so no other thread is woken for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
@@ -178,13 +180,14 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
     is_inside = 0;
 }
 
-/* Claims the next run of unclaimed units of a block: moves *unit to its first unit, and returns its
- * length. Sets *whole to 0 if other threads have claimed units of the block before. */
+/* Claims the next run of unclaimed units of a block: moves *unit to the run's first unit, and
+ * returns the run's length. Sets *whole to 0 if other threads have claimed units of the block
+ * before. */
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
                           int *whole) {
     uint64_t n = 0, most = 1;
-    /* A peer is asked for a whole block, because it sends the sum that it has recorded along with
-     * it. */
+    /* A peer is asked for a whole block, because it sends the sum that it has recorded of the block
+     * along with the bytes. */
     uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
     pthread_mutex_lock(&p->lock);
     /* A program that has just opened the file is about to ask for its first unit: move that unit
@@ -282,14 +285,15 @@ static void rest(uint64_t since_ns) {
     nanosleep(&t, NULL);
 }
 
-/* The time at which a sleeping thread must look again without a ring; 0 for never. No ring tells
- * that a reader's claim has ended, or that the thread's buffer can be given back. */
+/* Returns the time at which a sleeping thread must look again without a ring; 0 for never. No ring
+ * tells that a reader's claim has ended, or that the thread's buffer can be given back. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;
 }
 
-/* A thread's loop. Clients write to the bell as well: a wrong ring only wakes a thread. */
+/* A copying thread's loop. Clients write to the bell as well; a ring without work only wakes a
+ * thread. */
 static void *work(void *arg) {
     me = arg;
     struct pool *p = me->pool;
@@ -347,9 +351,9 @@ static int start(struct pool *p, struct worker *w, enum monarch_way way, int num
     return is_started;
 }
 
-/* Starts the next thread for the sources. The thread is counted once it can be joined;
- * monarch_engine_stop does not miss it, because it joins the thread that starts it earlier. The
- * caller holds the pool's lock, which is released meanwhile. */
+/* Starts the next thread for the sources. The thread is counted once it can be joined.
+ * monarch_engine_stop does not miss it: that function joins the calling thread first, and then
+ * reads the count again. The caller holds the pool's lock, which is released meanwhile. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;
@@ -361,8 +365,8 @@ static int start_next(struct pool *p) {
     return is_started;
 }
 
-/* Starts threads until some of each kind are without work, or `most_threads` run. Does nothing
- * while another thread does this. */
+/* Starts threads for the sources until some of each kind (with and without READS_AHEAD) have no
+ * work, or `most_threads` run. Does nothing while another thread does this. */
 static void start_more(struct pool *p) {
     pthread_mutex_lock(&p->lock);
     if (!p->is_starting && (!p->start_after_ns || monarch_now_ns() > p->start_after_ns)) {

@@ -15,7 +15,7 @@
 /* --- the descriptor -----------------------------------------------------------------------------
  */
 
-/* Whether the path is spelt as the scan would spell it. */
+/* Returns whether the path is spelt as the scan would spell it. */
 static int is_plain(const char *path) {
     for (const char *at = path, *end;; at = end + 1) {
         end = strchrnul(at, '/');
@@ -93,8 +93,8 @@ static struct job *take_queued(struct pool *p, struct job *job) {
 }
 
 /* Finds the order of a file that is FILLING. The order may not be found yet: policy sets the file's
- * state before it hands the order over, and a thread takes an order up before the fill is
- * entered. */
+ * state before it hands the order over, and a thread takes an order up before it enters the
+ * fill. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))
@@ -119,8 +119,8 @@ static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint
     return MONARCH_TAKEN;
 }
 
-/* Adds the file to the catalog. If the grant does not allow that, or the catalog is full, it is
- * left to policy. */
+/* Adds the file to the catalog. If the grant does not allow that, or the catalog is full, the file
+ * is left to policy. */
 static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
     uint64_t id, added = 0;
     if (!p->grant.holds)

@@ -3,14 +3,14 @@
 
 #include "engine/schedule.h"
 
-/* The catalog does not know the file. */
+/* The number of a file that the catalog does not know. */
 #define MONARCH_NO_ENTRY UINT64_MAX
 
 struct handed {
     int fd;                     /* -1: it was given back, or handed to an order */
     int is_read;                /* its program has read all of it */
     uint64_t id;                /* number of its entry, or MONARCH_NO_ENTRY */
-    uint64_t claim;             /* number of its claim */
+    uint64_t claim;             /* number under which its file is claimed */
     struct monarch_entry entry; /* of a file without an entry; else only `ino` is set */
     /* For a descriptor that waits for an order (kept.c). since_ns: when it was received. is_told:
      * policy knows of the file, since iteration `told_at` of the daemon's loop. is_ordered: the
@@ -35,8 +35,7 @@ void monarch_hand_to(struct handed *h, struct job *job);
 enum monarch_answer {
     MONARCH_TAKEN, /* *job is the order; NULL: another order fills the file, or no fill is needed */
     MONARCH_REFUSED, /* policy has to order the fill, or to take the file into the catalog */
-    MONARCH_NOT_YET, /* policy decides just now: there is no grant, or its order is not queued yet
-                      */
+    MONARCH_NOT_YET, /* policy is deciding: no grant holds, or its order is not queued yet */
     MONARCH_ANOTHERS /* the descriptor is of another file */
 };
 

@@ -59,7 +59,7 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
 }
 
 /* Keeps the descriptor until policy orders its file. Closes it if another order fills the file, the
- * program has asked for it, or no more may wait. */
+ * program has asked for it, or no more descriptors may wait. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
     int waits = is_refused || answer == MONARCH_NOT_YET || h->id == MONARCH_NO_ENTRY;
@@ -91,7 +91,7 @@ static void take(struct taker *me, struct handed *h) {
 }
 
 /* Gives up a descriptor that cannot be used, and asks policy for the file's copy. fd: -1 if the
- * descriptor was not received, because this process may have no more. */
+ * descriptor was not received, because this process may have no more descriptors. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
         close(fd);
@@ -119,8 +119,8 @@ static int watch(const struct handovers *h, int fd, int how) {
     return epoll_ctl(h->epoll, how, fd, &event);
 }
 
-/* Receives the next message, and in *fd its descriptor: -1 where this process may have no more.
- * Returns whether the message is valid, and so names a file. */
+/* Receives the next message. *fd gets the message's descriptor, or -1 if this process may have no
+ * more descriptors. Returns whether the message is valid, and so names a file. */
 static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
     union {

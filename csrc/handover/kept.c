@@ -1,7 +1,7 @@
 /* Descriptors that wait for the orders of their files. A descriptor waits while policy decides and
- * nothing is granted, or until policy has learned of its file and ordered it. The order that is
- * made meanwhile does not open the file at the source: it takes the descriptor when it begins.
- * Until then the program can have its descriptor back at any time. */
+ * nothing is granted, or until policy has learned of its file and ordered the file's fill. The
+ * order that is made meanwhile does not open the file at the source: it takes the descriptor when
+ * it begins. Until then the program can have its descriptor back at any time. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -29,7 +29,7 @@
 #define ORDER_NS 50000000ULL
 #define ITERATIONS 2
 /* How often the table is looked at: a program that asks for its descriptor back waits no longer
- * [ns]. */
+ * than this [ns]. */
 #define LOOK_NS 20000000L
 #define STACK_BYTES (64 * 1024)
 
@@ -84,7 +84,7 @@ static int is_of(const struct handed *h, const struct job *job) {
     return h->entry.source == job->entry.source && strcmp(h->path, job->path) == 0;
 }
 
-/* The place of the descriptor that waits for the order; -1 for none. */
+/* Returns the index of the descriptor that waits for the order; -1 if there is none. */
 static int find(const struct kept_table *t, const struct job *job) {
     for (unsigned i = 0; i < t->count; i++)
         if (t->ino[i] == job->entry.ino && is_of(t->at[i], job))
@@ -173,16 +173,17 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 /* --- the thread that looks after them -----------------------------------------------------------
  */
 
-/* Whether the descriptor waits in vain: the daemon's loop has had enough iterations to order the
- * file, and ORDER_NS have passed. */
+/* Returns whether the descriptor waits in vain: the daemon's loop has had enough iterations to
+ * order the file, and ORDER_NS have passed. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;
     return h->is_told && iterations >= ITERATIONS && now - h->since_ns > ORDER_NS;
 }
 
-/* Orders the fill within the grant, or asks policy. Returns whether the descriptor goes on waiting.
- * The caller holds the writer's lock, the pool's and the table's. */
+/* Orders the fill of the descriptor's file within the grant, or asks policy to order it. Returns
+ * whether the descriptor goes on waiting. The caller holds the writer's lock, the pool's and the
+ * table's. */
 static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_catalog *c,
                          int *asks) {
     struct pool *p = t->pool;
@@ -201,8 +202,8 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
     return job || answer == MONARCH_REFUSED || answer == MONARCH_NOT_YET;
 }
 
-/* Whether the file stays in the table. A file whose descriptor was dropped stays, too, until policy
- * knows of it. c: NULL while the catalog cannot be looked at. */
+/* Returns whether the file stays in the table. A file whose descriptor was dropped stays, too,
+ * until policy knows of the file. c: NULL while the catalog cannot be looked at. */
 static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
                  int *asks) {
     if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))

@@ -10,15 +10,16 @@ struct kept_table *monarch_new_kept(struct pool *p);
 int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 
 /* Orders fills for descriptors that wait, as far as there is a grant, and closes descriptors that
- * wait no longer. */
+ * need not wait any longer. */
 void monarch_look_at_kept(struct pool *p);
-/* An order was made: sets job->is_kept if a descriptor waits for it. */
+/* Call when an order was made. Sets job->is_kept if a descriptor waits for the order. */
 void monarch_note_kept(struct pool *p, struct job *job);
-/* The order is about to begin: gives it the descriptor that waits for it, unless the program has
- * asked for the descriptor back. */
+/* Call when the order is about to begin. Gives it the descriptor that waits for it, unless the
+ * program has asked for the descriptor back. */
 void monarch_take_kept(struct pool *p, struct job *job);
 
-/* `end` stops the table's thread; `join` returns whether the thread has ended by `until`. */
+/* monarch_end_kept stops the table's thread. monarch_join_kept returns whether the thread has ended
+ * by `until`. */
 void monarch_end_kept(struct kept_table *t);
 int monarch_join_kept(struct kept_table *t, const struct timespec *until);
 /* Closes the descriptors that are left, and frees the table. */

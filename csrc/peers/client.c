@@ -21,9 +21,9 @@
 /* A peer that sends less than this counts as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* How many bytes a thread should find when it wakes: to take them in one go costs less than in
- * several, with a sleep between them. If bytes come more slowly, the thread wakes after WAKE_NS
- * [ns]. No reader waits longer for that, because a reader waits for a whole answer. */
+/* How many bytes a thread should find when it wakes: to take them at once costs less than to take
+ * them in parts, with a sleep between them. If bytes come more slowly, the thread wakes after
+ * WAKE_NS [ns]. That makes no reader wait longer, because a reader waits for a whole answer. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 #define WAKE_NS 200000000ULL
 
@@ -37,7 +37,7 @@ typedef struct monarch_peer_link link_t;
 
 struct monarch_peer_link {
     int fd;
-    uint32_t first_byte_ms, between_ms, bound_ms; /* bound_ms: of the two, the one that holds now */
+    uint32_t first_byte_ms, between_ms, bound_ms; /* bound_ms: the one of the two that holds now */
     uint64_t frames, tag; /* frames received and requests sent: the numbers of the next seals */
     struct monarch_mac *hears, *says, *content; /* says: for asking; the others: for taking */
     size_t least;                               /* what the socket's low-water mark is set to */
@@ -75,7 +75,7 @@ static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
 
 static uint64_t bound_from(const link_t *l, uint64_t now) { return now + l->bound_ms * 1000000ULL; }
 
-/* Bytes that can be read without a wait. */
+/* Returns how many bytes can be read without a wait. */
 static uint64_t readable(const link_t *l) {
     int n = 0;
     return ioctl(l->fd, FIONREAD, &n) == 0 && n > 0 ? (uint64_t)n : 0;
@@ -117,7 +117,7 @@ static enum monarch_peer_status put(link_t *l, const void *from, size_t n) {
     return MONARCH_PEER_OK;
 }
 
-/* Makes the next request. Its number counts only once the request was sent. */
+/* Makes the next request. Its number counts as used only once the request was sent. */
 static struct monarch_peer_request request_of(const link_t *l, const get *g, uint64_t tag) {
     struct monarch_peer_request q = {.magic = MONARCH_PEER_REQUEST,
                                      .source = g->source,
@@ -160,7 +160,8 @@ static int store(get *g, const char *from, uint64_t n, uint64_t at) {
     return 0;
 }
 
-/* Takes one part, which is still in the processor's cache when it is hashed and written. */
+/* Takes one part of the bytes. The part is small enough to be still in the processor's cache when
+ * it is hashed and written. */
 static enum monarch_peer_status take_part(link_t *l, struct answer *a, size_t n,
                                           uint64_t deadline) {
     get *g = a->g;
@@ -259,8 +260,8 @@ static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame 
     return f->tag == tag ? MONARCH_PEER_OK : MONARCH_PEER_CUT;
 }
 
-/* Whether an END may have this status. A status that tells what is wrong with the connection is set
- * at this end alone. */
+/* Returns whether an END may have this status. A status that tells what is wrong with the
+ * connection is never sent: this end sets it. */
 static int is_an_end(const struct answer *a, uint64_t status) {
     if (status == MONARCH_PEER_OK)
         return a->g->received == a->g->length;
@@ -319,9 +320,9 @@ static void set_options(int fd, uint32_t between_ms) {
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     /* For this low-water mark the kernel makes room for the bytes of two wakes, so that the peer
-     * goes on sending while the bytes of one are stored. The lock (Linux 5.14) keeps the kernel
-     * from making more room: more bytes under way would fill the network's queues, which others use
-     * too, until one overflows. */
+     * goes on sending while the bytes of one wake are stored. The lock (Linux 5.14) keeps the
+     * kernel from making more room: with more bytes under way, the network's queues, which others
+     * use too, would fill until one overflows. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
 }

@@ -114,7 +114,7 @@ static io_state read_request(connection *c, stage_t *stage) {
         if (c->got == 0)
             give(c, stage->bounds->stall_ms);
         c->got += (unsigned)r;
-        /* A peer that does not begin with the magic speaks something else. */
+        /* A peer that does not begin with the magic speaks another protocol. */
         if (c->got >= 4 && c->in.request.magic != MONARCH_PEER_REQUEST)
             return MONARCH_PEER_TO_CLOSE;
     }
@@ -130,7 +130,7 @@ static io_state read_request(connection *c, stage_t *stage) {
 
 static io_state open_file(connection *c, stage_t *stage) {
     const struct monarch_peer_request *q = &c->in.request;
-    /* Both ends have to lie in the file; compared without overflow. */
+    /* Both ends of the range have to lie in the file. The comparison does not overflow. */
     if (q->first > q->size || q->length > q->size - q->first)
         return finish(c, stage, MONARCH_PEER_REFUSED);
     enum monarch_peer_status status = stage->files->open(stage->files->arg, q, &c->file);
@@ -154,7 +154,8 @@ static io_state open_file(connection *c, stage_t *stage) {
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* digest: NULL if nobody needs it. */
+/* Hashes the bytes [at, end) of the file. digest: NULL if nobody needs it. Returns 0, or -1 on
+ * failure. */
 static int hash_range(const connection *c, stage_t *stage, uint64_t at, uint64_t end, uint64_t *sum,
                       struct monarch_digest *digest) {
     struct xxh3_stream stream;
@@ -213,8 +214,8 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
                : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Whether a piece may be sent. A sum that is computed of a part does not show what has rotted in it
- * since the block's sum was recorded, so the whole block is checked first. */
+/* Returns whether a piece may be sent. A sum that is computed of a part of a block does not show
+ * what has rotted there since the block's sum was recorded, so the whole block is checked first. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;
@@ -225,14 +226,15 @@ static int is_sound(const connection *c, stage_t *stage) {
             stage->files->check(arg, c->file.file, block, &sum));
 }
 
-/* Whether all of the answer is there and nothing of it was sent. */
+/* Returns whether all of a small answer is there and nothing of it was sent. */
 static int is_small(const connection *c, uint64_t there) {
     return c->frames == 0 && c->at == c->in.request.first && c->end - c->at <= MONARCH_PEER_SMALL &&
            there >= c->end && c->piece_end == c->end;
 }
 
-/* Goes on after the call has taken `sent` bytes, as if each part had been sent by itself. If SUM
- * and END were not begun, the numbers of their seals are free again. */
+/* Sets the connection's state after one call has sent `sent` bytes of DATA, content, SUM and END,
+ * as if each part had been sent by itself. If SUM and END were not begun, they are made again
+ * later, and the numbers of their seals are free again. */
 static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
     give(c, stage->bounds->stall_ms);
@@ -263,7 +265,7 @@ static io_state send_small(connection *c, stage_t *stage) {
         r = pread(c->file.fd, stage->buffer, n, (off_t)c->at);
     while (r < 0 && errno == EINTR);
     if (r != (ssize_t)n)
-        return MONARCH_PEER_TO_CLOSE; /* as for larger answers */
+        return MONARCH_PEER_TO_CLOSE; /* as send_bytes does */
     enum monarch_peer_status status = sum_of(c, stage, stage->buffer, &sum, &digest);
     if (status == MONARCH_PEER_CUT)
         return MONARCH_PEER_TO_CLOSE;

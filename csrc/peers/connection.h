@@ -30,10 +30,10 @@ struct monarch_peer_connection {
     /* These fields are the server's, under its lock. */
     int fd; /* -1: none */
     uint32_t generation;
-    struct monarch_mac *hears, *says; /* keys of requests and of frames; valid while it has an fd */
-    int is_busy;      /* a thread works on it, and owns the fields of the second part */
-    int is_waiting;   /* it waits for a wake */
-    uint32_t wait_at; /* its place among those that wait */
+    struct monarch_mac *hears, *says; /* keys of requests and of frames; valid while `fd` is */
+    int is_busy;      /* a thread works on it, and owns the fields from `due_ns` on */
+    int is_waiting;   /* it waits to be woken */
+    uint32_t wait_at; /* its index in the server's `waits` */
     uint64_t deadline_ns;
 
     uint64_t due_ns; /* when its wait for bytes ends in any case; 0: it does not wait */
@@ -43,11 +43,12 @@ struct monarch_peer_connection {
         char bytes[sizeof(struct monarch_peer_request)];
     } in;
     unsigned got;
-    uint64_t heard, said; /* how many requests and frames so far: the numbers of the next seals */
+    uint64_t heard, said; /* requests received and frames made so far: the numbers of the next
+                             seals */
     struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
     unsigned frames, sent; /* frames in `out`, and how many of their bytes were sent */
     struct monarch_peer_opened file;
-    uint64_t at, end, frame_end, piece, piece_end; /* a piece has one sum */
+    uint64_t at, end, frame_end, piece, piece_end; /* one SUM covers a piece */
     int blocks;                                    /* whether calls on its socket block */
 };
 
@@ -65,8 +66,9 @@ struct monarch_peer_stage {
 /* How long a thread waits for one peer that takes nothing [ms]. */
 #define MONARCH_PEER_STAY_MS 50
 
-/* Works on a connection until something has to be waited for, or others should be served. If
- * it returns TO_SEND under `may_block`, it has waited for the socket in vain. */
+/* Works on a connection until it has to wait for something, or until others should be served.
+ * Returns what the connection needs to go on. TO_SEND under `may_block` says that the function has
+ * waited for the socket in vain. */
 enum monarch_peer_io_state monarch_peer_step(struct monarch_peer_connection *c,
                                              const struct monarch_peer_stage *stage);
 /* Closes the file that the connection has open. */
@@ -75,11 +77,11 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 /* --- server.c ---------------------------------------------------------------------------------
  */
 
-/* Call when what `files` answers about this file may have changed: the connections that wait for
- * the file look again. */
+/* Makes the connections that wait for this file look again. Call when the answers of `files` about
+ * the file may have changed. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
-/* Makes the connections look again to which `open` has said LATER, as far as `is_settled` is true
- * of their requests. */
+/* Makes connections look again to which `open` has answered LATER: those for whose requests
+ * `is_settled` is true. */
 void monarch_peer_wake_if(struct monarch_peer_server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg);

@@ -1,6 +1,6 @@
 /* GMAC, computed by the libcrypto that is installed. The library is looked for when it is first
  * needed: a daemon without peers needs none, and one build works with every version since OpenSSL
- * 1.1.0, whose functions have kept their types. */
+ * 1.1.0, because the functions have kept their types. */
 #include "peers/mac.h"
 
 #include <dlfcn.h>
@@ -52,7 +52,7 @@ static int find(void *library) {
     return 1;
 }
 
-/* Looks first among the libraries that are loaded: Python's own hashlib has one, as a rule, and two
+/* Looks first among the libraries that are loaded: Python's hashlib has usually loaded one, and two
  * versions in one process are of no use. */
 static void load(void) {
     const char *names[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};

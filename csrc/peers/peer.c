@@ -1,6 +1,7 @@
 /* One peer as its askers see it: its idle links, and what to do when one breaks. Python connects,
- * and decides whether the peer is left alone for a while (monarch_py/peers/peer.py). It is called
- * for nothing else, so that a fetch over a link that works never waits for the interpreter. */
+ * and decides whether the peer is left alone for a while (monarch_py/peers/peer.py). Python is
+ * called for nothing else, so that a fetch over a link that works never waits for the
+ * interpreter. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -29,8 +30,8 @@
 
 typedef struct monarch_peer peer;
 
-/* A thread's use of a link, where it waits for the answer with this tag; `follower` is the use
- * whose answer is next on the link. All fields are under the peer's lock. */
+/* A thread's use of a link: the thread waits there for the answer with this tag. `follower` is the
+ * use whose answer comes next on the link. All fields are under the peer's lock. */
 struct use {
     struct use *next;
     struct monarch_peer_link *link;
@@ -51,9 +52,9 @@ struct monarch_peer {
     unsigned slots, waiting, passed;
     uint64_t came_ns; /* when the last answer for a slot came; under the lock */
     unsigned idle;
-    int has_failed;   /* it has failed since it last worked; under the lock */
-    int has_worked;   /* it has ever worked; atomic */
-    int has_ended;    /* it is asked nothing any more; under the lock */
+    int has_failed;   /* the peer has failed since it last worked; under the lock */
+    int has_worked;   /* the peer has ever worked; atomic */
+    int has_ended;    /* the peer is asked nothing any more; under the lock */
     struct use *uses; /* under the lock */
     uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
@@ -195,8 +196,8 @@ static void leave(peer *p, struct use *me, int works) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* The last use on a link on which another thread may ask; NULL for none. *first is the use that has
- * the link. */
+/* Finds a link on which another thread may ask. Returns the last use in that link's line, or NULL;
+ * *first gets the use that has the link. */
 static struct use *find_line(const peer *p, struct use **first) {
     for (struct use *u = p->uses; u; u = u->next) {
         unsigned n = 1;
@@ -211,7 +212,8 @@ static struct use *find_line(const peer *p, struct use **first) {
 }
 
 /* Asks on a link on which an answer is under way, and waits for the end of that answer, whose time
- * is limited. Returns 0 if there is no such answer, or it broke the link. */
+ * is limited. Returns whether the caller has the link then: it has not if no answer is under way,
+ * or if the answer broke the link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);
@@ -226,7 +228,7 @@ static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     return me->link != NULL;
 }
 
-/* As monarch_peer_fetch; hanging up ends it. */
+/* Does what monarch_peer_fetch does, over the link of `me`; monarch_peer_hang_up ends it. */
 static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_t n, char *buffer,
                  monarch_peer_arrived arrived, void *arg) {
     int r;
@@ -240,7 +242,7 @@ static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_
     return r;
 }
 
-/* Why a link broke: the status of the answer that failed, if it says more than CUT. */
+/* Returns why a link broke: the status of the answer that failed, if that says more than CUT. */
 static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++)
         if (gets[i].status == MONARCH_PEER_TIMEOUT || gets[i].status == MONARCH_PEER_WRONG_BYTES ||

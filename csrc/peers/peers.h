@@ -1,9 +1,10 @@
 /* Sends ranges of files from one node's copies to another's, over a connected stream socket.
  *
- * The server answers many connections with a few threads. A thread waits for its own disk, but for
- * a peer only briefly, and only while enough other threads are free (MONARCH_PEER_STAY_MS). The
- * client is called by whoever wants the bytes. Nothing here decides who holds what, connects, or
- * knows a secret: Python does that (monarch_py/peers). */
+ * The server answers many connections with a few threads. Such a thread may wait for its own disk;
+ * it waits for a peer only briefly, and only while enough other threads are free
+ * (MONARCH_PEER_STAY_MS). The client has no threads: the thread that wants the bytes calls it.
+ * Nothing here decides who holds what, connects, or knows a secret: Python does that
+ * (monarch_py/peers). */
 #pragma once
 
 #include "peers/wire.h"
@@ -38,9 +39,9 @@ struct monarch_peer_counts {
 struct monarch_peer_server;
 
 /* Takes over a connected socket whose peer has proved that it belongs to the session. If there are
- * as many connections as there may be, the new one replaces the one that was idle for longest.
- * Returns 0, -EBUSY if all are at work, or another -errno. After every error the socket stays the
- * caller's. */
+ * as many connections as there may be, the new connection replaces the one that was idle for
+ * longest. Returns 0, -EBUSY if all are at work, or another -errno. After every error the socket
+ * stays the caller's. */
 int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd,
                               const struct monarch_peer_keys *keys);
 int monarch_peer_server_has_room(struct monarch_peer_server *s);
@@ -79,26 +80,28 @@ typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, 
                                      uint64_t sum, const unsigned char *digest);
 
 /* Takes over a connected socket. Returns NULL without memory or libcrypto; the socket then stays
- * the caller's. content_key: as for the server. first_byte_ms limits the wait for an answer's first
- * frame, between_ms each wait after it. */
+ * the caller's. content_key: the session's key for digests, as for the server. first_byte_ms limits
+ * the wait for an answer's first frame, between_ms each wait after it. */
 struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
                                                 const unsigned char *content_key,
                                                 uint32_t first_byte_ms, uint32_t between_ms);
-/* Asks for all ranges, without waiting for one answer before the next request, and returns when
- * each has its status: 0, or -1 when the link cannot be used any more; ranges that were not
- * answered by then are CUT. Only one thread at a time may call it. buffer: MONARCH_PEER_CHUNK bytes
- * for what goes into files. The caller brings it, because many links are idle and need none. NULL:
- * the fetch allocates one. */
+/* Fetches all ranges. A request does not wait for the answer to the one before it. The call ends
+ * when each range has its status. It returns 0; or -1 when the link cannot be used any more, and
+ * then ranges without an answer are CUT. Only one thread at a time may call it. buffer:
+ * MONARCH_PEER_CHUNK bytes, for what goes into files; NULL: the function allocates one. A link has
+ * no buffer of its own, because many links are idle. */
 int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
                        char *buffer, monarch_peer_arrived arrived, void *arg);
-/* monarch_peer_fetch in two parts, for one range: so a range can be asked for while the answer
- * before it still comes. Any thread may ask, one at a time. Any thread may take, one at a time, in
- * the order of the requests. Asking does not wait; it returns -1 if the range was not asked for. */
+/* Fetches one range in two calls, so that the range can be asked for while the answer before it
+ * still comes. One thread at a time may ask, and one may take. Answers are taken in the order of
+ * the requests. monarch_peer_request does not wait; it returns 0, or -1 if the range was not asked
+ * for. monarch_peer_take returns what monarch_peer_fetch does. */
 int monarch_peer_request(struct monarch_peer_link *l, const struct monarch_peer_get *g,
                          uint64_t *tag);
 int monarch_peer_take(struct monarch_peer_link *l, struct monarch_peer_get *g, uint64_t tag,
                       char *buffer, monarch_peer_arrived arrived, void *arg);
-/* How many frames of answers ever came over the link; 0: it never worked. */
+/* Returns how many frames of answers have come over the link so far; 0: the link has never
+ * worked. */
 uint64_t monarch_peer_link_frames(const struct monarch_peer_link *l);
 /* Ends the fetch that is under way, from another thread. */
 void monarch_peer_link_cut(const struct monarch_peer_link *l);
@@ -108,22 +111,23 @@ void monarch_peer_link_close(struct monarch_peer_link *l);
  */
 
 struct monarch_peer;
-/* Makes a new link; or returns NULL, and *status says why, or that the peer is left alone for
- * now. */
+/* Makes a new link. If that fails, or the peer is left alone for now, returns NULL, and *status
+ * says why. */
 typedef struct monarch_peer_link *(*monarch_peer_connect)(void *arg, uint32_t *status);
 /* Called when a link has broken, with the status that says why; and with MONARCH_PEER_OK when the
  * peer works again. began_ns: when the fetch that failed began [CLOCK_MONOTONIC]. */
 typedef void (*monarch_peer_report)(void *arg, uint32_t status, uint64_t began_ns);
 
-/* NULL without memory. */
+/* Returns NULL without memory. */
 struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
                                       void *arg);
-/* As monarch_peer_fetch, for any number of threads at a time; large answers share links. Returns -1
- * if the peer has failed, or is left alone for now; even then each range has its status. */
+/* Does what monarch_peer_fetch does, for any number of threads at a time; large answers share
+ * links. Returns 0; or -1 if the peer has failed or is left alone for now, but even then sets each
+ * range's status. */
 int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint64_t n,
                      char *buffer, monarch_peer_arrived arrived, void *arg);
-/* Whether the peer has never answered, and may do so soon, because this node has not known it for
- * long. */
+/* Returns whether the peer has never answered, but may do so soon, because this node has not known
+ * it for long. */
 int monarch_peer_is_starting(const struct monarch_peer *p);
 /* Ends all requests to the peer, so that their ranges are CUT, and makes no new ones. */
 void monarch_peer_hang_up(struct monarch_peer *p);

@@ -1,5 +1,6 @@
-/* The threads of a server. Each connection is a small state machine that one thread at a time works
- * on, when its socket is ready, when what it waits for may be there, or when its time is over. */
+/* The threads of the peer server. Each connection is a small state machine that one thread at a
+ * time works on, when its socket is ready, when what it waits for may be there, or when its time is
+ * over. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -17,13 +18,14 @@
 #include "peers/connection.h"
 #include "shared/buffer.h"
 
-/* How late a deadline may be noticed while any is near [ms]. */
+/* How late a deadline may be noticed while any connection has a request [ms]. */
 #define TICK_MS 100
-/* As TICK_MS, while no connection has a request: an idle server wakes only this often [ms]. */
+/* How late a deadline may be noticed while no connection has a request: an idle server wakes only
+ * this often [ms]. */
 #define IDLE_TICK_MS 5000
-/* Size of a socket's send buffer. It is larger than what can be under way, so that the kernel goes
- * on sending alone, and the thread that fills the buffer is woken only once for a third of it
- * [bytes]. */
+/* Size of a socket's send buffer. It is larger than the bytes that can be under way, so that the
+ * kernel goes on sending without the thread. The thread that fills the buffer is woken only once
+ * for each third of it [bytes]. */
 #define SEND_ROOM (4 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -34,7 +36,7 @@ struct monarch_peer_server {
     struct monarch_peer_bounds bounds;
     pthread_mutex_t lock; /* guards the server's fields of connections, and the next three lines */
     uint64_t open, wakes, accepted, dropped;
-    uint32_t waiting, *waits; /* connections that wait, in no order */
+    uint32_t waiting, *waits; /* connections that wait, in no particular order */
     uint32_t used;            /* only places before this one were ever used */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
     int epoll, stop, stopping, idle_tick_ms; /* stopping: atomic; stop: eventfd, readable then */
@@ -49,7 +51,8 @@ static uint64_t name_of(const server *s, const connection *c) {
     return (uint64_t)(c - s->at) << 32 | c->generation;
 }
 
-/* Claims the connection of an event; NULL if it has ended since, or if a sweep holds it. */
+/* Claims the connection that an event names. Returns NULL if the connection has ended since, or if
+ * a sweep holds it. */
 static connection *claim(server *s, uint64_t name) {
     connection *c = &s->at[name >> 32];
     pthread_mutex_lock(&s->lock);
@@ -116,8 +119,9 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
     return is_done;
 }
 
-/* Whether a thread may wait for its connection's socket: only as long as there are threads for
- * everybody else. Waiting there costs less than going through epoll. */
+/* Returns whether a thread may wait for its connection's socket, which costs less than going
+ * through epoll. A thread may do so only as long as there are threads for all other active
+ * connections. */
 static int can_stay(server *s) {
     return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&
            __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads;
@@ -151,8 +155,8 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
 /* --- waits and deadlines ------------------------------------------------------------------------
  */
 
-/* Claims the next connection from *from on whose time is over; NULL for none. *waited: whether the
- * connection waited for bytes, and not for its peer. */
+/* Claims the next connection, from *from on, whose time is over. Returns NULL if there is none.
+ * *waited gets whether the connection waited for bytes, and not for its peer. */
 static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);
@@ -181,7 +185,7 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     int waited = 0;
     for (connection *c; (c = take_late(s, &from, now, &waited));) {
         if (waited) {
-            work_on(s, c, stage, 0); /* the peer is told so, and the connection goes on */
+            work_on(s, c, stage, 0); /* the answer ends, and the connection goes on */
         } else {
             __atomic_fetch_sub(&s->active, (uint64_t)is_active(c), __ATOMIC_SEQ_CST);
             hand_back(s, c, stage, MONARCH_PEER_TO_CLOSE, 0);
@@ -225,8 +229,8 @@ static void *serve(void *arg) {
     alignas(MONARCH_PAGE_BYTES) char buffer[MONARCH_PEER_CHUNK]; /* see buffer.h */
     struct monarch_peer_stage stage = {
         &s->files, &s->bounds, &s->requests, &s->bytes, buffer, monarch_mac_new(s->content_key), 0};
-    /* Signals are blocked, because sendfile has no MSG_NOSIGNAL: to a peer that is gone it raises
-     * SIGPIPE. */
+    /* Signals are blocked, because sendfile raises SIGPIPE when the peer is gone, and has no
+     * MSG_NOSIGNAL. */
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
@@ -251,9 +255,9 @@ static void *serve(void *arg) {
 /* --- from Python --------------------------------------------------------------------------------
  */
 
-/* Whether sockets can have send buffers of SEND_ROOM. A socket that asks for a size keeps that
- * size. So if the administrator allows less than SEND_ROOM, sockets ask for none, and the kernel
- * grows their buffers as needed. */
+/* Returns whether sockets can have send buffers of SEND_ROOM. A socket that asks for a size keeps
+ * that size. So if the administrator allows less than SEND_ROOM, sockets ask for no size, and the
+ * kernel grows their buffers as needed. */
 static int can_have_send_room(void) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), room = SEND_ROOM;
     socklen_t n = sizeof room;
@@ -264,7 +268,8 @@ static int can_have_send_room(void) {
     return is_told && room >= 2 * SEND_ROOM; /* the kernel doubles it for its own needs */
 }
 
-/* Sets the socket's options. The kernel finds peers that have vanished without a word. */
+/* Sets the socket's options. With these, the kernel finds peers that have vanished without closing
+ * their connections. */
 static void set_options(int fd, const struct monarch_peer_bounds *bounds, int has_send_room) {
     int on = 1, idle_s = 30, room = SEND_ROOM;
     unsigned timeout_ms = bounds->stall_ms;
@@ -295,7 +300,8 @@ static uint32_t find_place(server *s) {
     return idle;
 }
 
-/* Puts a connection into its place. The caller holds the lock. Returns 0 or -errno. */
+/* Puts the connection `fresh` into the place `c`. The caller holds the lock. Returns 0 or
+ * -errno. */
 static int enter_locked(server *s, connection *c, const connection *fresh) {
     uint32_t i = (uint32_t)(c - s->at), generation = c->generation;
     *c = *fresh;

@@ -1,4 +1,4 @@
-/* What two nodes say to each other once each has proved that it belongs to the session. Python does
+/* The protocol between two nodes, once each has proved that it belongs to the session. Python does
  * the proving (monarch_py/peers/handshake.py) and hands the connected socket to C.
  *
  * A request is one struct; the answer is a sequence of frames:
@@ -38,8 +38,8 @@ struct monarch_peer_request {
     uint64_t tag;       /* comes back with every frame of the answer */
     uint64_t path_hash; /* as an entry's `hash` */
     uint64_t size;
-    int64_t mtime_ns;       /* of modification, or what stands for it in both catalogs */
-    uint64_t first, length; /* the bytes asked for; none only asks whether the file is there */
+    int64_t mtime_ns;       /* time of modification, or what stands for it in both catalogs */
+    uint64_t first, length; /* the bytes asked for; length 0 only asks whether the file is there */
     uint16_t is_awaited;    /* somebody waits for these very bytes */
     uint16_t is_doubted;    /* their block arrived wrong before: the holder is to check it */
     uint16_t is_owner;      /* the asker takes this node for the file's owner */
@@ -62,7 +62,8 @@ enum monarch_peer_status {
     MONARCH_PEER_REFUSED,      /* no range of that file; or no member of this session */
     MONARCH_PEER_UNKNOWN_FILE, /* the node has no copy, or gave up making it */
     MONARCH_PEER_CHANGED,      /* the node's file has another size or time */
-    MONARCH_PEER_COMING,       /* no bytes in time, but their source gives something */
+    MONARCH_PEER_COMING,       /* the bytes did not come in time, but their source gives
+                                  something */
     MONARCH_PEER_TIMEOUT,      /* the bytes did not come within a bound */
     MONARCH_PEER_CUT,          /* the connection ended, or what came was no answer */
     MONARCH_PEER_WRONG_BYTES,  /* a sum is not that of the bytes */
@@ -70,7 +71,7 @@ enum monarch_peer_status {
     MONARCH_PEER_FORGED,       /* a seal is wrong: somebody in between has changed something */
     MONARCH_PEER_OTHER_NODE,   /* the answerer has proved to be another node of the session */
     MONARCH_PEER_LATER,        /* never sent: the file is not there yet, ask again */
-    /* Plus the number of the node that keeps the file, because there is no room for it here. */
+    /* MOVED + n: node n keeps the file, because there is no room for it here. */
     MONARCH_PEER_MOVED = 65536,
 };
 

@@ -1,4 +1,4 @@
-/* Passes over every access of a plan: how often each unit is used, when first, and when next. */
+/* Counts a plan's accesses to each unit, and finds the first and the next access to it. */
 #include "plan/plan.h"
 
 /* How far ahead a counter is prefetched. */
@@ -6,7 +6,7 @@
 
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units) {
     for (uint64_t i = 0; i < n; i++) {
-        /* Also for -1 and for numbers that are too large: a prefetch cannot fail. */
+        /* The number may be -1 or too large: a prefetch cannot fail. */
         if (i + AHEAD < n)
             __builtin_prefetch(&counts[accesses[i + AHEAD]], 1);
         if (accesses[i] < 0)

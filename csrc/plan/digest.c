@@ -5,8 +5,9 @@
 void monarch_plan_digest(const char *pool, const uint64_t *starts, const uint64_t *sizes,
                          uint64_t n, uint64_t *sum) {
     for (uint64_t i = 0; i < n; i++) {
-        /* The first hash is made of the name's hash and the size, the second one of these and the
-         * first hash. So the one sum can agree by accident and the other still differ. */
+        /* The first hash is made of the name's hash and the size. The second hash is made of the
+         * name's hash, the size and the first hash. So if one sum agrees by accident, the other can
+         * still differ. */
         uint64_t mixed[3] = {monarch_xxh3(pool + starts[i], starts[i + 1] - starts[i]), sizes[i],
                              0};
         uint64_t first = monarch_xxh3(mixed, sizeof mixed);

@@ -1,6 +1,6 @@
-/* Which nodes use each file most. The accesses of some files are collected over all epochs, two
- * bytes each, and then counted file by file: the result is exact, and one pass takes only so many
- * files as memory allows. */
+/* Finds the nodes that use each file most. The accesses of some files are collected over all
+ * epochs, two bytes each, and then counted file by file: the result is exact, and one pass takes as
+ * many files as memory allows. */
 #include "plan/plan.h"
 
 /* Accesses that are handled together, so that their memory can be prefetched all at once. */
@@ -34,7 +34,7 @@ int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                 node++;
                 left = per_node;
             }
-            /* Numbers below `low`, and -1, become very large. */
+            /* Numbers below `low`, and -1, become very large, and so are skipped. */
             uint64_t unit = (uint64_t)accesses[rank] - low;
             if (unit >= units)
                 continue;
@@ -50,7 +50,7 @@ int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks,
     return append(&f, cursors, slots, room);
 }
 
-/* The node with the highest count; of several, the one that is first in `slots`. */
+/* Returns the node with the highest count; of several, the one that is first in `slots`. */
 static int32_t best_of(const uint16_t *slots, uint64_t n, const uint32_t *counts) {
     int32_t best = -1;
     uint32_t most = 0;

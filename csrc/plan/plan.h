@@ -24,55 +24,59 @@ void monarch_mersenne_fill(struct monarch_mersenne *g, uint32_t *out, uint64_t n
 /* --- the orders of samplers: shuffle.c, buffer.c -----------------------------------------------
  */
 
-/* torch.randperm(n, generator=g) on the CPU. large: the algorithm that torch uses from n = 2**32 /
- * 20 on. */
+/* Computes torch.randperm(n, generator=g) on the CPU. large: whether to use the algorithm that
+ * torch has for n from 2**32 / 20 on. */
 void monarch_torch_randperm(struct monarch_mersenne *g, int large, int32_t *out, uint64_t n);
-/* torch.randint(high, (n,), generator=g). wide: each number takes two draws. */
+/* Computes torch.randint(high, (n,), generator=g). wide: each number takes two draws. */
 void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, int32_t *out,
                            uint64_t n);
-/* std::shuffle of libstdc++ with std::minstd_rand0, whose state is *state. */
+/* Shuffles `items` as std::shuffle of libstdc++ does with std::minstd_rand0, whose state is
+ * *state. */
 void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n);
 /* Draws `items` one after the other from a buffer that is kept full of them, by
  * std::uniform_int_distribution with std::minstd_rand0. Returns 0, or -1 without memory. */
 int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
                           uint64_t n);
-/* std::shuffle of libstdc++ with std::mt19937; `by_division`: as before GCC 11. */
+/* Shuffles `items` as std::shuffle of libstdc++ does with std::mt19937. by_division: as before GCC
+ * 11. */
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
                               uint64_t n);
-/* The order that tf.data's shuffle(buffer) makes of 0, 1, ..., n-1, with the seeds that its
- * iterator gets. Returns 0, or -1 without memory. */
+/* Computes the order that tf.data's shuffle(buffer) makes of 0, 1, ..., n-1, with the seeds that
+ * its iterator gets. Returns 0, or -1 without memory. */
 int monarch_buffer_shuffle(uint64_t seed, uint64_t seed2, uint64_t buffer, int32_t *out,
                            uint64_t n);
-/* The first `n` numbers of Philox 4x32-10. */
+/* Computes the first `n` numbers of Philox 4x32-10. */
 void monarch_philox(uint64_t seed, uint64_t seed2, uint32_t *out, uint64_t n);
 
 /* --- counting accesses: access.c ---------------------------------------------------------------
  */
 
-/* counts[u] += 1 for each access to unit u. Returns 0, or -1 if a number is not below `units`. */
+/* Adds 1 to counts[u] for each access to unit u. Returns 0, or -1 if a number is not below
+ * `units`. */
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units);
-/* As monarch_plan_count, for all nodes at once: a row of `accesses` has an access of each of the
- * `ranks` ranks, of which each node has `per_node`; counts is (nodes, units). Returns -2 if a count
- * overflows. */
+/* Counts as monarch_plan_count does, for all nodes at once. A row of `accesses` has an access of
+ * each of the `ranks` ranks; each node has `per_node` of the ranks. counts: (nodes, units). Returns
+ * -2 if a count overflows, else what monarch_plan_count returns. */
 int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                              uint64_t per_node, uint16_t *counts, uint64_t units);
 /* The position of a use that never comes: later than all others. */
 #define MONARCH_PLAN_NEVER INT64_MAX
-/* first[u] = the position of the first access to unit u, if first[u] is MONARCH_PLAN_NEVER before;
- * positions count up from `start`. Returns as monarch_plan_count. */
+/* Sets first[u] to the position of the first access to unit u, if first[u] was MONARCH_PLAN_NEVER.
+ * Positions count up from `start`. Returns what monarch_plan_count does. */
 int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
                        uint64_t units);
-/* Sets next[i] to the position of the next access to the unit u of access i. It goes backwards
- * through the accesses: next[i] = later[u], then later[u] = the position of i. next[i] is
- * MONARCH_PLAN_NEVER where there is no access. Returns as monarch_plan_count. */
+/* Sets next[i] to the position of the next access to the unit u of access i. The function goes
+ * backwards through the accesses: next[i] = later[u], then later[u] = the position of i. next[i] is
+ * MONARCH_PLAN_NEVER where there is no access. Returns what monarch_plan_count does. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next);
 
 /* --- which node uses a file most: holder.c -----------------------------------------------------
  */
 
-/* For the units [low, low + units): appends the node of each access to the unit's slots; cursors[u]
- * is where the unit's next slot is. Returns 0, or -1 if the slots would overflow. */
+/* Appends the node of each access to the slots of the access's unit, for the units [low, low +
+ * units). cursors[u] is where the unit's next slot is. Returns 0, or -1 if the slots would
+ * overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);

@@ -6,8 +6,8 @@
 
 #include "plan/plan.h"
 
-/* How many places are worked out at a time: a multiple of two, enough to hide the memory's latency,
- * and few enough for the first cache. */
+/* How many places are worked out at a time. The number is even, large enough to hide the memory's
+ * latency, and small enough for the first-level cache. */
 #define AHEAD 512
 
 static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint64_t n) {
@@ -79,10 +79,11 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
 
 /* --- libstdc++ -------------------------------------------------------------------------------- */
 
-/* A draw of std::uniform_int_distribution(0, below - 1) from a generator of this many numbers,
- * which is no power of two: a number that falls into the incomplete last part is drawn again. */
+/* minstd_below draws as std::uniform_int_distribution(0, below - 1) does from a generator of this
+ * many numbers, which is no power of two: a number that falls into the incomplete last part is
+ * drawn again. */
 #define MINSTD_MODULUS 2147483647U
-#define MINSTD_NUMBERS 2147483645U /* max() - min(): one less than there are */
+#define MINSTD_NUMBERS 2147483645U /* max() - min(): one less than the count of its numbers */
 
 static uint32_t minstd_draw(uint32_t *state) {
     *state = (uint32_t)((uint64_t)*state * 16807 % MINSTD_MODULUS);
@@ -103,7 +104,7 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
     return drawn;
 }
 
-/* A draw of std::uniform_int_distribution(0, below - 1) from std::mt19937. From GCC 11 on, the
+/* Draws as std::uniform_int_distribution(0, below - 1) does from std::mt19937. From GCC 11 on, the
  * result is the upper half of a product (Lemire, 2019) if the generator's numbers fill a word. */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
@@ -134,7 +135,8 @@ static uint32_t below(struct source *s, uint32_t bound) {
     return minstd_below(s->minstd, bound);
 }
 
-/* Where item `at` goes; two items share one draw while the generator has numbers for both. */
+/* Draws the places with which the items from `at` on are exchanged. Two items share one draw while
+ * the generator has enough numbers for both. */
 static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
     for (uint64_t j = 0; j < some; j += 2) {
         uint32_t second = (uint32_t)(at + j + 2);

@@ -1,4 +1,5 @@
-/* Writing the catalog: adding entries, growing it, and taking what clients ask for. */
+/* Writes the catalog: adds entries, moves them to a larger segment, and takes in what clients ask
+ * for. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -48,7 +49,8 @@ static void put_inode(struct monarch_catalog *c, const struct monarch_entry *e, 
     c->inodes_used++;
 }
 
-/* The upper half of a copy's slot is the lower half of its hash. */
+/* A copy's slot holds the lower half of its hash in the upper half, and the entry's number + 1 in
+ * the lower half. */
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
     uint64_t *slots = (uint64_t *)((char *)c + c->copies_at);
     uint64_t hash = monarch_mix(ino + tier), i = monarch_first_slot(hash, c->slots);
@@ -85,14 +87,15 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
     put_path(c, e, id);
 }
 
-/* Merges an entry that is added again: a file that a client told of, when the scan meets it; or a
- * directory, which is added once by its own name and once with the number of its names, in either
+/* Merges an entry that is added a second time. The scan adds a file that a client has told of
+ * before. It adds a directory once by its name and once with the number of names in it, in either
  * order. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
-    /* A file that was replaced before its directory was listed gets no place there, and is compared
-     * by itself: its directory will not change for it any more. */
+    /* A file that was replaced before its directory was listed gets no place in the listing. It is
+     * compared with the source by itself from then on, because the directory will not change again
+     * for this replacement. */
     if (e->place != MONARCH_NO_PLACE && (is_same || mine->kind == MONARCH_DIR))
         mine->place = e->place;
     if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)
@@ -149,12 +152,13 @@ static void set_flags(struct monarch_entry *e, unsigned which, unsigned flags) {
 static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
     struct monarch_entry *e = monarch_table(c) + id;
     uint64_t old_ino = e->ino;
-    /* There must remain slots for all entries that can still be added. */
+    /* Enough slots must remain free for all entries that can still be added. */
     if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
         return -1;
     uint32_t version = e->version;
     __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
-    /* The fields by which readers find the entry stay as they are; so do its word and its place. */
+    /* The fields by which readers find the entry are not replaced, nor are its word and its
+     * place. */
 #define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
     REPLACE(ino);
     REPLACE(size);
@@ -238,7 +242,8 @@ void monarch_collapse(const char *path) {
     if (fstat(fd, &st) == 0 && st.st_size >= MONARCH_HUGE_PAGE) {
         uint64_t bytes = (uint64_t)st.st_size, huge = bytes / MONARCH_HUGE_PAGE * MONARCH_HUGE_PAGE;
         char *map = sys_map_aligned(fd, bytes, PROT_READ | PROT_WRITE, MONARCH_HUGE_PAGE);
-        /* One huge page at a time: when memory is short, the huge pages made so far remain. */
+        /* Collapses one huge page at a time, so that the pages made so far remain if memory runs
+         * short. */
         for (uint64_t at = 0; map && at < huge; at += MONARCH_HUGE_PAGE)
             if (madvise(map + at, MONARCH_HUGE_PAGE, MADV_COLLAPSE) != 0)
                 break;
@@ -275,15 +280,15 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
     }
 }
 
-/* Takes the bits of one word. Its bit in the summary goes first: a client that sets a bit meanwhile
- * sets the summary's bit again. */
+/* Takes the bits of one word. The summary bit is cleared first, so that a client that sets a bit of
+ * this word meanwhile sets the summary bit again. */
 static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
     uint64_t n = 0;
     __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);
     uint64_t bits = __atomic_exchange_n(&b->word[word], 0, __ATOMIC_SEQ_CST);
     for (; bits; bits &= bits - 1) {
         uint64_t id = word * 64 + (uint64_t)__builtin_ctzll(bits);
-        if (id < count) /* a client of an earlier daemon may set any bit */
+        if (id < count) /* clients of an earlier daemon may have set any bit */
             ids[n++] = id;
     }
     return n;

@@ -8,7 +8,7 @@
 #include "shared/pace.h"
 
 #define MAX_THREADS 64
-#define A_THREAD 32 /* entries for which another thread is worth its start */
+#define A_THREAD 32 /* entries that make one more thread worth its start */
 
 struct comparison {
     const struct monarch_catalog *catalog;
@@ -32,8 +32,8 @@ static int is_same(const struct monarch_entry *e, const struct statx *now) {
                                   : S_ISREG(now->stx_mode) && now->stx_size == e->size;
 }
 
-/* Bypasses the attributes that the kernel has cached: the user has named the file because the user
- * knows more. */
+/* Asks the server even where the kernel has cached the attributes: a user who names files knows
+ * that the cached attributes may be old. */
 static enum monarch_compared compare(const struct comparison *x, const struct monarch_entry *e,
                                      struct monarch_entry *fresh) {
     struct statx now;

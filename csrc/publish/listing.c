@@ -28,8 +28,8 @@ void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory) {
         __atomic_store_n(&table[directory].copy_ino, 0, __ATOMIC_SEQ_CST);
 }
 
-/* As monarch_catalog_parent, with `last` tried first: neighbours in the catalog mostly lie in one
- * directory. */
+/* Does what monarch_catalog_parent does, but tries the directory `last` first, because neighbours
+ * in the catalog mostly lie in one directory. */
 static int64_t parent_of(const struct monarch_catalog *c, const struct monarch_entry *e,
                          int64_t last) {
     const char *path = monarch_pool(c, e->path);
@@ -62,7 +62,7 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns) {
     for (uint64_t id = 0; id < c->count; id++) {
         uint64_t n = table[id].kind == MONARCH_DIR && table[id].sum ? table[id].sum - 1 : 0;
         first[id] = (uint32_t)used;
-        if (n > c->capacity - used) /* more names than there are entries: some are missing */
+        if (n > c->capacity - used) /* more names than entries: some names have no entry */
             table[id].sum = 0;
         else
             used += n;
@@ -70,7 +70,7 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns) {
     for (uint64_t id = 0; id < c->count; id++) {
         parent = parent_of(c, &table[id], parent);
         if (table[id].place == MONARCH_NO_PLACE) {
-            if (parent >= 0) /* a client found it after its directory was walked */
+            if (parent >= 0) /* a client found this file after its directory was walked */
                 table[parent].sum = 0;
             continue;
         }
@@ -95,7 +95,8 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns) {
 
 /* --- whether a listing still holds ------------------------------------------------------------ */
 
-/* The mount's id follows the device in struct statx. Older headers have no name for that field. */
+/* Returns the mount's id, which follows the device in struct statx. Older headers have no name for
+ * that field. */
 static uint64_t mount_of(const struct statx *x) {
     uint64_t id;
     memcpy(&id, &x->stx_dev_minor + 1, sizeof id);
@@ -206,8 +207,8 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
             compare_file(x, &table[ids[n]]);
         return n;
     }
-    /* Without a listing, not all names are known, and the known ones may lie anywhere in the
-     * catalog. */
+    /* Without a listing, the known names may be only some of the directory's, and their entries may
+     * lie anywhere in the catalog. */
     for (uint64_t id = 0; id < count; id++)
         if (table[id].source == d->source &&
             monarch_catalog_parent(x->catalog, &table[id]) == d - table) {
@@ -217,9 +218,10 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
     return n;
 }
 
-/* Notes the present times of a directory that is marked as changed. The catalog answers no reader
- * about such a directory, so the times only serve to see when it changes again. If the catalog is
- * replaced meanwhile, they are lost, and the directory's files are compared once more. */
+/* Stores the directory's present times in its entry. The directory is marked as changed, so the
+ * catalog answers no reader about it, and the times only serve to see when it changes again. If the
+ * catalog is replaced meanwhile, the times are lost, and the directory's files are compared once
+ * more. */
 static void note_times(const struct comparison *x, const struct monarch_entry *d) {
     struct monarch_entry *mine = (struct monarch_entry *)d, now;
     char target[1];
@@ -241,7 +243,8 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
         if (e->source != number)
             continue;
         if (e->kind != MONARCH_DIR) {
-            /* A file that a client found after the scan is in no listing. */
+            /* A file that a client found after the scan is in no listing, so it is compared by
+             * itself. */
             if (e->place == MONARCH_NO_PLACE && !monarch_is_changed(m, source->dev, e->ino)) {
                 compare_file(&x, e);
                 looked++;
@@ -253,10 +256,10 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
             continue;
         others += !monarch_is_changed(m, source->dev, e->ino);
         monarch_mark_changed(m, source->dev, e->ino);
-        /* The times are noted before the names are compared, so that a change in between is seen
-         * the next time. Before the catalog is listed, the times stay old and the directory goes on
-         * counting as changed, because names that were looked at before the change may still be
-         * added. */
+        /* The times are stored before the names are compared, so that a change in between is seen
+         * the next time. Before the catalog is listed, the old times stay, and the directory counts
+         * as changed each time: the scan may still add names that it looked at before the
+         * change. */
         if (is_listed)
             note_times(&x, e);
         looked += compare_names(&x, e);

@@ -1,4 +1,4 @@
-/* The attributes of one file, as the catalog keeps them. */
+/* Reads the attributes of one file at its source, as the catalog keeps them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Writing the catalog: by one thread at a time, and into the generation that clients are told
+/* The catalog's writer: one thread writes at a time, into the generation that clients are told
  * of. */
 #pragma once
 
@@ -7,34 +7,34 @@
 #include "native.h"
 
 /* The writers are Python's thread, which adds entries and decides, and the copying threads, which
- * publish the copies that they have made and order what Python has granted. Readers take no
+ * publish the copies that they have made and order fills within Python's grants. Readers take no
  * lock. */
 struct monarch_writer {
-    pthread_mutex_t lock; /* protects the rest, and all of the catalog but its listings */
+    pthread_mutex_t lock; /* protects the fields below, and all of the catalog but its listings */
     struct monarch_catalog *catalog;
     uint32_t lost; /* a bit for each tier into which nothing is published any more */
 };
 
-/* Tries for 20 ms at most to take the lock, for a thread that has better to do than to wait while
- * the catalog grows. Returns whether it has the lock. */
+/* Takes the writer's lock unless that would take more than 20 ms. It is for threads that have other
+ * work to do while the catalog grows. Returns whether the caller has the lock. */
 int monarch_lock_soon(struct monarch_writer *w);
-/* Publishes the copy that a FILL or CHECK has found whole, if its entry still waits for this very
- * copy, no client has changed the file, the tier is not lost, and the index of copies has room.
- * Returns whether it did. The caller has the writer's lock. */
+/* Publishes the copy that a FILL has made, or that a CHECK has found intact, if its entry still
+ * waits for this very copy, no client has changed the file, the tier is not lost, and the index of
+ * copies has room. Returns whether it did. The caller has the writer's lock. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r);
 
-/* --- within this room: the caller has the writer's lock ------------------------------------------
- */
+/* --- for callers that have the writer's lock
+ * --------------------------------------------------- */
 
-/* As monarch_catalog_add. */
+/* Does what monarch_catalog_add does. */
 uint64_t monarch_add(struct monarch_catalog *c, const struct monarch_entry *entries, uint64_t n,
                      const char *pool, uint64_t *ids, uint64_t *added);
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word);
 
-/* How many slots of an index may be used: at two thirds, or little more, a probe mostly ends in one
- * cache line. */
+/* The most slots of an index that may be used. Up to two thirds, or little more, a probe mostly
+ * ends in one cache line. */
 #define MONARCH_FULL(slots) ((slots) / 3 * 2)
 
 static inline uint64_t monarch_next_slot(const struct monarch_catalog *c, uint64_t i) {
@@ -49,6 +49,6 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
     return (struct monarch_entry *)((char *)c + c->entries_at);
 }
 
-/* Sets the home of a file of nodes that share: MONARCH_OWN, MONARCH_OF_OTHERS or 0. */
+/* Sets the home of a file that nodes share: MONARCH_OWN, MONARCH_OF_OTHERS or 0. */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);

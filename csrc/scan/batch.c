@@ -40,7 +40,8 @@ static struct monarch_batch *new_batch(void) {
     return b;
 }
 
-/* Moves the entries of `b` behind those of `to` if they have room there. */
+/* Moves the entries of `b` behind those of `to`. Returns 0, and moves nothing, if `to` has too
+ * little room. */
 static int merge(struct monarch_batch *to, struct monarch_batch *b) {
     if (!to || to->count + b->count > to->capacity || to->pool_used + b->pool_used > to->pool_bytes)
         return 0;
@@ -58,9 +59,9 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
     return 1;
 }
 
-/* Takes what a thread has found; *batch is empty then, or NULL. Each thread finds little in a short
- * time. Until Python takes a batch, what other threads find is added to it, so that an iteration of
- * Python's loop is spent on many files. */
+/* Hands a thread's batch over to Python; *batch is empty then, or NULL. A thread finds few files in
+ * a short time, so the entries are added to the last batch that Python has not taken, while that
+ * has room. An iteration of Python's loop is then spent on many files. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch) {
     if (!*batch || !(*batch)->count)
         return;

@@ -11,9 +11,9 @@
 #include "shared/joining.h"
 
 /* A look at a remote source makes its thread sleep. A thread that hardly ever sleeps (at most once
- * for LOOKS_EACH_SLEEP looks, judged after LOOKS looks) takes a processor, from the job if there is
- * no idle one, so it lowers its priority for good. Threads that wait for their source must not do
- * so: the files that they find are filled ahead. */
+ * for LOOKS_EACH_SLEEP looks, judged after LOOKS looks) keeps a processor busy, which the job may
+ * need, so it lowers its priority for good. A thread that waits for its source must not do so: the
+ * files that it finds are to be filled ahead of the job. */
 #define LOOKS 64
 #define LOOKS_EACH_SLEEP 8
 
@@ -49,10 +49,10 @@ static void *scan_thread(void *arg) {
     return NULL;
 }
 
-/* Accounts for `missing` threads that could not be started. Threads that run may be waiting for
- * what these would have found. */
+/* Subtracts `missing` threads that could not be started from the scan's counts. Wakes the running
+ * threads, because they may be waiting for what the missing ones would have found. */
 static void lack(struct monarch_scan *s, int started, int missing) {
-    s->thread[started] = 0; /* libc has written to it */
+    s->thread[started] = 0; /* pthread_create may have written to it */
     pthread_mutex_lock(&s->lock);
     s->busy -= missing;
     s->threads -= missing;

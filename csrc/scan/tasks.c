@@ -1,5 +1,5 @@
-/* What a scan has still to do: directories to list, and portions of their names to look at. Also
- * which task comes first, and how much may be done now. */
+/* The tasks of a scan: directories to list, and portions of their names to look at. This file also
+ * decides which task comes first, and how many names may be looked at now. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,14 +21,14 @@ struct task *monarch_new_task(struct monarch_scan *s, const char *path, size_t r
     return t;
 }
 
-/* Whether the way to `path` leads through `above`, or ends there. */
+/* Returns whether `above` is `path` itself or a directory above it. */
 static int leads_through(const char *path, const char *above) {
     size_t n = strlen(above);
     return !n || (strncmp(path, above, n) == 0 && (!path[n] || path[n] == '/'));
 }
 
-/* Whether a want names the directory. Directories above the wanted one are named with it: they lead
- * there. */
+/* Returns whether a want names the directory. A want also names the directories above the wanted
+ * one, because the walk reaches it through them. */
 static int is_named(const struct want *w, const char *directory) {
     return leads_through(w->directory, directory) ||
            (w->is_deep && leads_through(directory, w->directory));
@@ -56,7 +56,8 @@ struct task *monarch_take_first_task(struct queue *q) {
     return t;
 }
 
-/* How many names may still be looked at. The caller holds the lock. */
+/* Returns a pointer to the number of names that may still be looked at. The caller holds the
+ * lock. */
 static int64_t *looks_left(struct monarch_scan *s, int is_wanted) {
     return &s->may_look[is_wanted || s->is_all_wanted];
 }
@@ -72,7 +73,7 @@ int monarch_may_look(struct monarch_scan *s, struct task *t) {
     return *looks_left(s, t->is_wanted) > 0;
 }
 
-/* Whether any task may begin. A wanted directory is listed at once. */
+/* Returns whether any task may begin. A wanted directory may always be listed. */
 static int may_begin(struct monarch_scan *s) {
     return s->wanted.first || (s->may_look[1] > 0 && s->wanted_portions.first) ||
            (*looks_left(s, 0) > 0 && (s->portions.first || s->todo));
@@ -106,7 +107,7 @@ int monarch_has_tasks(const struct monarch_scan *s) {
     return s->wanted.first || s->wanted_portions.first || s->portions.first || s->todo;
 }
 
-/* Takes the first task that may begin. */
+/* Takes the first task that may begin; there must be one. */
 struct task *monarch_take_task(struct monarch_scan *s) {
     struct task *t = s->todo;
     if (s->wanted.first)
@@ -121,8 +122,8 @@ struct task *monarch_take_task(struct monarch_scan *s) {
     return t;
 }
 
-/* A thread hands over its batch before it waits for work, so that a directory that hangs hides only
- * its own files. */
+/* A thread hands over its batch before it waits for work, so that its files do not wait for another
+ * thread whose directory hangs. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);
@@ -137,7 +138,7 @@ struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **ba
     if (may_begin(s) && !s->stopping) {
         t = monarch_take_task(s);
         s->busy++;
-        if (may_begin(s)) /* each thread wakes the next one, as long as there is something to do */
+        if (may_begin(s)) /* each thread wakes the next one while there is work */
             pthread_cond_signal(&s->more_work);
     } else {
         pthread_cond_broadcast(&s->more_work);
@@ -154,7 +155,8 @@ void monarch_wake_scan(struct monarch_scan *s) {
 /* --- from Python --------------------------------------------------------------------------------
  */
 
-/* Moves the directories that a want names from a list to the wanted ones. */
+/* Moves the directories that a want names from the list `*at` to the queue of wanted
+ * directories. */
 static void move_wanted(struct monarch_scan *s, const struct want *w, struct task **at) {
     for (struct task *t; (t = *at);) {
         if (!is_named(w, t->path)) {
@@ -193,8 +195,8 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Wakes a thread for each portion of these names, because more threads would find nothing to do.
- * Each thread wakes others if there is more. */
+/* Wakes one thread for each portion of these names, because more threads would find nothing to do.
+ * A woken thread wakes another if there is more work. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
     int64_t portions = names / PORTION + 1;
     if (portions >= s->threads)
@@ -208,8 +210,8 @@ static void wake_for(struct monarch_scan *s, int64_t names) {
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
     pthread_mutex_lock(&s->lock);
     int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
-    /* 0 keeps what is left of the last allowance, which the threads may not have used yet; only an
-     * allowance of all names ends. */
+    /* wanted == 0 keeps what is left of the last allowance, which the threads may not have used
+     * yet. It ends only an allowance of all names. */
     if (wanted || s->may_look[1] == ALL_NAMES)
         s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;

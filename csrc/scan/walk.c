@@ -1,4 +1,4 @@
-/* Listing directories, and looking at the files that they name. */
+/* Lists directories, and looks at the files that they name. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include "scan/scan.h"
 #include "shared/sys.h"
 
-/* How many listings a thread may begin, each in the middle of another. */
+/* How deep listings nest in one thread: a thread may begin one in the middle of another. */
 #define DEEPEST 4
 
 static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
@@ -26,9 +26,9 @@ static _Thread_local uint64_t looks; /* how many names this thread has looked at
 
 uint64_t monarch_looks(void) { return looks; }
 
-/* Finds a file that the catalog has already, because a program has handed it over: the file was
- * looked at then. If the directory still has the same file under this name, only the file's place
- * in the directory must be reported. */
+/* Looks for a file that the catalog has already because a program has handed it over: its
+ * attributes were read then. Returns whether the directory still has this file (`ino`) under this
+ * name; if so, only its place in the directory must be reported. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
@@ -63,7 +63,7 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
             monarch_count_scan_error(s, -r);
         return;
     }
-    /* A file system that is mounted below is not part of this source. */
+    /* A file system that is mounted on this directory is not part of the source. */
     if (e.kind == MONARCH_DIR && !is_on_source(s, path)) {
         e.kind = MONARCH_OTHER;
         e.ino = ino;
@@ -74,10 +74,11 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
         monarch_add_task(s, monarch_new_task(s, path, 0));
 }
 
-/* Reports a directory a second time when all its names are read: with their number, and with its
- * attributes now. If these are not the attributes from before the names were read, the names may
- * belong to neither state, and the catalog drops their number. Only a scan of all the source does
- * this, because listings are made once (monarch_catalog_list). */
+/* Reports a directory a second time once all its names are read: with their number, and with its
+ * present attributes. If the attributes differ from those before the names were read, the directory
+ * has changed meanwhile and the names may fit neither state, so the catalog drops their number.
+ * Only a scan of the whole source does this, because listings are made once
+ * (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;
@@ -112,8 +113,9 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
     }
 }
 
-/* Looks at names that this thread has listed, and has given to no other thread. While it may look
- * at none, it lists wanted directories, because all threads may be waiting here. */
+/* Looks at names that this thread has listed and has given to no other thread. While no names may
+ * be looked at, the thread lists wanted directories, because all other threads may be waiting here
+ * too. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
@@ -159,7 +161,7 @@ static struct task *new_portion(struct monarch_scan *s, const struct task *direc
 }
 
 /* Reads the names of a directory and shares them out, except the last portion, which is left in
- * *rest. Returns how many names there are, -1 if not all could be read. */
+ * *rest. Returns how many names there are, or -1 if not all could be read. */
 static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch,
                           const struct task *directory, DIR *d, struct task **rest) {
     const char *path = directory->path;
@@ -210,8 +212,9 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
 
 #define OPEN_DIRECTORY (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
-/* Opens a directory that somebody has named: each part of its name must lie in the source.
- * Directories below it are known by names that were read. */
+/* Opens a directory that somebody has named, part by part: each part must be a directory of the
+ * source, not a link or "..". Directories below it are known by names that were read, and need no
+ * such check. */
 static int open_by_parts(int root, const char *path) {
     char part[NAME_MAX + 1];
     int fd = openat(root, ".", OPEN_DIRECTORY);
@@ -238,7 +241,7 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-/* Times that servers keep may be as coarse as this, and their clocks as far off [ns]. */
+/* How coarse the times of a server may be, and how far off its clock [ns]. */
 #define YOUNG_NS 2000000000LL
 
 static int is_settled(const struct monarch_scan *s, int fd) {
@@ -256,7 +259,7 @@ void monarch_walk_directory(struct monarch_scan *s, struct monarch_batch **batch
     int fd = open_directory(s, t);
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     if (!d) {
-        if (errno != ENOENT) /* it has gone since it was named */
+        if (errno != ENOENT) /* the directory was removed after it was named */
             monarch_count_scan_error(s, errno);
         if (fd >= 0)
             close(fd);

@@ -13,9 +13,9 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long a check of a block counts: CHECKED_NS, but DOUBTED_NS for an asker that says that the
- * block came wrong. The block may have rotted since; an asker that lies costs one check a second
- * [ns]. */
+/* How long a check of a block counts: CHECKED_NS; but only DOUBTED_NS for an asker that says that
+ * the block came wrong, because the block may have rotted since. An asker that lies about this
+ * costs one check a second [ns]. */
 #define CHECKED_NS 60000000000ULL
 #define DOUBTED_NS 1000000000ULL
 
@@ -71,7 +71,7 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
         note_rotten(h, held);
     pthread_mutex_lock(&h->checking);
     struct checked *last = &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
-    if (sum) /* a block that was good before may be so no more */
+    if (sum) /* a block that was good before may have rotted */
         *last = (struct checked){agreed ? held->word : 0, block, now};
     is_good = last->word == held->word && last->block == block &&
               now - last->at_ns < (held->is_doubted ? DOUBTED_NS : CHECKED_NS);
@@ -165,8 +165,8 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
         monarch_sums_drop(h->sums, copy);
 }
 
-/* Whether the file that an asker waits for is settled. A file that is to be filled here, or is
- * being filled, is not: the asker will be woken again. */
+/* Returns whether the file that an asker waits for is settled. A file that is to be filled here, or
+ * is being filled, is not settled: the asker will be woken again. */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

@@ -43,10 +43,10 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
         monarch_ring_for_demand(h->clients);
 }
 
-/* Whether the request becomes a demand. An asker for a whole block of many units has time, unless
- * it says otherwise. A request for one unit is demanded in any case: two nodes that have as many
- * orders as they may, all for each other's small files, would wait for each other, but a demand is
- * ordered even then. */
+/* Returns whether the request becomes a demand. An asker for a whole block of many units has time,
+ * unless it says otherwise. A request for one unit becomes a demand in any case. Otherwise two
+ * nodes that have given as many orders as they may, all for each other's small files, would wait
+ * for each other; a demand gets an order even then. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -63,7 +63,8 @@ static void note_whole(holdings *h, struct open_copy *held) {
     held->sums = monarch_sums_hold(h->sums, MONARCH_WORD_COPY(held->word), held->blocks);
 }
 
-/* Opens the copy that `word` names; its number is never given to another. */
+/* Opens the copy that `word` names. Its number is never given to another copy, so no other copy can
+ * be opened by mistake. */
 static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer_request *wanted,
                                           uint64_t id, uint64_t word, int slot,
                                           struct monarch_peer_opened *out) {
@@ -96,14 +97,15 @@ static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer
     return MONARCH_PEER_OK;
 }
 
-/* Whether the asker waits, because it is not known yet what this node keeps. */
+/* Returns whether the asker has to wait, because it is not known yet which files this node
+ * keeps. */
 static int waits(const holdings *h, const struct monarch_peer_request *wanted) {
     int patience = __atomic_load_n(&h->patience, __ATOMIC_ACQUIRE);
     return patience == MONARCH_EVERYBODY_WAITS ||
            (patience == MONARCH_WHO_HAS_TIME_WAITS && !wanted->is_awaited);
 }
 
-/* The answer for a file that this node does not fill for others. */
+/* Returns the answer for a file that this node does not fill for others. */
 static enum monarch_peer_status not_kept(const holdings *h,
                                          const struct monarch_peer_request *wanted) {
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
@@ -124,7 +126,7 @@ static int begin_to_keep(holdings *h, uint64_t id) {
     return home == MONARCH_KEPT_HERE;
 }
 
-/* Whether this node fills the file when a peer asks for it. */
+/* Returns whether this node fills the file when a peer asks for it. */
 static int keeps(holdings *h, uint64_t id, const struct monarch_peer_request *wanted) {
     return monarch_home_here(h, id) == MONARCH_KEPT_HERE ||
            (wanted->is_owner && !waits(h, wanted) && begin_to_keep(h, id));
@@ -140,9 +142,9 @@ static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
     return MONARCH_PEER_LATER;
 }
 
-/* Whether the entry is of the very file that is meant; *word gets its word at that time. An entry
- * gets other attributes only when it has no copy, so that its word and attributes at one time are
- * of one file. */
+/* Returns whether the entry is of the very file that the request means; *word gets the entry's word
+ * at that time. An entry gets other attributes only when it has no copy, so a word and attributes
+ * that are read at one time are of one file. */
 static int is_meant(const holdings *h, const struct monarch_entry *e,
                     const struct monarch_peer_request *wanted, uint64_t *word) {
     for (int i = 0; i < LOOKS; i++) {
@@ -171,7 +173,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         return MONARCH_PEER_CHANGED;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
         return open_copy(h, wanted, id, word, -1, out);
-    /* The home that the hash names may be wrong, because a plan may still come. */
+    /* While it is not known yet which files this node keeps, `home` may come from the file's hash
+     * alone, and a plan may still change it. */
     if (!wanted->is_awaited && waits(h, wanted))
         return MONARCH_PEER_LATER;
     if (home >= MONARCH_MOVED_TO)
@@ -220,8 +223,8 @@ int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word) {
     return has_it;
 }
 
-/* The map of a fill that is over may have been given to another fill: then the entry says what came
- * of this one. */
+/* Once a fill is over, its map may be given to another fill. The entry's word then says what came
+ * of the fill. */
 static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));
@@ -263,8 +266,8 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
-/* Whether what a request waits for may still come. Once it is known what this node keeps, that
- * depends on its source alone. */
+/* Returns whether the bytes that a request waits for may still come. Once it is known which files
+ * this node keeps, that depends on the bytes' source alone. */
 int monarch_copy_is_coming(void *arg) {
     const holdings *h = arg;
     if (__atomic_load_n(&h->patience, __ATOMIC_ACQUIRE) != MONARCH_NOBODY_WAITS)

@@ -1,4 +1,4 @@
-/* The copies that peers are sent. */
+/* The copies that are sent to peers. */
 #pragma once
 
 #include <pthread.h>
@@ -40,7 +40,7 @@ struct monarch_holdings {
     struct monarch_peer_server *server;
 };
 
-/* A copy that a peer is sent. */
+/* A copy that is being sent to a peer. */
 struct open_copy {
     uint64_t id, word, size, blocks, block_bytes, sum; /* sum: the file's */
     int fd, slot;   /* slot: of the fill's map; -1 for a copy that was whole when it was opened */
@@ -57,7 +57,7 @@ static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint6
                                   : MONARCH_KEPT_ELSEWHERE;
 }
 
-/* Whether the entry has this very word, and so this copy, now. */
+/* Returns whether the entry now has this very word, and so this copy. */
 int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word);
 
 /* Callbacks for the server (peers/files.h says what each does): which copy a request means, and how

@@ -10,7 +10,7 @@
 struct monarch_holdings;
 
 /* How many rotten copies, and how many files that this node has begun to keep, are remembered until
- * they are taken. Others are found again. */
+ * they are taken. Further ones are not noted, and are found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
 /* What this node answers for a file of which it has no copy. */
@@ -28,8 +28,8 @@ static inline int64_t monarch_times_of(const struct monarch_entry *e) {
 }
 #endif
 
-/* NULL without memory. The segments are those of the session. content_key: MONARCH_KEY_BYTES, for
- * digests. */
+/* Returns NULL without memory. The segments are those of the session. content_key:
+ * MONARCH_KEY_BYTES, for digests. */
 struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
                                               const struct monarch_fills *fills,
                                               uint64_t block_bytes,
@@ -37,16 +37,17 @@ struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
 void monarch_holdings_source(struct monarch_holdings *h, uint32_t source, uint64_t device);
 /* Sets the directory of a tier's copies. */
 void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies);
-/* Sets the catalog. When this returns, nobody reads the one before. NULL: nothing is held. */
+/* Sets the catalog. Once this returns, no thread reads the catalog before it. NULL: nothing is
+ * held. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets which of these files this node keeps (enum monarch_home_here). The node may have copies of
- * other files, too, but never gets such a file because a peer asks for it: a request is not passed
- * on. */
+/* Sets for each of these files whether this node keeps it (enum monarch_home_here). The node may
+ * have copies of other files, too, but it never fills such a file because a peer asks for it:
+ * requests are not passed on. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
-/* Takes the files that this node has begun to keep because peers take it for their owner: the nodes
- * before it in a file's order may have no room for the file. `ids` gets their entries
- * (MONARCH_MOVED,). Returns how many. */
+/* Takes the files that this node has begun to keep because peers take it for the files' owner: the
+ * nodes before it in a file's order may have no room for the file. `ids` gets the files' entries
+ * (MONARCH_MOVED,). Returns how many files it took. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* Which askers wait for a file that is not there, while it is not known yet which files this node
  * keeps. Other askers are told that the file will not come. At first everybody waits. */
@@ -58,10 +59,11 @@ enum monarch_patience {
 void monarch_holdings_patience(struct monarch_holdings *h, int patience);
 struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
-/* Wakes the askers that wait for this file: some of it has come, or nothing more will come. h: NULL
- * if nobody can ask. */
+/* Wakes the askers that wait for this file, because some of it has come, or nothing more will come.
+ * h: NULL if nobody can ask. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
-/* The key that a fill makes digests of blocks with. NULL if `h` is NULL: nobody asks. */
+/* Returns the key with which a fill makes digests of blocks. Returns NULL if `h` is NULL: nobody
+ * asks. */
 const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
 /* Records the sums of the blocks of a copy that is whole now. sums: NULL if the copy is gone.
  * digests: NULL if they are not known. h: NULL if nobody asks. */
@@ -69,9 +71,9 @@ void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint
                            const struct monarch_digest *digests, uint64_t blocks);
 /* Wakes the askers of files that are settled without a copy, so that they are told. */
 void monarch_holdings_answer(struct monarch_holdings *h);
-/* Takes the copies that are not what their fills have written: (MONARCH_ROTTEN,) `ids` get their
- * entries, `words` the words of these copies. An entry may have another word by now. Returns how
- * many. */
+/* Takes the copies that are not what their fills have written. `ids` gets the copies' entries,
+ * `words` the copies' words: (MONARCH_ROTTEN,) each. An entry may have another word by now. Returns
+ * how many copies it took. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);

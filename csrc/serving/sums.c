@@ -15,7 +15,7 @@ struct monarch_sums {
     kept *chain[CHAINS];
 };
 
-/* The place in the chain where the copy's sums are, or would be. */
+/* Returns the place in the chain where the copy's sums are, or would be. */
 static kept **find(struct monarch_sums *s, uint64_t copy) {
     kept **k = &s->chain[copy % CHAINS];
     while (*k && (*k)->copy != copy)

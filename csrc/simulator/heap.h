@@ -47,5 +47,5 @@ static inline void heap_drop(struct heap *h, uint32_t who) {
         i++;
     for (; i; i = (i - 1) / 2)
         h->event[i] = h->event[(i - 1) / 2];
-    heap_pop(h); /* the first event, of which there is another one now */
+    heap_pop(h); /* the first event, which is there twice now */
 }

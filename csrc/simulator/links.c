@@ -61,7 +61,7 @@ static void share_out(struct links *l) {
             }
         if (full == links)
             return;
-        give(l, full, least > 0 ? least : 0); /* what rounding has left */
+        give(l, full, least > 0 ? least : 0); /* rounding may leave less than 0 */
     }
 }
 

@@ -1,5 +1,5 @@
-/* Storage classes and links. Requests are served first come, first served, and nothing gives more
- * than its rate; over fair links, all transfers are served at the same time. */
+/* Storage classes and links. Requests are served first come, first served; only over fair links are
+ * all transfers served at the same time. No class and no link gives more than its rate. */
 #pragma once
 
 #include "simulator/links.h"
@@ -7,7 +7,8 @@
 struct machine {
     const struct monarch_sim_job *job;
     double *class_free;         /* nodes x classes: when what was asked for so far is served [s] */
-    double *in_free, *out_free; /* nodes: the same, for the links */
+    double *in_free, *out_free; /* nodes: when a link has carried all that was asked for so far
+                                   [s] */
     struct links links;         /* with fair_links */
 };
 
@@ -25,5 +26,5 @@ double machine_remote(struct machine *m, double now, uint32_t node, uint32_t hol
  * nothing. */
 double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
                        int take);
-/* Writes to a class, which is occupied by writes as by reads. */
+/* Writes to a class. A write occupies the class as a read does. */
 void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);

@@ -34,7 +34,7 @@ void pfs_close(struct pfs *p) {
 
 static double each(const struct pfs *p, uint32_t clients) { return p->job->pfs[clients] / clients; }
 
-/* The share that is served now, or NULL. */
+/* Returns the share that is served now, or NULL. */
 static struct share *served(struct pfs *p) {
     for (int i = 0; i < 2; i++)
         if (p->share[i].ends.n)

@@ -1,6 +1,7 @@
 /* The parallel file system. Nodes that wait for it are its clients: n of them get t(n) together,
- * and each the same (NoPFS 4). What a node has asked for is served in the order of its use.
- * Requests that nobody waits for are served when there are no others, by the same law. */
+ * and each an equal part of that (NoPFS, section 4). A node's requests are served in the order in
+ * which the node uses the files. Requests that nobody waits for are served when there are no
+ * others, by the same law. */
 #pragma once
 
 #include "simulator/heap.h"
@@ -18,8 +19,9 @@ struct request {
     uint32_t node, who, next; /* next: of the same node and kind, PFS_NONE behind the last */
 };
 
-/* The requests of one kind. While they are served, each client gets the same number of bytes: the
- * `clock`. `ends` has for each client the clock's reading at which its present request is over. */
+/* The requests of one kind: those that somebody waits for, or all others. While they are served,
+ * each client gets the same number of bytes, which `clock` counts. `ends` has for each client the
+ * clock's reading at which its present request is over. */
 struct share {
     double clock;
     struct heap ends;
@@ -31,14 +33,14 @@ struct share {
 
 struct pfs {
     const struct monarch_sim_job *job;
-    struct share share[2];   /* [0] waited for, [1] not */
-    struct request *request; /* by who asks */
+    struct share share[2];   /* [0] requests that somebody waits for, [1] all others */
+    struct request *request; /* by the asker's number */
     uint64_t numbers;
     double since, busy;
     double *link_free; /* nodes: when all bytes given so far have come over its own link [s] */
 };
 
-/* askers : how many can ask, numbers from 0 */
+/* askers : how many can ask; they are numbered from 0 */
 int pfs_open(struct pfs *p, const struct monarch_sim_job *job, uint32_t askers);
 void pfs_close(struct pfs *p);
 

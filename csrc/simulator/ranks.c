@@ -21,8 +21,8 @@ static void use_next(struct monarch_sim *s, uint32_t rank, double *at) {
     r->used++;
 }
 
-/* Uses the samples that are there, up to the barrier. Returns whether the rank has come to it
- * now. */
+/* Uses the samples that are there, up to the barrier. Returns whether the rank has come to the
+ * barrier now. */
 static int use(struct monarch_sim *s, uint32_t rank) {
     struct rank *r = &s->rank[rank];
     uint64_t end = (s->step + 1) * s->job.batch, from = r->used;

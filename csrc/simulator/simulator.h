@@ -35,7 +35,7 @@ struct monarch_sim_job {
     const double *pfs_link;   /* nodes: the most that each gets of the file system */
     const double *pfs;        /* nodes + 1: the file system's rate by its number of clients */
     const double *compute, *preprocess; /* nodes: rate of a rank; rate of a thread */
-    /* The copies: rows of one (node, class) in the order in which they are filled. */
+    /* The copies. Those of one (node, class) are in the order in which they are filled. */
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
@@ -48,7 +48,7 @@ struct monarch_sim_job {
     const int32_t *owner;
     uint8_t stages;       /* files are prefetched into the staging buffer */
     uint8_t fills;        /* the classes' threads make the copies */
-    uint8_t fills_first;  /* ... before the first step */
+    uint8_t fills_first;  /* the copies are made before the first step */
     uint8_t reads_remote; /* other nodes' copies are read */
     uint8_t weighs_pfs;   /* the file system is read if that is faster, though there is a copy */
     uint8_t is_free;      /* reading takes no time */
@@ -85,14 +85,14 @@ void monarch_sim_free(struct monarch_sim *sim);
  * rank are -1. */
 struct monarch_sim_epoch {
     const int32_t *order; /* files, -1 for none */
-    /* NULL, unless copies come and go. If they do: the node and the class that have the file of an
-     * access (-1: the file system), and the classes, from `into` to `down` (0: none), to which the
-     * file's keeper writes as many bytes. The keeper is the file's owner, or the node that uses
-     * it. */
+    /* NULL, unless copies come and go. If they do: `holder` and `cls` are the node and the class
+     * that have the file of an access (-1: the file system). `into` to `down` (0: none) are the
+     * classes to which the file's keeper writes the file. The keeper is the file's owner, or the
+     * node that uses the file. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
-    /* nodes x steps x most_ranks: staging threads that fetch a rank's samples of a step, where they
-     * are shared among the ranks, or NULL */
+    /* nodes x steps x most_ranks: how many staging threads fetch a rank's samples of a step. NULL
+     * unless the ranks of a node share these threads. */
     const int32_t *threads;
     const int64_t *redundant; /* further bytes read from the file system, or NULL */
 };

@@ -20,7 +20,8 @@ static int32_t file_of(struct monarch_sim *s, uint32_t who) {
     return file_at(s, s->staging[who].rank, s->staging[who].access);
 }
 
-/* The epoch of a staging thread's access, if the policy says what each access finds; else NULL. */
+/* Returns the epoch of a staging thread's access if the policy says what each access finds, else
+ * NULL. */
 static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t who) {
     if (!is_staging(s, who))
         return NULL;
@@ -28,13 +29,14 @@ static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t w
     return told->holder ? told : NULL;
 }
 
-/* Where a read of the file is noted, so that later askers join it; NULL if nobody can join it. */
+/* Returns where a read of the file is noted, so that later askers join the read; NULL if nobody can
+ * join it. */
 static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     int is_owned = s->job.owner && s->job.owner[file] >= 0;
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-/* Whether a sample of the reading node itself waits for the read that `first` has begun. */
+/* Returns whether a sample of the reading node itself waits for the read that `first` has begun. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
         if (is_staging(s, who) && node_of(s, who) == reader)

@@ -17,7 +17,7 @@ struct copy {
     int8_t cls;
 };
 
-/* A rank's accesses are counted from the job's first, for each rank by itself. */
+/* Each rank's accesses are counted by themselves, from the rank's first in the job on. */
 struct rank {
     uint64_t fetched, used, dropped; /* next access to prefetch, use, drop from the buffer */
     double staged;                   /* [bytes] */
@@ -28,14 +28,15 @@ struct rank {
 
 struct known {
     struct monarch_sim_epoch told;
-    double *at; /* when a sample is there; then, when it was taken; negative: not known [s] */
+    double *at; /* when a sample is there, and later, when it was taken; negative: not known [s] */
 };
 
 struct staging_thread {
     uint32_t rank;   /* the rank for which it fetches now */
     uint64_t access; /* the access that it fetches */
     enum { STARTS, WORKS, WAITS, SLEEPS } is;
-    double since; /* WAITS: since when, until a rank uses something; SLEEPS: until about when */
+    double since; /* WAITS: since when it waits for a rank to use something; SLEEPS: until about
+                     when it sleeps */
 };
 
 struct class_thread {
@@ -45,7 +46,7 @@ struct class_thread {
 
 /* Events are numbered: first the staging threads, those of node n from n * threads on; then the
  * classes' own threads; then the checkpoint. At the file system, the checkpoint has a number for
- * each node, from there on. */
+ * each node, from its own number on. The comments on arrays begin with their shapes. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -97,8 +98,8 @@ static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
     return s->job.nodes * s->job.most_ranks;
 }
 
-/* How many threads load on a node. Without a staging buffer every rank loads by itself, and so does
- * a rank for which there is no thread: a buffer with few threads makes no training slower. */
+/* Returns how many threads load on a node. Without a staging buffer every rank loads by itself. So
+ * does a rank for which there is no thread: a buffer with few threads makes no training slower. */
 static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
     uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
     return threads < ranks ? ranks : threads;
@@ -108,7 +109,7 @@ static inline struct known *known_of(struct monarch_sim *s, uint64_t access) {
     return &s->known[access / per_epoch(s) % EPOCHS_KNOWN];
 }
 
-/* An access's place in arrays of nodes x steps x ranks of a node x batch. */
+/* Returns an access's place in arrays of nodes x steps x ranks of a node x batch. */
 static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t in_epoch = access % per_epoch(s), step = in_epoch / s->job.batch;
     uint32_t node = rank / s->job.most_ranks, local = rank % s->job.most_ranks;
@@ -116,14 +117,14 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
            in_epoch % s->job.batch;
 }
 
-/* An access's number in the order of its node, whose ranks take turns step by step. */
+/* Returns an access's number in the order of its node, whose ranks take turns step by step. */
 static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t position = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
     return (int64_t)(position * s->job.batch + access % s->job.batch);
 }
 
-/* The file's size. A number less than 0 is no file: a rank takes fewer samples in a step than
- * others do. */
+/* Returns the file's size. A negative number stands for no file: the rank takes fewer samples in
+ * this step than others do. */
 static inline double size_of(const struct monarch_sim *s, int32_t file) {
     return file < 0 ? 0 : (double)s->job.sizes[file];
 }
@@ -136,7 +137,7 @@ static inline double size_at(struct monarch_sim *s, uint32_t rank, uint64_t acce
     return size_of(s, file_at(s, rank, access));
 }
 
-/* The node that reads the file from the file system for `node`: the file's owner, or `node`
+/* Returns the node that reads the file from the file system for `node`: the file's owner, or `node`
  * itself. */
 static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file) {
     int32_t owner = s->job.owner ? s->job.owner[file] : -1;
@@ -151,7 +152,8 @@ void sim_advance(struct monarch_sim *s, uint32_t rank);
 void sim_start_ranks(struct monarch_sim *s, double now);
 /* Drops the sample that has been in the staging buffer longest. */
 void sim_drop(struct monarch_sim *s, uint32_t rank);
-/* begin: all ranks have come to the checkpoint. written: a node has written its part. */
+/* sim_begin_checkpoint: call when all ranks have come to the checkpoint. sim_checkpoint_written:
+ * call when a node has written its part. */
 void sim_begin_checkpoint(struct monarch_sim *s, double now);
 void sim_checkpoint_written(struct monarch_sim *s, double end);
 
@@ -163,14 +165,14 @@ struct way {
     int32_t epoch;              /* in which the copy was made; -1: before the first, or not known */
 };
 
-/* The way by which the file is there first: a copy, or the file system (NoPFS 4: the least of the
- * times, here with the time that earlier requests take). reached: the access up to which the node
- * has come, see copy_due. */
+/* Returns the way by which the file is there first: a copy, or the file system (NoPFS, section 4:
+ * the least of the times, here with the time that earlier requests take). reached: the access up to
+ * which the node has come, see copy_due. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
 /* Takes the way, and returns when the bytes are there. Returns a negative number if on_arrival
- * tells the thread later, because other transfers on the links decide when. It is not for the file
- * system, for which there is sim_read. */
+ * tells the thread later, because other transfers on the links decide when. Reads of the file
+ * system go through sim_read instead. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     uint32_t who, double bytes);
 /* Sends bytes over fair links; the bytes are not there before `earliest`. */
@@ -182,12 +184,12 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 
 /* --- source.c --- */
 
-/* A thread asks the file system for its file. Returns from where the file comes to the thread's
- * node: not from the file system if another node reads it, or if it is being read for another
- * sample of this node already. */
+/* Asks the file system for the file of the thread `who`. Returns from where the file comes to the
+ * thread's node. That is not the file system if another node reads the file, or if the file is
+ * being read for another sample of this node already. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
-/* Call when a request is over, whose node has the bytes at `end`. */
+/* Call when a request is over. Its node has the bytes at `end`. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */

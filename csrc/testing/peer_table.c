@@ -31,7 +31,7 @@ struct shared {
 
 struct monarch_peer_table {
     pthread_mutex_t lock;
-    struct monarch_peer_server *server; /* whose waiting requests are woken */
+    struct monarch_peer_server *server; /* its waiting requests are woken */
     uint64_t length;
     struct shared *slot[SLOTS];
 };
@@ -129,7 +129,7 @@ table *monarch_peer_table_new(void) {
 static struct shared *new_shared(uint64_t size, uint64_t block_bytes, const uint64_t *sums,
                                  const unsigned char *digests, int is_whole) {
     uint64_t blocks = size / block_bytes + (size % block_bytes != 0);
-    /* A block takes 25 bytes here; no file has more blocks than this. */
+    /* Files of more blocks are refused: each block takes 25 bytes here, and no file has so many. */
     if (blocks > UINT32_MAX)
         return NULL;
     struct shared *f = calloc(1, sizeof *f + blocks * (sizeof *f->sums + sizeof *f->digests + 1));
@@ -169,7 +169,8 @@ int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint
         free(f);
         return -error;
     }
-    /* Replaced in one hold of the lock: whoever asks meanwhile gets the old file or the new one. */
+    /* The file is replaced in one hold of the lock, so that whoever asks meanwhile gets the old
+     * file or the new one. */
     pthread_mutex_lock(&t->lock);
     struct shared **to = find(t, source, path_hash), *old = *to;
     f->next = old ? old->next : NULL;

@@ -5,7 +5,8 @@
 #include "peers/peers.h"
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
-/* is_fast[i]: whether a source is a fast one after file i, of n files that took ns[i] there. */
+/* Sets is_fast[i] to whether a source counts as fast after file i; file i, of n files, took ns[i]
+ * there. */
 void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
 /* Sets a file's bit as a client does; returns whether anything was new. */
 int monarch_want_file(struct monarch_clients *m, uint64_t id);
@@ -26,36 +27,38 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 /* --- a server without a catalog: peer_table.c ---------------------------------------------------
  */
 
-/* A table of open files by their catalog identity, among them files that are being filled: a few
- * hundred. */
+/* A table of a few hundred open files by their catalog identity. Among them are files that are
+ * being filled. */
 struct monarch_peer_table;
 
 struct monarch_peer_table *monarch_peer_table_new(void);
 /* Shares a file under a duplicate of `fd`, in place of one with the same source and hash. sums: of
  * its blocks, with their digests, MONARCH_MAC_BYTES each; NULL if they are not known, and then they
- * are computed each time. is_whole: all of it is there; else the blocks that
- * monarch_peer_table_block tells of. 0 or -errno. */
+ * are computed each time. is_whole: all of the file is there; otherwise only those blocks are there
+ * that monarch_peer_table_block tells of. Returns 0 or -errno. */
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
                              const uint64_t *sums, const unsigned char *digests, int is_whole);
-/* Notes that one more block is there; they may come in any order. Readers that wait for it are
- * served. -ENOENT: no such file. */
+/* Notes that one more block is there; blocks may come in any order. Readers that wait for the block
+ * are served. Returns 0, or -ENOENT if there is no such file. */
 int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t block, uint64_t sum);
-/* Withdraws a file: nobody gets it any more, whoever waits is told so, and what is being sent is
- * sent. -ENOENT: no such file. */
+/* Withdraws a file: nobody gets it any more, peers that wait for it are told so, and answers that
+ * are being sent are finished. Returns 0, or -ENOENT if there is no such file. */
 int monarch_peer_table_withdraw(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash);
 uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
 /* Frees the table. Call when no server shares it any more. */
 void monarch_peer_table_free(struct monarch_peer_table *t);
 
-/* content_key: MONARCH_KEY_BYTES that all nodes of the session have alike, for digests. NULL
- * without memory, descriptors, threads or libcrypto. */
+/* Starts a server that shares the table. content_key: MONARCH_KEY_BYTES that all nodes of the
+ * session have alike, for digests. Returns NULL without memory, descriptors, threads or
+ * libcrypto. */
 struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
                                                       const struct monarch_peer_bounds *bounds,
                                                       const unsigned char *content_key);
 /* Closes all connections, joins the threads and frees the server; the table stays. */
 void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_server *s);
-/* The digest of bytes under a session's content key; 0, or -1 without memory or libcrypto. */
+/* Computes the digest of bytes under a session's content key. Returns 0, or -1 without memory or
+ * libcrypto. */
 int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
                       unsigned char *digest);
