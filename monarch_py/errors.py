@@ -21,7 +21,8 @@ class MonarchError(Exception):
 
 
 class ConfigError(MonarchError):
-    """The configuration cannot work; the message names the file, the line, the key and the hint."""
+    """The configuration cannot work. The message names the file, the line and the key, and gives a
+    hint."""
 
     exit_status: ClassVar[int] = 2
 

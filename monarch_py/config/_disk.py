@@ -13,8 +13,8 @@ _KERNEL_FILE_SYSTEMS = frozenset(
 
 
 def is_inside(inner: Path, outer: Path) -> bool:
-    """Whether `inner` lies below the directory `outer`, even if its path has another beginning, as
-    with a bind mount. A directory that cannot be examined does not count as `outer`."""
+    """Whether `inner` lies below the directory `outer`, even if its path does not begin with the
+    path of `outer`, as below a bind mount. False if `outer` cannot be examined."""
     try:
         place = os.stat(outer)  # only once, because it may be on a slow source
     except OSError:
@@ -65,10 +65,10 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     """The type and the mount options of the file system that holds `directory`; both are empty if
     the file system is not known.
 
-    Python has no statfs(2), so the device number is looked up in the kernel's table of mounts. That
-    is exact for the file systems that this module asks for, also below bind mounts. (The table
-    lacks the device numbers of btrfs subvolumes. These then count as "not in memory", which is
-    right.)
+    Python has no statfs(2), so the device number is looked up in the kernel's table of mounts. The
+    answer is exact for the file systems that this module asks about, also below bind mounts. (The
+    table lacks the device numbers of btrfs subvolumes, so that these count as "not in memory",
+    which is right.)
     """
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

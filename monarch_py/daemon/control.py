@@ -31,7 +31,7 @@ REQUEST_BYTES = 1 << 20
 # once. After a failed accept the thread pauses for ACCEPT_PAUSE_S [s].
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.2
-# Commands that only ask: the loop need not be woken after them.
+# Commands that change nothing. The loop need not be woken after them.
 ONLY_TELLING = ("status", "open", "where", "all", "cluster")
 
 Request = dict[str, Any]
@@ -84,8 +84,8 @@ class Control:
 
     def end(self) -> None:
         """Shuts down the connections of clients that still wait for an answer, so that they learn
-        that none comes. Otherwise they would learn it when the last thread of the process ends, and
-        that thread may hang in a source's file system."""
+        that no answer comes. Otherwise they would learn it only when the last thread of the process
+        ends, and that thread may hang in a source's file system."""
         for connection in list(self._attended):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -185,8 +185,9 @@ class Control:
         return msgspec.to_builtins(self._daemon.cluster)
 
     def _scan(self, request: Request) -> Request:
-        """Has directories, each given as (number of the source, path), listed with all that lies
-        below them. Returns whether all that was asked for is known by now."""
+        """Asks the scan to list directories, each given as (number of the source, path), with all
+        that lies below them. Returns whether the scan has listed everything it was asked for by
+        now."""
         scanner = self._daemon.scanner
         for number, path in request["directories"]:
             scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)

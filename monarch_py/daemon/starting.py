@@ -1,6 +1,7 @@
 """Starts the daemon's process, and waits for its end.
 
-This module loads nothing of the daemon itself, so that commands that start or end one stay quick.
+This module loads nothing of the daemon itself, so that commands that start or end a daemon stay
+quick.
 """
 
 import contextlib
@@ -67,9 +68,8 @@ def ignore_the_jobs() -> None:
 
 
 def _command(config_file: Path, words: list[str]) -> list[str]:
-    """Returns the daemon's command line. Its -I keeps the job's PYTHON* variables and working
-    directory away from the daemon. So the package's own path is handed over, and found wherever it
-    was installed."""
+    """Returns the daemon's command line. The option -I keeps the job's PYTHON* variables and
+    working directory away from the daemon, so the path of this package is passed as an argument."""
     package = str(Path(__file__).resolve().parents[2])
     code = (
         "import sys; sys.path.insert(0, sys.argv.pop(1));"
@@ -143,7 +143,7 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
 
 def written(data: bytes) -> int:
     """Returns a descriptor from which `data` can be read. The memory behind it has no name, and is
-    freed with its last descriptor. Raises OSError without memory."""
+    freed when its last descriptor is closed. Raises OSError if there is no memory."""
     fd = os.memfd_create("monarch-start", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(data)

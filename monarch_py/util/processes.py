@@ -78,7 +78,7 @@ class Identity:
 
     @classmethod
     def parsed(cls, text: str) -> "Identity | None":
-        """The identity that `str` has written as this text; None for any other text."""
+        """The identity whose `str` is this text; None if the text is no identity."""
         words = text.split()
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             return None

@@ -36,8 +36,8 @@ def parse_size(size: str) -> int:
 
 
 def parse_amount(amount: str) -> float:
-    """The mean number of bytes that `amount` stands for, as the nearest float. It is spelled as for
-    parse_size, but keeps fractions of a byte (``0.76KiB`` is 778.24)."""
+    """The mean number of bytes that `amount` stands for, as the nearest float. The spelling is that
+    of parse_size, but fractions of a byte are kept (``0.76KiB`` is 778.24)."""
     return float(_parsed(amount, amount, "size")[0])
 
 
