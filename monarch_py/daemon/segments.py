@@ -171,7 +171,7 @@ class Shared:
             socket.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.close(self._changes_fd)
-        with contextlib.suppress(OSError):  # no room, or removed: clients say no daemon serves
+        with contextlib.suppress(OSError):  # without this file, clients warn that no daemon serves
             os.close(open_private(self.session.stopped, os.O_WRONLY))
 
     def _segments(self) -> tuple[Segment, ...]:

@@ -93,7 +93,7 @@ class FailedFills:
             self._ahead.append(entry)
 
     def try_again(self) -> None:
-        """Wants the files that were put off again, once PASSING_S have passed."""
+        """Queues the files that were put off again, once PASSING_S have passed."""
         if not len(self) or time.monotonic() < self._try_at_s:
             return
         in_use, ahead = (np.array(ids, dtype=np.uint64) for ids in (self._in_use, self._ahead))

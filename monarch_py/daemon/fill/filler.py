@@ -55,8 +55,8 @@ class Filler:
     waits."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
-        """The tiers of the scanner are those of the configuration, followed by the staging area's
-        tier, or None in its place."""
+        """`scanner.tiers` holds the configured tiers, then the staging area's tier, or None without
+        a staging area."""
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
@@ -121,10 +121,11 @@ class Filler:
         self.readahead.filled(np.ascontiguousarray(ids))
 
     def end_turn(self) -> None:
-        """Grants the engine room. Until the next turn it orders files that readers wait for, and
-        places them where the filler would. The grant has no room while a plan says which tier is
-        meant for a file. It also has none while no fills are ordered: the loop then need not ask
-        the tiers for their room, so that one that hangs does not hold it up."""
+        """Grants the engine room. Until the next turn the engine orders fills of files that readers
+        wait for, and places them where the filler would. The grant has no room while a plan says
+        which tier is meant for a file. It also has none while no fills are ordered: the loop then
+        need not ask the tiers for their room, so that a tier that hangs does not hold the loop
+        up."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -185,7 +186,7 @@ class Filler:
             self._early.append(ids)
 
     def _take_from_source(self) -> None:
-        """Wants the files again that `_leave_to_source` has left to the source."""
+        """Queues the files again that `_leave_to_source` has left to the source."""
         for ids in self._early:
             self.requests.want(self.requests.let_in_again(ids, Reason.NO_ROOM))
         self._early = []
@@ -308,7 +309,8 @@ class Filler:
     def rooms(self) -> list[TierRoom]:
         """Returns the room of the tiers that the policy chooses from. Until it is known how many
         files there are, a tier on the catalog's file system leaves room for the catalog to grow: a
-        file without an entry gets nothing at all, while a file without a copy is only slower."""
+        file without an entry gets no help at all, while a file without a copy is only read more
+        slowly."""
         growing = set() if self.scanner.scanned else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
@@ -347,9 +349,9 @@ class Filler:
         return ids[:0]
 
     def _drop_spare(self, ids: Ids) -> Ids:
-        """Drops copies of other nodes' files, for those of (n,) files without room that this node
-        owns. Returns the files for which it has done so. It does nothing under a plan, which says
-        itself what is kept where."""
+        """Makes room for those of (n,) files without room that this node owns, by dropping copies
+        of other nodes' files. Returns the files for which room is made. It does nothing under a
+        plan, because the plan says what is kept where."""
         if self.nodes is None or self.policy.follows_plan:
             return ids[:0]
         sizes = self.shared.catalog.entries["size"]

@@ -42,8 +42,9 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Adds files: with a ticket behind those that commands have asked for, without one behind
-        those that the scan has met. A ticket names the command, which can cancel its files."""
+        """Adds files. With a ticket they come after the files that commands have asked for, without
+        one after those that the scan has met. A ticket names the command, which can cancel its
+        files."""
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:

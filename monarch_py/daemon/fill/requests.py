@@ -30,8 +30,8 @@ class FillRequests:
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
         self.ahead = PrefetchQueue(eager=eager)
-        # Files that programs use: first in one queue, then in one for each way, from the sources
-        # and from peers.
+        # Files that programs use. All come into one queue first; `part_ways` then sorts them into a
+        # queue for each way, from the sources and from peers.
         self._in_use: deque[Ids] = deque()
         self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
         self._awaited: deque[Ids] = deque()
@@ -77,8 +77,8 @@ class FillRequests:
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
-        """Wants files that programs use, in this order. Entries that are no files, that have a copy
-        or are being filled, or that are BYPASS stay as they are."""
+        """Makes files that programs use WANTED, and queues them in this order. Entries that are no
+        files, that have a copy or are being filled, or that are BYPASS stay as they are."""
         if not len(ids):
             return
         states = word.state(self._words_of_files(ids))

@@ -15,8 +15,8 @@ from monarch_py.scan.walk import Batch, Walk, read_up
 
 log = logging.getLogger("monarch.scanner")
 
-# At most this many directories that programs read are kept, the latest ones. A scan keeps as many
-# (csrc/scan/scan.h).
+# The source remembers the directories that programs read last, at most this many. A scan remembers
+# as many (csrc/scan/scan.h).
 WANTS = 16
 
 
