@@ -33,7 +33,7 @@ LOST, WRONG, FOUND_AGAIN, DEVIATIONS = 0.3, 0.4, 0.5, 4
 # The front is at most about SEEN times the number of places seen. The limit is needed because
 # accesses of other programs can move the front too.
 SEEN = 4
-# If by chance more than this share of arbitrary accesses would fit, the accesses prove nothing.
+# If more than this share of arbitrary accesses would fit by chance, the accesses prove nothing.
 MOST_BY_CHANCE = 0.7
 # A distance larger than that of every known access.
 NOT_SOON = np.iinfo(np.int64).max
@@ -109,9 +109,9 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Which of these units (n,) are known: they were seen a short time ago, so that a program
-        has opened a file twice, or they lie shortly before `entered`, where they may have been
-        opened before following began."""
+        """Which of these units (n,) are known already: either they were seen a short time ago,
+        because a program opens a file twice, or they lie shortly before `entered`, where they may
+        have been opened before following began."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)
@@ -324,9 +324,8 @@ class PositionEstimator:
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
         """Which of these units (n,) were seen a short time ago.
 
-        alone : whether no job of another plan reads the same files. Then the run before this one
-            is ignored once this run is under way, because the end of a short run is most of its
-            units
+        alone : whether no job of another plan reads the same files. Then the run before this one is
+            ignored once this run is under way, because most units of a short run lie near its end
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -428,7 +427,8 @@ class PositionEstimator:
 
 def _mixed(now: int, begun: int) -> list[bool]:
     """Whether each of the last RECENT accesses of one look belonged to the next run. The order
-    within a look is unknown, so the next run's share of the look is taken as its share of them.
+    within a look is unknown, so the next run's share of the look is taken as its share of these
+    accesses.
 
     now, begun : number of accesses of the look that fitted the current run, and the next run
     """

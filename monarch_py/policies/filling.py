@@ -11,7 +11,8 @@ from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Int32s, Ints
 
 
 def rooms_of(capacity: Ints, files: int) -> list[TierRoom]:
-    """Returns the room of a node's classes as that of tiers, with inodes for so many files.
+    """Returns the room of a node's storage classes as the room of tiers, with inodes for `files`
+    files in each.
 
     capacity : (classes,) [bytes], as in `Cluster`; the first class, the staging buffer, is no tier
     """

@@ -412,7 +412,7 @@ class Tier:
         self.usable, self.gone = False, why
 
     def broken(self, error: OSError) -> TierError:
-        """The error for a tier whose content can be neither listed nor put in order."""
+        """The error for a tier whose file system has returned `error`."""
         where = error.filename if isinstance(error.filename, str) else self.copies
         return TierError(
             f"tier {self.config.mount_point} goes unused: {where}: {error.strerror};"

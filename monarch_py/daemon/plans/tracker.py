@@ -230,8 +230,8 @@ class PlanTracker:
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
-        """Returns the run in which the last accesses lie together best, as (number, run, position);
-        None if there is none. Runs in the thread."""
+        """Returns the run that holds the largest share of the last accesses close together, as
+        (number, run, position); None if there is none. Runs in the thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)

@@ -1,4 +1,4 @@
-"""The loading queues of GPUs: their time by threads, and their threads (Lobster 4.2 and 4.3)."""
+"""The loading queues of GPUs: the time that each takes, and its threads (Lobster 4.2 and 4.3)."""
 
 import numpy as np
 import numpy.typing as npt

@@ -115,8 +115,8 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
-    """Returns (nodes,) the bytes that each node wants besides its own files: of files whose value
-    there is above the price, and whose best node is another one."""
+    """Returns (nodes,) the bytes that each node wants besides its own files: the sizes, summed, of
+    files whose value there is above the price, but whose best node is another one."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""NoPFS as a policy: how often nodes use a file decides who holds it, its first use when it comes.
+"""NoPFS as a policy: frequencies decide which node holds a file, first uses when it is fetched.
 
 `planned` is our variant, in which only a file's owner reads the file from the source.
 """
@@ -28,8 +28,8 @@ def nopfs(job: Job) -> Decision:
     no node holds (the paper's scenario 4). Each fetch takes the fastest of the local copy, a remote
     copy and the file system (4). A node does not ask whether another node has a file by now. It
     assumes so once it has itself come as far as the access by which the other node needs the file
-    (5.2.2). Classes fill during training, in order of first use, so that files that are late come
-    first. A read that finds its file missing in the node's class fills it.
+    (5.2.2). Classes fill during training, in order of first use, so that files that are late
+    already come before all others. A read that finds its file missing in the node's class fills it.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """

@@ -10,8 +10,8 @@ below the mean, and the whole path is 0.7 to 0.8 % cheaper than the given order.
 to 0.3 % less (benchmarks/policies). A buffer that drops the samples used last saves nothing, since
 it loads D - C whatever epoch came before. SOLAR reports savings of 25.6 and 59.4 %. With
 independent shuffles these cannot come from the order alone. But SOLAR also replaces the buffer by
-one that knows the future, which reduces loads from 1.3 to 2.6 (D - C) to D - C in the same
-benchmark.
+one that knows the future. In the same benchmark, this reduces loads from 1.3 to 2.6 times (D - C)
+to once (D - C).
 """
 
 from collections.abc import Callable

@@ -176,7 +176,7 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # If a load of this step has evicted the sample, it counts as read before that.
+            # If a load of this step has evicted the sample, the sample counts as read before.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = STAGING + 1
