@@ -1,4 +1,4 @@
-"""What the file system says about a directory of the configuration. Nothing is written."""
+"""Asks the file system about the directories of a configuration. Nothing is written."""
 
 import os
 from contextlib import suppress
@@ -50,8 +50,8 @@ def is_in_ram(directory: Path) -> bool:
 
 
 def kernel_file_system(directory: Path) -> str | None:
-    """The type of the file system that holds `directory`, if it is one such as proc, in which no
-    files can be made; else None."""
+    """The type of the file system that holds `directory` if no files can be made in it, as in proc;
+    else None."""
     kind = _mount(directory)[0]
     return kind if kind in _KERNEL_FILE_SYSTEMS else None
 

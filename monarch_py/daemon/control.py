@@ -27,8 +27,8 @@ from monarch_py.util.processes import Identity
 log = logging.getLogger("monarch.daemon")
 
 REQUEST_BYTES = 1 << 20
-# How many commands the kernel queues for the daemon: the ranks of a large job all send theirs at
-# once. After a failed accept the thread pauses for ACCEPT_PAUSE_S [s].
+# How many commands the kernel queues for the daemon, because the ranks of a large job all send
+# theirs at once. After a failed accept the thread pauses for ACCEPT_PAUSE_S [s].
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.2
 # Commands that change nothing. The loop need not be woken after them.
@@ -98,7 +98,8 @@ class Control:
             try:
                 self._take_in(self._socket.accept()[0])
                 is_said = False
-            except (OSError, RuntimeError) as error:  # no descriptor, no thread, or the end
+            except (OSError, RuntimeError) as error:
+                # There is no descriptor or no thread left, or the daemon ends.
                 if not (is_said or self._daemon.is_closed):
                     log.warning("commands have to wait, because none can be accepted: %s", error)
                 is_said = True

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 FIRST = 8
 # Rates are measured over windows. A window lasts WINDOW_S [s] at least, and until ENOUGH files, or
 # units of UNIT_BYTES [bytes], have come for each fill in flight, so that chance does not decide the
-# rate. At a slow source it ends after LONGEST times WINDOW_S.
+# rate. At a slow source a window ends after LONGEST times WINDOW_S.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # A step to more fills in flight pays if it multiplies the rate by more than GAIN. A step to fewer
 # pays if more than LOSS times the rate is left.
 GAIN, LOSS = 1.10, 0.95
-# For how many windows a good width is kept before another one is tried: FIRST_HOLD at first and
-# after a step up that paid, HOLD after a step down that paid. Each step up that did not pay doubles
-# the number, up to HOLD.
+# A good width is kept for some windows before another one is tried: FIRST_HOLD windows at first and
+# after a step up that paid, HOLD windows after a step down that paid. Each step up that did not pay
+# doubles the number, up to HOLD.
 HOLD, FIRST_HOLD = 40, 4
 # A step back reduces the width because programs wait. The reduced width is kept for this many
 # windows, after which the cause of the wait may be over.
 BACK_HOLD = 10
-# A window tells how many files come per second if at least SOME_FILES files came in it. Two windows
+# The files per second of a window count only if at least SOME_FILES files came in it. Two windows
 # have files of the same kind if their mean sizes differ by no more than the factor ALIKE.
 SOME_FILES, ALIKE = 8, 1.5
-# Programs' opens take too long if their mean is more than LATE times its least value of the last
-# MEMORY_S [s]. Then the number of fills in flight is multiplied by BACK.
+# Programs' opens take too long if their mean time is more than LATE times its least value of the
+# last MEMORY_S [s]. Then the number of fills in flight is multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
 # If opens still take more than HELPED times their earlier time after IN_VAIN steps back, fills are
@@ -61,7 +61,7 @@ class Delay:
         self._least: deque[tuple[float, float]] = deque()  # (until when, mean of an open) [s]
         self._spell = (-math.inf, 0, 0.0)  # the mean being taken: since when, opens, their time
         self._before = (0, 0.0)
-        # The mean of the opens that were judged last [s], and whether it was as usual.
+        # The mean time of the opens that were judged last [s], and whether it was as usual.
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
