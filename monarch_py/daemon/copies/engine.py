@@ -335,7 +335,7 @@ class Engine:
 
     def await_results(self, *, is_awaited: bool) -> None:
         """Tells the engine whether anything waits for the results of successful fills. If nothing
-        does, it rings the doorbell for fewer of them."""
+        does, the engine rings the doorbell for fewer results."""
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:
@@ -363,7 +363,8 @@ class Engine:
 
     def stop(self, limit_s: float) -> int:
         """Abandons all orders and ends the threads. Returns how many threads have not ended within
-        limit_s, because a file system does not answer. What they use must stay as it is."""
+        limit_s, because a file system does not answer. Descriptors and memory that these threads
+        use must stay as they are."""
         left = int(lib.monarch_engine_stop(self.c, max(0, int(limit_s * 1000))))
         for each in self._handovers if not left else ():
             each.close()

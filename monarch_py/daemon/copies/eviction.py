@@ -24,8 +24,8 @@ from monarch_py.policies.eviction import exchange
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import NOWHERE
 
-# A look for copies to evict is made every LOOK_S [s] at most, and all looks together take at most
-# the part SHARE of the time.
+# Copies to evict are looked for at most every LOOK_S [s], and all looks together take at most the
+# part SHARE of the time.
 LOOK_S, SHARE = 0.1, 0.05
 # Files that were given room by eviction, and whose fill has not begun, take at most this much
 # together; a single file may take more [bytes].
@@ -46,10 +46,10 @@ Uses = Ints
 class Evictions:
     """Evicts copies where that pays. Runs in turns of the daemon's loop and never waits.
 
-    foresee : has a thread work out, for each entry, the distance of its next use and that of the
-        use after it, two arrays (entries,); NOT_SOON where no use is known. Returns the future of
-        both arrays; None as long as too little is known;  may_go : tells which copies of (n,) files
-        this node may drop;
+    foresee : has a thread work out two arrays (entries,): the distance of each entry's next use,
+        and that of the use after it; NOT_SOON where no use is known. Returns the future of both
+        arrays; None as long as too little is known
+    may_go : tells which copies of (n,) files this node may drop
     evicted : for each tier with eviction, by its number, how many copies were evicted
     """
 

@@ -20,7 +20,7 @@ class IdleCores:
 
     def has_one(self, now_s: float) -> bool:
         """Whether IDLE_CORES processors or more were idle in the last interval; False before the
-        first one has passed."""
+        first interval has passed."""
         if self._looked_at_s is None:
             self._looked_at_s = now_s
         elif now_s - self._looked_at_s >= LOOK_S:

@@ -78,8 +78,8 @@ class ReadAhead:
 
     def filled(self, ids: Ids) -> None:
         """Notes (n,) files whose fill is ordered or has just ended: the pages of a new copy are in
-        memory already. It is called at the order as well, because a copy is visible before its
-        result is taken."""
+        memory already. It is called when the fill is ordered as well, because a copy is visible
+        before its result is taken."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:

@@ -1,8 +1,8 @@
 """The staging area: a small tier whose copies come and go.
 
-Files that a node reads and does not keep lie there from their fetch to their use (the staging
-buffer of NoPFS, 2). The area has the last tier number. No policy places files in it, and it has no
-manifest.
+Files that a node reads and does not keep lie in this area from their fetch to their use (the
+staging buffer of NoPFS, 2). The area has the last tier number. No policy places files in it, and it
+has no manifest.
 """
 
 import logging
@@ -140,7 +140,7 @@ class Staging:
         return self.copies.leaving[self.number] > 0
 
     def _drop(self, bytes_: int, least_use: int) -> None:
-        """Drops copies of so many bytes together, chosen by `NodePolicy.victims`. Of copies with
+        """Drops copies of `bytes_` bytes together, chosen by `NodePolicy.victims`. Of copies with
         the same next use, or without a known one, the copy that came or was opened the longest ago
         is dropped first."""
         assert self.tier is not None
@@ -168,7 +168,7 @@ class Staging:
 
     def let_in(self) -> None:
         """Makes refused files ABSENT, so that they can be wanted again. It is called when copies
-        have arrived, or dropped ones are removed."""
+        have arrived, or when dropped copies have been removed."""
         if not self.refused:
             return
         ids, self.refused = np.concatenate(self.refused), []

@@ -292,7 +292,7 @@ class DirectoryPrefetch:
         self.filler.copies.forget(unused, State.ABSENT)
         return again
 
-    # --- once more ------------------------------------------------------------------------------
+    # --- starting over --------------------------------------------------------------------------
 
     def _put_back(self) -> None:
         """Forgets the files that were found and not ordered, because a new directory comes first.

@@ -135,8 +135,8 @@ class Filler:
     # --- orders ------------------------------------------------------------------------------
 
     def feed(self) -> bool:
-        """Gives the engine as many orders for files in use as it can take, and a portion of those
-        to be filled ahead. Returns whether the engine could take more at once."""
+        """Gives the engine as many orders for files in use as it can take, and a portion of the
+        files to be filled ahead. Returns whether the engine could take more at once."""
         if self.nodes is not None:
             self.nodes.step(scanned=self.scanner.scanned)
             if not self.nodes.is_ready:
@@ -160,8 +160,8 @@ class Filler:
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         room -= self.checks.order(room)
-        # While files wait for room or descriptors, nothing is filled ahead, because it would only
-        # wait too.
+        # While files wait for room or descriptors, nothing is filled ahead, because such a fill
+        # would only wait too.
         is_short = self.requests.has_put_off or len(self.failed) > 0
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
@@ -186,7 +186,7 @@ class Filler:
             self._early.append(ids)
 
     def _take_from_source(self) -> None:
-        """Queues the files again that `_leave_to_source` has left to the source."""
+        """Queues again the files that `_leave_to_source` has left to the source."""
         for ids in self._early:
             self.requests.want(self.requests.let_in_again(ids, Reason.NO_ROOM))
         self._early = []
@@ -389,8 +389,8 @@ class Filler:
     # --- results -----------------------------------------------------------------------------
 
     def collect(self) -> bool:
-        """Takes the engine's results, and tries files again that had no room. Returns whether there
-        were any results."""
+        """Takes the engine's results, and tries again the files that had no room. Returns whether
+        there were any results."""
         unstaged = found = False
         for results in self.engine.results():
             found = True

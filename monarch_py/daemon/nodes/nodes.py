@@ -219,8 +219,8 @@ class Nodes:
         self._tell(np.arange(first, self.policy.shared, dtype=np.uint64))
 
     def _tell(self, ids: Ids) -> None:
-        """Tells the peer server, and the engine for its own orders, which nodes keep (n,)
-        entries."""
+        """Tells the peer server which nodes keep (n,) entries. Tells the engine too, for the orders
+        that it makes itself."""
         owner = self.policy.owners(ids)
         moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)

@@ -64,7 +64,7 @@ class PlanManager:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is a plan that was not dropped. It is followed, or will be."""
+        """Whether there is a plan that was not dropped. Such a plan is followed, or will be."""
         return any(tracker.state != "dropped" for tracker in self.trackers)
 
     @property
@@ -115,7 +115,7 @@ class PlanManager:
     @contextmanager
     def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
         """Drops the plan if the body raises an error, so that a faulty plan does not end the
-        daemon. Logs it when the plan is dropped."""
+        daemon. Logs it if the plan was dropped in the body."""
         was_dropped = tracker.state == "dropped"
         try:
             yield
