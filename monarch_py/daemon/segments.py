@@ -199,8 +199,8 @@ class Shared:
         return flags.astype(bool)
 
     def follow_opens(self) -> None:
-        """Has clients note the files that they open, from now on. They do not ring the doorbell for
-        it."""
+        """Has clients note the files that they open, from now on. Clients do not ring the doorbell
+        for these notes."""
         self.control.follow_opens = 1
 
     def take_opened(self) -> Uints:

@@ -34,7 +34,7 @@ GIVE_UP_LIMIT_S = 5.0
 SHARED = "shared"
 # What is sent over the lifeline to a daemon that is to outlive the process that started it.
 STAY = b"s"
-# Variables of the job's environment that are kept from the daemon.
+# Variables of the job's environment that the daemon does not get.
 HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 # Signals that end a daemon in good order. A launcher may send several, to each process of a step.
@@ -107,7 +107,7 @@ def spawn(
         end(process, GIVE_UP_LIMIT_S)
         raise
     if detach:
-        process.returncode = 0  # not ours to wait for: it outlives us
+        process.returncode = 0  # the daemon outlives this process, which need not wait for it
     return process
 
 

@@ -1,4 +1,4 @@
-"""Whether a switch file exists, asked without waiting for a file system that hangs."""
+"""Finds out whether a switch file exists, without waiting for a file system that hangs."""
 
 import logging
 import os

@@ -281,8 +281,8 @@ def schema(keys: type[Keys]) -> dict[str, Any]:
 
 
 def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
-    """The kind of a list whose items have this annotation. is_alone : whether a single item stands
-    for a list of one item"""
+    """The kind of a list whose items have this annotation. is_alone : whether the user may write a
+    single item in place of a list of one item"""
     item = kind_of(annotation)
     one, many, hint = item.value, f"list of {item.value}s", f"write [{item.example or '...'}]"
     if isinstance(annotation, type) and issubclass(annotation, Keys):

@@ -84,7 +84,7 @@ class CatalogReader:
         return int(lib.monarch_find_inode(self.c, source, inode))
 
     def counts(self, source: int, kind: int) -> dict[tuple[int, int], tuple[int, int]]:
-        """(state, reason) -> (files, bytes) over the entries of one source and kind."""
+        """Counts the entries of one source and kind. Returns (state, reason) -> (files, bytes)."""
         chosen = self.entries[(self.entries["source"] == source) & (self.entries["kind"] == kind)]
         keys = word.state(chosen["word"]) * np.uint64(16) + word.reason(chosen["word"])
         found = {}
