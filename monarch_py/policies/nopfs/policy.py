@@ -79,8 +79,7 @@ def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
 
 
 def _decision(job: Job, copies: Copies) -> Decision:
-    """Returns the decision that belongs to a placement. It is made in the same way for both
-    placements of NoPFS."""
+    """Returns the decision to make these copies. Both placements of NoPFS use it."""
     due = _needed(job, job.first_use[copies.node, copies.file], copies.file)
     return Decision(copies=copies, when=When.BESIDE, remote=True, due=due)
 
@@ -97,10 +96,10 @@ def need_differences(job: Job, name: str) -> None:
     """Checks that the nodes do not all use every file about equally often, epoch after epoch.
     Raises PolicyError if they do.
 
-    They do so with whole files of many samples. The frequencies of these have a relative spread of
-    sqrt(1 - 1 / nodes) divided by the root of the number of samples that a node reads of a file
-    (binomial, NoPFS 3.1). A node uses a file of one sample less than once an epoch, so such files
-    are never refused.
+    If files have many samples and are used as a whole, they are used about equally often: the
+    relative spread of their frequencies is sqrt(1 - 1 / nodes), divided by the root of the number
+    of samples that a node reads of a file (binomial, NoPFS 3.1). A node uses a file of one sample
+    less than once an epoch, so such files are never refused.
     """
     used = job.frequencies
     mean = float(used.mean())
