@@ -191,7 +191,8 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
 
 def _dealt(values: Array, ranks: int) -> Array:
     """Deals the samples of nodes, (nodes, steps, width), to their ranks. Returns (nodes, steps,
-    ranks, samples). It serves policies that make their own steps and say only what a node takes.
+    ranks, samples). This serves policies that make their own steps, and say only what each node
+    takes.
 
     The ranks take the samples of a step in turn. A rank for which none is left gets NO_FILE."""
     nodes, steps, width = values.shape

@@ -240,7 +240,7 @@ class Manifest:
 
     def change(self, add: Iterable[Row], remove: Iterable[int]) -> None:
         """Adds and removes rows in one transaction. add : rows of copies that are on the disk;
-        remove : numbers of copies whose rows go."""
+        remove : the numbers of the copies whose rows are removed."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             rows = [row.values(self.source_number(row.source)) for row in add]

@@ -96,7 +96,7 @@ def _tenths(n_bytes: int, unit: int) -> int:
 
 
 def counted(n: int, noun: str) -> str:
-    """A number of things: ``1 copy``, ``1,234 copies``."""
+    """A number with its noun: ``1 copy``, ``1,234 copies``."""
     if n == 1:
         return f"1 {noun}"
     return f"{n:,} {noun[:-1]}ies" if noun.endswith("y") else f"{n:,} {noun}s"
