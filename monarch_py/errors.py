@@ -42,7 +42,7 @@ class SilentError(SessionError):
 
 
 class TierError(MonarchError):
-    """A tier cannot be used: gone, full, read-only or held by another daemon."""
+    """A tier cannot be used, because it is gone, full, read-only or held by another daemon."""
 
     exit_status: ClassVar[int] = 4
 

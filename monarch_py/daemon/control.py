@@ -27,8 +27,8 @@ from monarch_py.util.processes import Identity
 log = logging.getLogger("monarch.daemon")
 
 REQUEST_BYTES = 1 << 20
-# How many commands the kernel queues for the daemon, because the ranks of a large job all send
-# theirs at once. After a failed accept the thread pauses for ACCEPT_PAUSE_S [s].
+# How many commands the kernel queues for the daemon. There may be many, because the ranks of a
+# large job all send theirs at once. After a failed accept the thread pauses for ACCEPT_PAUSE_S [s].
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.2
 # Commands that change nothing. The loop need not be woken after them.

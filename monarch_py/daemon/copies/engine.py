@@ -314,9 +314,10 @@ class Engine:
 
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
         """Returns how many threads may fill files that nobody waits for. Where the sources are
-        fast, programs need the processors more. Then fills run freely only while a processor is
-        idle; otherwise one thread fills, to see when a source is no longer fast. While programs'
-        own opens show that the sources are fast, that thread works only part of the time."""
+        fast, programs need the processors more than fills do. Then fills run freely only while a
+        processor is idle; otherwise one thread fills, to see when a source is no longer fast. While
+        programs' own opens show that the sources are fast, that thread works only part of the
+        time."""
         if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most

@@ -129,7 +129,7 @@ class DirectoryPrefetch:
         self._is_waiting = self._has_given_way = False
         # How many files were ordered so far, and how many are being filled or wait for their turn.
         self.ordered = self.waiting = 0
-        self._is_followed = bool(self.shared.control.follow_opens)  # other parts need it on
+        self._is_followed = bool(self.shared.control.follow_opens)  # on for other parts anyway
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
             filler.give_way, filler.beside = self.give_way, self.unused.ordered
@@ -312,8 +312,7 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Begins anew after every copy was dropped. From now on only what programs read afterwards
-        counts."""
+        """Begins anew after every copy was dropped. Only what programs read from now on counts."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False

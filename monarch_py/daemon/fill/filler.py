@@ -153,8 +153,8 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # Some orders go the other way in the end, because a peer is lost or the source is
-            # faster.
+            # Some orders that were to ask a peer read the source in the end, because the peer is
+            # lost or the source is faster. So the sum of both kinds is limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)

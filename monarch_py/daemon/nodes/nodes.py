@@ -34,9 +34,9 @@ log = logging.getLogger("monarch.nodes")
 # The nodes come to know which node keeps which file within this time of each other, unless a node
 # scans by itself [s].
 START_LIMIT_S = 1.0
-# While this node scans by itself, requests of other nodes that can wait do so for this long at most
-# [s], so that those nodes do not read from the source ahead of its use. While a plan is placed,
-# such requests wait however long that takes.
+# While this node scans by itself, a request of another node for a file that no reader there waits
+# for may wait this long [s]. Otherwise that node would read the file from the source, although this
+# node is to read it. While a plan is placed, such requests wait however long that takes.
 SCAN_LIMIT_S = 10.0
 # How every node rounds the sizes of files, whatever its own tiers' file systems do: to whole blocks
 # of the usual size, plus room for a name and a row of the manifest [bytes]. All nodes must come to

@@ -6,7 +6,7 @@ from monarch_py.scan.walk import ALL_NAMES
 # by LEAST names. The kernel keeps a file's attributes for about a second after the scan has asked
 # for them; a fill that comes later has to ask the source again.
 AHEAD_S, LEAST = 0.4, 8
-# Within this time the scan has looked at the names that it was allowed, unless the source is slow
+# Within this time the scan has looked at as many names as it was allowed, unless the source is slow
 # [s].
 LOOK_S = 0.2
 # For every OPENS_A_NAME opens of programs at the source, the scan may look at one name in

@@ -121,7 +121,7 @@ class Scanner:
         self._is_in_a_hurry = False
         self._allowed = ALL_NAMES
         self._known = 0  # entries that `note_met` or `_insert` has seen
-        self.has_more = False  # whether work is left for which nobody will ring
+        self.has_more = False  # whether work is left for which nobody will ring the doorbell
         self.full = False  # whether shared memory has no room for more entries
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
@@ -147,8 +147,8 @@ class Scanner:
     def met_by_engine(self) -> int:
         """A bit for each source whose files the engine may take into the catalog by itself when
         programs hand them over. The engine may do so if the configuration leaves no file out, no
-        copy of an earlier session can belong to such a file, and no directory was renamed in this
-        session."""
+        copy of an earlier session can belong to such a file, no directory was renamed in this
+        session, and shared memory has room for more entries."""
         has_earlier = any(len(validator.rows) for validator in self.validators)
         if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
             return 0

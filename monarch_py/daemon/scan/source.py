@@ -79,7 +79,7 @@ class Source:
         self.is_whole = self._becomes_whole = False  # whether the whole source is known
         self.errors = 0
         self.scan_seconds = 0.0
-        self.found = 0  # entries
+        self.found = 0  # how many entries its scans have found
         self._parts = Parts()
         self._read: deque[tuple[str, bool]] = deque(maxlen=WANTS)
         if recorded is not None or not is_lazy:
