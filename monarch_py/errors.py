@@ -21,7 +21,8 @@ class MonarchError(Exception):
 
 
 class ConfigError(MonarchError):
-    """The configuration cannot work; the message names the file, the line, the key and the hint."""
+    """The configuration cannot work. The message names the file, the line and the key, and gives a
+    hint."""
 
     exit_status: ClassVar[int] = 2
 
@@ -41,7 +42,7 @@ class SilentError(SessionError):
 
 
 class TierError(MonarchError):
-    """A tier cannot be used: gone, full, read-only or held by another daemon."""
+    """A tier cannot be used, because it is gone, full, read-only or held by another daemon."""
 
     exit_status: ClassVar[int] = 4
 

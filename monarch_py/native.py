@@ -14,7 +14,7 @@ import monarch_py._native
 
 ffi: Any = monarch_py._native.ffi
 lib: Any = monarch_py._native.lib
-# Types of arrays, by what they hold; `Ids` hold numbers of entries in the catalog.
+# Numpy arrays by the type of their elements. `Ids` holds numbers of catalog entries.
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -81,7 +81,7 @@ C_TYPES[np.dtype(np.float64)] = "double"
 
 
 def struct_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype with the offsets and the size of a C struct of plain numbers and pointers."""
+    """The numpy dtype with the layout of a C struct whose fields are numbers and pointers."""
     ctype = ffi.typeof(name)
     names, formats, offsets = [], [], []
     for field, info in ctype.fields:
@@ -104,10 +104,11 @@ HOME = struct_dtype("struct monarch_home")
 
 
 def pointer(array: Array, dtype: npt.DTypeLike | None = None) -> Any:
-    """The memory of an array as a C array of the type that its dtype stands for. Without `dtype`,
-    the array must be contiguous.
+    """Returns a C pointer to the elements of an array. Without `dtype`, the array must be
+    contiguous.
 
-    dtype : what C takes. C reads a copy if the array has another dtype or is not contiguous
+    dtype : the type of element that C expects. If the array has another dtype or is not contiguous,
+        the pointer is to a converted copy
     """
     if dtype is not None:
         array = np.ascontiguousarray(array, dtype)
@@ -123,5 +124,5 @@ def not_null(pointer: Any, why_not: str) -> Any:
 
 
 def path_hash(path: bytes) -> int:
-    """XXH3-64 of a relative path, not yet mixed with the number of its source."""
+    """The XXH3-64 hash of a relative path, before the number of its source is mixed in."""
     return int(lib.monarch_xxh3_of(path, len(path)))

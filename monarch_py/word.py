@@ -1,4 +1,4 @@
-"""The word of a catalog's entry: its state, and where its copy is (csrc/shared/catalog.h).
+"""The 64-bit word of a catalog entry: its state, and where its copy is (csrc/shared/catalog.h).
 
 Each function takes one word or an array of them.
 """

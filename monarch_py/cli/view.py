@@ -35,8 +35,8 @@ def _tiers(report: dict[str, Any]) -> None:
 
 
 def _files(tier: dict[str, Any]) -> str:
-    """The number of copies, and the number of copies in the same directory that another
-    configuration has left there."""
+    """The number of copies. If another configuration has left copies in the same directory, their
+    number follows in brackets."""
     foreign = tier.get("foreign", 0)
     return f"{tier['files']} ({foreign} of other sources)" if foreign else str(tier["files"])
 

@@ -32,8 +32,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _end(number: int, _frame: object) -> None:
-    """Handles the first signal: ends the command in order, and lets a second signal end the process
-    at once."""
+    """Handles the first signal: ends the command in good order, and lets a second signal end the
+    process at once."""
     handle(SIGNALS, signal.SIG_DFL)
     sys.exit(128 + number)
 
@@ -59,7 +59,7 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """The text of the progress while no file is known that must be copied."""
+    """The text of the progress while no file that must be copied is known."""
     found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"
@@ -67,7 +67,7 @@ def _nothing_yet(progress: Progress) -> str:
 
 
 def _to_fill(progress: Progress) -> int:
-    """The bytes that have been filled, and the bytes that will be filled if no fill fails."""
+    """The bytes that have been filled or are still to be filled, if no fill fails."""
     return max(0, progress.bytes - progress.there_bytes - progress.at_source_bytes)
 
 

@@ -28,8 +28,8 @@ class NodeInfo:
     """What one rank reports of its node.
 
     name : the node's name, for messages
-    place : host, boot, session and file system of the shared memory, which together are different
-        for every daemon
+    place : host, boot, session, and file system of the shared memory; no two daemons have all four
+        in common
     file : the configuration
     address : where the daemon will listen; None if a daemon already runs on the node
     running : the name of the running daemon's cluster; "" if the daemon works alone; None if no

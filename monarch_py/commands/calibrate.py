@@ -1,8 +1,8 @@
 """`monarch calibrate`: measures tiers and source, and writes a scenario for the simulator.
 
-A rate is defined as in the performance model (NoPFS, section 4): the sum over all threads, for each
-of several numbers of threads. Values that cannot be measured on one node are marked with a question
-mark.
+A rate is the sum over all threads, as in the performance model (NoPFS, section 4), and is measured
+for several numbers of threads. Values that cannot be measured on one node are marked with a
+question mark.
 """
 
 import json

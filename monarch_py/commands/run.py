@@ -25,7 +25,7 @@ from monarch_py.util.signals import handling
 
 # Exit statuses that a shell gives for a command that does not exist, or cannot be executed.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
-# Characters which suggest that a word is a whole line for a shell.
+# Characters which suggest that a word is a whole command line for a shell.
 SHELL_SIGNS = frozenset(" \t\n;&|<>()$`*?")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Limits for a daemon's end [s]. A daemon that was asked to stop may have many copies to remove and

@@ -55,7 +55,7 @@ class Verdict:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    """Opens a file, but follows no link and waits for no pipe in its place."""
+    """Opens a file. Follows no link, and does not wait if a pipe lies in the file's place."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 

@@ -1,4 +1,4 @@
-"""What the file system says about a directory of the configuration. Nothing is written."""
+"""Asks the file system about the directories of a configuration. Nothing is written."""
 
 import os
 from contextlib import suppress
@@ -13,8 +13,8 @@ _KERNEL_FILE_SYSTEMS = frozenset(
 
 
 def is_inside(inner: Path, outer: Path) -> bool:
-    """Whether `inner` lies below the directory `outer`, even if its path has another beginning, as
-    with a bind mount. A directory that cannot be examined does not count as `outer`."""
+    """Whether `inner` lies below the directory `outer`, even if its path does not begin with the
+    path of `outer`, as below a bind mount. False if `outer` cannot be examined."""
     try:
         place = os.stat(outer)  # only once, because it may be on a slow source
     except OSError:
@@ -50,8 +50,8 @@ def is_in_ram(directory: Path) -> bool:
 
 
 def kernel_file_system(directory: Path) -> str | None:
-    """The type of the file system that holds `directory`, if it is one such as proc, in which no
-    files can be made; else None."""
+    """The type of the file system that holds `directory` if no files can be made in it, as in proc;
+    else None."""
     kind = _mount(directory)[0]
     return kind if kind in _KERNEL_FILE_SYSTEMS else None
 
@@ -65,10 +65,10 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     """The type and the mount options of the file system that holds `directory`; both are empty if
     the file system is not known.
 
-    Python has no statfs(2), so the device number is looked up in the kernel's table of mounts. That
-    is exact for the file systems that this module asks for, also below bind mounts. (The table
-    lacks the device numbers of btrfs subvolumes. These then count as "not in memory", which is
-    right.)
+    Python has no statfs(2), so the device number is looked up in the kernel's table of mounts. The
+    answer is exact for the file systems that this module asks about, also below bind mounts. (The
+    table lacks the device numbers of btrfs subvolumes, so that these count as "not in memory",
+    which is right.)
     """
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

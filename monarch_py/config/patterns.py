@@ -17,8 +17,7 @@ _STEP = re.compile(
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
     re.VERBOSE | re.DOTALL,
 )
-# Expressions for any number of characters within a name, of any characters, and of whole
-# directories.
+# Regular expressions: characters within one name; any characters; any number of whole directories.
 _STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 
 

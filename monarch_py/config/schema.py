@@ -1,7 +1,8 @@
 """The keys of a configuration, and the objects of a checked configuration.
 
-Each class is both: its fields declare the keys of a mapping (see document/keys.py), and its objects
-make up a checked configuration. Objects are frozen, and the names of their fields carry units.
+Each class serves both purposes: its fields declare the keys of a mapping (see document/keys.py),
+and its objects make up a checked configuration. Objects are frozen, and the names of their fields
+carry units.
 """
 
 from collections.abc import Mapping
@@ -258,7 +259,8 @@ class Config(Tuning):
     sources: Annotated[tuple[SourceConfig, ...], Key(default="required", alone=True)] = ()
     tiers: Annotated[tuple[TierConfig, ...], Key("hierarchy", "required")] = ()
     staging_area: Annotated[StagingArea | None, Key("staging")] = None
-    # The checked staging area; None if none is written: the daemon then makes one if it needs one.
+    # The checked staging area. None if the user has written none; the daemon then makes one if it
+    # needs one.
     staging: Annotated[TierConfig | None, DERIVED] = None
     block_size_bytes: Annotated[BlockSize, Key("block_size")] = DEFAULT_BLOCK_SIZE_BYTES
     # Many threads, to hide the latency of most sources. They are cheap, because a thread that waits

@@ -6,7 +6,7 @@ control     the socket on which commands reach the daemon, and what it does for 
 server      the parts of the daemon, and the loop that runs each of them in turn
 status      the answer to `status`
 switches    whether a switch file exists
-openfiles   which process has which logical file open, as the kernel tells it
+openfiles   which process has which file of a source open, and what serves the file
 orphan      the end of a daemon whose `monarch run` was killed
 plans       access plans: how far programs are, what is kept where, what is fetched ahead
 fill        what is filled, and in which order

@@ -27,11 +27,11 @@ from monarch_py.util.processes import Identity
 log = logging.getLogger("monarch.daemon")
 
 REQUEST_BYTES = 1 << 20
-# How many commands the kernel queues for the daemon: the ranks of a large job all send theirs at
-# once. After a failed accept the thread pauses for ACCEPT_PAUSE_S [s].
+# How many commands the kernel queues for the daemon. There may be many, because the ranks of a
+# large job all send theirs at once. After a failed accept the thread pauses for ACCEPT_PAUSE_S [s].
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.2
-# Commands that only ask: the loop need not be woken after them.
+# Commands that change nothing. The loop need not be woken after them.
 ONLY_TELLING = ("status", "open", "where", "all", "cluster")
 
 Request = dict[str, Any]
@@ -84,8 +84,8 @@ class Control:
 
     def end(self) -> None:
         """Shuts down the connections of clients that still wait for an answer, so that they learn
-        that none comes. Otherwise they would learn it when the last thread of the process ends, and
-        that thread may hang in a source's file system."""
+        that no answer comes. Otherwise they would learn it only when the last thread of the process
+        ends, and that thread may hang in a source's file system."""
         for connection in list(self._attended):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -98,7 +98,8 @@ class Control:
             try:
                 self._take_in(self._socket.accept()[0])
                 is_said = False
-            except (OSError, RuntimeError) as error:  # no descriptor, no thread, or the end
+            except (OSError, RuntimeError) as error:
+                # There is no descriptor or no thread left, or the daemon ends.
                 if not (is_said or self._daemon.is_closed):
                     log.warning("commands have to wait, because none can be accepted: %s", error)
                 is_said = True
@@ -185,8 +186,9 @@ class Control:
         return msgspec.to_builtins(self._daemon.cluster)
 
     def _scan(self, request: Request) -> Request:
-        """Has directories, each given as (number of the source, path), listed with all that lies
-        below them. Returns whether all that was asked for is known by now."""
+        """Asks the scan to list directories, each given as (number of the source, path), with all
+        that lies below them. Returns whether the scan has listed everything it was asked for by
+        now."""
         scanner = self._daemon.scanner
         for number, path in request["directories"]:
             scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)

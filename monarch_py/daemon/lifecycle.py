@@ -144,9 +144,9 @@ def _raise_if_lost(daemon: Daemon) -> None:
 
 
 def end_process(status: int = 0) -> NoReturn:
-    """Ends a process whose daemon has ended, without waiting for its threads as the interpreter
-    would: nobody needs what they still work out (a plan's placement, a look at a file system that
-    hangs)."""
+    """Ends this process after its daemon has ended. Unlike the interpreter's own exit, it does not
+    wait for threads, because nobody needs their results any more (a plan's placement, the answer of
+    a file system that hangs)."""
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Which process has which logical file open, and what serves it, as the kernel tells it.
+"""Finds which process has which file of a source open, and whether the source or a copy serves it.
 
 The module looks at every descriptor and mapping of every process of this user (/proc/PID/fd and
 /proc/PID/maps). The catalog's reverse index tells which file a copy belongs to.

@@ -1,9 +1,9 @@
-"""Ends a daemon whose `monarch run` was killed and could not end it itself.
+"""Ends a daemon whose `monarch run` was killed before it could end the daemon.
 
 The runs that share a daemon hold a lock (`shares`), which the kernel releases when they are killed.
 The commands of a killed run go on, and may have started processes that use the session. The daemon
-serves all of these processes, and ends once there has been none for a while. A thread looks for
-them, because /proc answers late where a process waits for a file system.
+serves all of these processes, and ends once there has been none for a while. A thread of its own
+looks for them, because /proc answers late while a process waits for a file system.
 """
 
 import logging
@@ -63,9 +63,9 @@ class OrphanWatch:
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Gives the daemon up, as the last run would have done. Returns whether it did: a new run
-        may have come. This process then keeps the turn until it ends, so that the next run waits
-        for that end before it starts another daemon."""
+        """Gives the daemon up, as the last run would have done. Returns False if it did not,
+        because a new run has come. After True this process keeps the turn until it ends, so that
+        the next run waits for that end before it starts another daemon."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._shares.daemon() == self._me:

@@ -43,8 +43,8 @@ def close_old_session(session: SessionDir) -> None:
 
 def _put(room: Any, text: bytes) -> int:
     """Writes a path with its NUL into an array of a segment. Returns the path's length. Raises
-    OSError for a path that is too long, and never writes behind the array. (The configuration
-    bounds all paths before.)"""
+    OSError for a path that is too long, and never writes past the end of the array. (The paths of a
+    checked configuration always fit.)"""
     if len(text) >= len(room):
         raise OSError(errno.ENAMETOOLONG, f"longer than {len(room) - 1} bytes", os.fsdecode(text))
     room[0 : len(text) + 1] = text + b"\0"
@@ -52,8 +52,8 @@ def _put(room: Any, text: bytes) -> int:
 
 
 def _reads_everything() -> bool:
-    """Whether this process may read files whatever their modes say. Clients that may not are then
-    given no copies, because the modes of copies say nothing about the modes of the files."""
+    """Whether this process may read files regardless of their modes. If so, clients without that
+    privilege are given no copies, because a copy's mode does not tell who may read the file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = next((int(line[7:], 16) for line in lines if line.startswith("CapEff:")), 0)
     return bool(effective & READ_EVERYTHING)
@@ -91,7 +91,7 @@ class Shared:
         self._clients.publish()
         self._control.publish()
         self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
-        self.catalog.c.stamped = len(config.tiers) + 1  # the staging area's number, and 1
+        self.catalog.c.stamped = len(config.tiers) + 1  # one more than the staging area's number
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
 
@@ -171,7 +171,7 @@ class Shared:
             socket.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.close(self._changes_fd)
-        with contextlib.suppress(OSError):  # no room, or removed: clients say no daemon serves
+        with contextlib.suppress(OSError):  # without this file, clients warn that no daemon serves
             os.close(open_private(self.session.stopped, os.O_WRONLY))
 
     def _segments(self) -> tuple[Segment, ...]:
@@ -184,8 +184,8 @@ class Shared:
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
-        """Takes in the changes that processes which cannot map the segments have told of, and marks
-        these files as changed."""
+        """Takes in the changes reported by processes that cannot map the segments, and marks the
+        changed files."""
         if self.clients.told:
             lib.monarch_take_changes(
                 self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken
@@ -199,8 +199,8 @@ class Shared:
         return flags.astype(bool)
 
     def follow_opens(self) -> None:
-        """Has clients note the files that they open, from now on. They do not ring the doorbell for
-        it."""
+        """Has clients note the files that they open, from now on. Clients do not ring the doorbell
+        for these notes."""
         self.control.follow_opens = 1
 
     def take_opened(self) -> Uints:
@@ -239,7 +239,7 @@ class Shared:
 
     def scan_hints(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
         """Returns the files that clients have opened before the catalog knew them, as (source,
-        relative path), each with whether a program has read as much of it as is worth a copy.
+        relative path), each with whether a program has read enough of it to be worth a copy.
 
         stuck : for each slot that a client was writing at the last call, its ticket; updated here.
         A slot that is still being written under the same ticket is freed, because its process is

@@ -42,20 +42,22 @@ log = logging.getLogger("monarch.daemon")
 # How long the loop sleeps when no client rings the doorbell [ms]. Switch files and recently changed
 # files are looked at this often, and the heartbeat is counted up.
 TURN_MS = 250
-# How long it sleeps after QUIET_TURNS turns in which nobody rang [ms]. A turn after a sleep finds
-# cold processor caches: four turns a second cost a fifth of what sending files to other nodes cost.
+# How long it sleeps after QUIET_TURNS turns in which nobody rang [ms]. A turn after a sleep starts
+# with cold processor caches: four turns a second cost a fifth as much as sending files to other
+# nodes.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# How long it sleeps while anything is filled or checked [ms]. In these turns the number of reads in
-# flight is adapted to the rate of the sources, files are found for which readers wait (a waiting
-# reader rings only the engine), and copies that the engine has published are counted and recorded.
+# How long it sleeps while anything is filled or checked [ms]. In these turns the loop adapts the
+# number of reads in flight to the rate of the sources, finds the files for which readers wait (a
+# waiting reader rings only the engine), and counts and records the copies that the engine has
+# published.
 BUSY_TURN_MS = 50
 # How long it sleeps while programs open files of a plan, so that it sees soon what they open [ms].
 FOLLOWING_TURN_MS = 10
-# After a turn the loop rests for REST times the duration of the turn, but at most for MOST_REST_S,
-# which readers still take for a sign of life. The limit is SHORT_REST_S while more is left to do or
-# programs follow a plan. The rest ends after NAP_S when a reader waits for what the last turn could
-# not do [s].
+# After a turn the loop rests for REST times the duration of the turn. The rest lasts at most
+# MOST_REST_S, a silence that readers do not yet take for the daemon's death, and at most
+# SHORT_REST_S while work is left or programs follow a plan. It ends after NAP_S if a reader waits
+# for something that the last turn could not do [s].
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 # Interval between two checks that the session's files still have their names [s].
 LOOK_S = 0.5
@@ -179,10 +181,10 @@ class Daemon:
                 self.filler.end_turn()
 
     def _rest(self, took_s: float, *, busy: bool) -> bool:
-        """Leaves the processors to programs between two turns. The loop counts as awake meanwhile,
-        so that clients need not ring. The rest ends early when a reader waits for what only the
-        next turn can do, or when a fill has ended whose copy the engine could not publish. Returns
-        whether that is so.
+        """Leaves the processors to programs between two turns. The loop counts as awake during the
+        rest, so that clients need not ring. The rest ends early when a reader waits for something
+        that only the next turn can do, or when a fill has ended whose copy the engine could not
+        publish. Returns whether one of the two is the case.
 
         took_s : duration of the last turn [s];  busy : whether the last turn has left more to do
         """
@@ -225,8 +227,8 @@ class Daemon:
         self.filler.requests.take_wants()
         self.filler.requests.take_demands()
         self._let_engine_order()
-        # A plan says itself what is filled ahead, and in which order. While one is active, nothing
-        # else is filled ahead.
+        # An active plan determines what is filled ahead, and in which order. Nothing else is filled
+        # ahead while a plan is active.
         more = not self.plan_manager.is_active and self._fill_ahead()
         self._pace_scan()
         self._let_engine_order()
@@ -344,7 +346,7 @@ class Daemon:
         """Returns the answer to `status`, which is made between two turns."""
         with self.deciding():
             self.filler.requests.take_wants()  # what programs asked for since the last turn
-            if self.filler.collect():  # every copy that serves is counted
+            if self.filler.collect():  # so that every copy that serves is counted
                 self.shared.ring()
             self._take_opened(NO_IDS)
             told = {

@@ -1,6 +1,7 @@
 """Starts the daemon's process, and waits for its end.
 
-This module loads nothing of the daemon itself, so that commands that start or end one stay quick.
+This module loads nothing of the daemon itself, so that commands that start or end a daemon stay
+quick.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ GIVE_UP_LIMIT_S = 5.0
 SHARED = "shared"
 # What is sent over the lifeline to a daemon that is to outlive the process that started it.
 STAY = b"s"
-# Variables of the job's environment that are kept from the daemon.
+# Variables of the job's environment that the daemon does not get.
 HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 # Signals that end a daemon in good order. A launcher may send several, to each process of a step.
@@ -67,9 +68,8 @@ def ignore_the_jobs() -> None:
 
 
 def _command(config_file: Path, words: list[str]) -> list[str]:
-    """Returns the daemon's command line. Its -I keeps the job's PYTHON* variables and working
-    directory away from the daemon. So the package's own path is handed over, and found wherever it
-    was installed."""
+    """Returns the daemon's command line. The option -I keeps the job's PYTHON* variables and
+    working directory away from the daemon, so the path of this package is passed as an argument."""
     package = str(Path(__file__).resolve().parents[2])
     code = (
         "import sys; sys.path.insert(0, sys.argv.pop(1));"
@@ -107,7 +107,7 @@ def spawn(
         end(process, GIVE_UP_LIMIT_S)
         raise
     if detach:
-        process.returncode = 0  # not ours to wait for: it outlives us
+        process.returncode = 0  # the daemon outlives this process, which need not wait for it
     return process
 
 
@@ -143,7 +143,7 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
 
 def written(data: bytes) -> int:
     """Returns a descriptor from which `data` can be read. The memory behind it has no name, and is
-    freed with its last descriptor. Raises OSError without memory."""
+    freed when its last descriptor is closed. Raises OSError if there is no memory."""
     fd = os.memfd_create("monarch-start", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(data)

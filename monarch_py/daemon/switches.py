@@ -1,4 +1,4 @@
-"""Whether a switch file exists, asked without waiting for a file system that hangs."""
+"""Finds out whether a switch file exists, without waiting for a file system that hangs."""
 
 import logging
 import os
@@ -14,8 +14,8 @@ log = logging.getLogger("monarch.switches")
 
 # Interval between two looks at the files, a bit shorter than an idle turn of the daemon's loop [s].
 LOOK_S = 0.2
-# The daemon's loop waits this long for a look: readers take a silence of 250 ms for the daemon's
-# death [s].
+# How long the daemon's loop waits for the answer of a look [s]. The wait must be short, because
+# readers take a silence of 250 ms for the daemon's death.
 PATIENCE_S = 0.05
 
 

@@ -36,7 +36,7 @@ POLL_S = 0.002
 
 
 class SlowSourceError(MonarchError):
-    """The slow source cannot be built, mounted or unmounted; the message says why and the hint."""
+    """The slow source cannot be built, mounted or unmounted. The message says why, with a hint."""
 
 
 def find_slowsource() -> Path | None:

@@ -36,12 +36,12 @@ K = TypeVar("K", bound="Keys")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What the name, the type and the default of a field do not say about its key.
+    """Properties of a key that the name, the type and the default of its field do not express.
 
     name : the key, if it differs from the field's name;  aliases : other spellings of the key
-    default : what the reference calls the default
-    like : the key whose value is the default
-    alone : whether a single item stands for a list of one item
+    default : the text for the default in the reference, if it is not the field's default
+    like : another key, whose value is the default of this key
+    alone : whether the user may write a single item in place of a list of one item
     """
 
     name: str = ""
@@ -59,10 +59,11 @@ _MEANING = re.compile(r"^(\w+) : (.+(?:\n .+)*)", re.MULTILINE)
 class Keys:
     """The base of dataclasses that declare keys.
 
-    GROUPS : name of a mapping -> the base class whose keys stand in that mapping, not beside it
-    WRAPPERS : mappings that may hold any of the keys, as if the keys stood beside them
+    GROUPS : name of an inner mapping -> the base class whose keys are written in that mapping
+    WRAPPERS : inner mappings in which any of the keys may be written, with the same effect as
+        outside
     IGNORED : key without effect -> what to tell the user who writes it
-    SCALAR : the key that a scalar in place of the mapping sets, if not ''
+    SCALAR : the key that is set if the user writes a scalar in place of the mapping; '' for none
     OPEN : whether unknown keys are ignored instead of refused
     """
 
@@ -149,7 +150,7 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
     """The error to raise for a key that the mapping at `spot` lacks."""
-    # Without the end of the meaning, which links to other parts of the reference.
+    # The end of the meaning (", see ...") links to other parts of the reference, so it is cut off.
     meaning = declared(keys)[name].meaning.partition(", see ")[0]
     return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
 
@@ -280,8 +281,8 @@ def schema(keys: type[Keys]) -> dict[str, Any]:
 
 
 def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
-    """The kind of a list whose items have this annotation. is_alone : whether a single item stands
-    for a list of one item"""
+    """The kind of a list whose items have this annotation. is_alone : whether the user may write a
+    single item in place of a list of one item"""
     item = kind_of(annotation)
     one, many, hint = item.value, f"list of {item.value}s", f"write [{item.example or '...'}]"
     if isinstance(annotation, type) and issubclass(annotation, Keys):

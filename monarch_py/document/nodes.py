@@ -1,4 +1,4 @@
-"""Reads a YAML file into nodes that know their line, and makes error messages that name it."""
+"""Reads YAML into nodes that know their line, and makes error messages that name the line."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from monarch_py.errors import ConfigError
 MAX_FILE_BYTES = 1 << 20
 
 
-# The way to a value in a document: a sequence of declared names of keys and of numbers of items.
+# The way to a value in a document: the declared names of keys and the indices of items, in order.
 Way = tuple[str | int, ...]
 
 

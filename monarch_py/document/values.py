@@ -62,8 +62,8 @@ def words(
     """A kind whose values `parse` reads from text.
 
     If `parse` raises ValueError, the error's first argument is the problem for the message, and a
-    second argument replaces `hint`. Without arguments, the message says that the value cannot be
-    this text.
+    second argument replaces `hint`. If the error has no arguments, the message says that the value
+    cannot be this text.
     """
 
     def read(node: yaml.Node, spot: Spot) -> Any:
@@ -82,7 +82,7 @@ def words(
 def choice(*shown: str, **others: str) -> Kind:
     """The kind of values that are one of a few words.
 
-    shown : the words;  others : further spellings, spelling -> word, which are not documented
+    shown : the words;  others : spellings that are not documented, each with the word it stands for
     """
     accepted = {**{word: word for word in shown}, **others}
     otherwise = f"write {_either(shown)}"
@@ -186,7 +186,7 @@ def path(node: yaml.Node, spot: Spot) -> Path:
 
 
 def file(hint: str) -> Kind:
-    """The kind of paths of files. A relative path begins in the directory of the document."""
+    """The kind of paths of files. A relative path is relative to the document's directory."""
 
     def read(node: yaml.Node, spot: Spot) -> Path:
         text = scalar(node, spot, hint)

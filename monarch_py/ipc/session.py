@@ -81,7 +81,7 @@ def full_shm() -> str:
 
 
 def user_directory() -> Path:
-    """The directory of this user's sessions. Raises SessionError for the reason of `shm_root`."""
+    """The directory of this user's sessions. Raises SessionError as `shm_root` does."""
     return shm_root() / f"monarch-{os.geteuid()}"
 
 

@@ -73,8 +73,8 @@ class Shares:
         fcntl.flock(self._users, fcntl.LOCK_UN)
 
     def is_unused(self) -> bool:
-        """Whether no other run has joined. If so, this process locks `users` alone, so that no run
-        can join until `leave`. The caller must hold `turn` from this call until `leave`."""
+        """Whether no other run has joined. If so, this process locks `users` exclusively, so that
+        no run can join until `leave`. The caller must hold `turn` from this call until `leave`."""
         return _try(self._users)
 
     # --- notes ------------------------------------------------------------------------------------

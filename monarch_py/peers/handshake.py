@@ -175,8 +175,8 @@ class Greeter:
 
     @property
     def purpose(self) -> bytes:
-        """The purpose of an authenticated client. Purpose may not know this byte if the client is
-        of a later version."""
+        """The purpose of an authenticated client, as a byte. The enum Purpose may lack it if the
+        client is of a later version."""
         return self._got[HELLO_BYTES : HELLO_BYTES + 1]
 
 

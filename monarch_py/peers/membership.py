@@ -3,7 +3,7 @@
 The starter of the daemons (MPI, a test) makes a `Cluster` for each of them; the clusters differ
 only in `rank`. A cluster is passed to its daemon in memory, because the secret must not appear on a
 command line or in a file. A daemon gives its cluster only to its own user, who needs it to restart
-a daemon that has ended.
+a daemon that has ended, and to root.
 """
 
 import hashlib

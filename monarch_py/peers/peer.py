@@ -51,7 +51,7 @@ class Peer:
         self._broken = 0  # number of failures since the start
         self._failed_ns = 0  # when the last failure was reported, on CLOCK_MONOTONIC as in C
         self.last_failure = PeerStatus.OK
-        # The reason for the pause, which another thread's success does not end.
+        # The reason for the pause. The pause goes on even if another thread's exchange succeeds.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
         # The C struct of the peer, which the engine uses.

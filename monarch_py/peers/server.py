@@ -27,8 +27,8 @@ THREADS = 4
 CONNECTIONS = 1024
 # How long an idle link is kept, so that it lasts from one burst of an epoch to the next [s].
 IDLE_LIMIT_S = 300.0
-# Time after which a peer is disconnected that stops in the middle of a request or receives nothing
-# any more [s].
+# A peer that stops in the middle of a request, or that receives nothing any more, is disconnected
+# after this time [s].
 STALL_LIMIT_S = 5.0
 # How long a request may wait for bytes that this node does not have yet [s]. The limit is shorter
 # than the clients' limits (tcp.py) by a few of the ticks at which the server checks deadlines

@@ -1,4 +1,4 @@
-"""Connects and authenticates links over TCP, which C uses (csrc/peers/client.c)."""
+"""Connects and authenticates TCP links, which C then uses (csrc/peers/client.c)."""
 
 import socket
 import time

@@ -81,7 +81,7 @@ def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
 
 
 def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Positions]]:
-    """For every access of a node, the position of its next access of the same unit.
+    """Finds, for every access of a node, the position of its next access of the same unit.
 
     Yields the sections, the last one first, each with an array (accesses of this node,) int64. An
     element is NEVER if no access of the unit follows, or if there is no access at this place.

@@ -47,7 +47,7 @@ def find_holders(timeline: Timeline, top: int = 1, slot_bytes: int = SLOT_BYTES)
     """
     nodes = np.empty((timeline.units, top), dtype=np.int32)
     counts = np.empty((timeline.units, top), dtype=np.uint32)
-    # A variable of its own, because the pointer below would not keep the array alive.
+    # Scratch memory of monarch_plan_rank, which all passes share.
     scratch = np.zeros(timeline.nodes, dtype=np.uint32)
     totals = _totals(timeline)
     for low, high in _passes(totals, slot_bytes * timeline.units // 2):

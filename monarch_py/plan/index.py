@@ -177,8 +177,8 @@ class Index:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array]) -> "Index":
-        """The index whose fields `arrays` returned as these arrays. Raises ValueError if the arrays
-        do not fit together."""
+        """The index from whose fields `arrays` has made these arrays. Raises ValueError if the
+        arrays do not fit together."""
         if "plan" in arrays:
             raise ValueError("it is a plan")
         given: dict[str, Any] = dict(arrays)

@@ -26,14 +26,14 @@ from monarch_py.plan.samplers import NONE
 # accesses per rank that decide whether the plan is wrong. WEIGHED is below 100 because 100 accesses
 # of a rank must suffice, however the looks divide them.
 JUDGED, WEIGHED = 40, 70
-# Limits on `_Evidence.explained`, the share of fitting accesses beyond chance. A node is lost at
-# LOST or below, and found again at FOUND_AGAIN or above. A plan is wrong if the share is at most
-# WRONG, and the number of fitting accesses is within DEVIATIONS standard deviations of chance.
+# Limits on `_Evidence.explained`. A node is lost at LOST or below, and found again at FOUND_AGAIN
+# or above. A plan is wrong if `explained` is at most WRONG, and the number of fitting accesses is
+# within DEVIATIONS standard deviations of chance.
 LOST, WRONG, FOUND_AGAIN, DEVIATIONS = 0.3, 0.4, 0.5, 4
 # The front is at most about SEEN times the number of places seen. The limit is needed because
 # accesses of other programs can move the front too.
 SEEN = 4
-# If by chance more than this share of arbitrary accesses would fit, the accesses prove nothing.
+# If more than this share of arbitrary accesses would fit by chance, the accesses prove nothing.
 MOST_BY_CHANCE = 0.7
 # A distance larger than that of every known access.
 NOT_SOON = np.iinfo(np.int64).max
@@ -62,8 +62,10 @@ class _Progress:
         return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
 
     def unseen(self, units: Units, *, lags: bool) -> Bools:
-        """Which of these units (n,) are in the run and were not seen yet. lags : whether to look
-        only for units whose places lie more than two windows before the front"""
+        """Which of these units (n,) are in the run and were not seen yet.
+
+        lags : True to look only for units whose places lie more than two windows before the front
+        """
         places = self.run.place[units]
         late = places < (self.front - 2 * self.run.window if lags else len(self.run))
         return np.asarray((places != NONE) & late & ~self._came(places))
@@ -84,8 +86,8 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """The share that would fit now if this many units of the run were accessed in random order.
-        Accesses that `again` recognises do not count."""
+        """The share of units that would fit now, if this many units of the run were accessed in
+        random order. Units that `again` recognises are not counted."""
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
         window = 2 * self.run.window
         low = max(0, self.front - window)
@@ -109,9 +111,9 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Which of these units (n,) are known: they were seen a short time ago, so that a program
-        has opened a file twice, or they lie shortly before `entered`, where they may have been
-        opened before following began."""
+        """Which of these units (n,) are known already: either they were seen a short time ago,
+        because a program opens a file twice, or they lie shortly before `entered`, where they may
+        have been opened before following began."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)
@@ -131,8 +133,8 @@ class _Progress:
 
 @dataclass(eq=False)
 class _Verdict:
-    """How well the units of one look fit: the units that were opened since the look before and that
-    no other plan explains.
+    """How well the units of one look fit. These are the units that were opened since the look
+    before, and that no other plan explains.
 
     units : (n,);  misfits : (m,), the units that do not fit; `PositionEstimator.expect` shortens it
     chance : the share that would fit if the units were arbitrary ones
@@ -175,7 +177,8 @@ class _Evidence:
 
     @property
     def explained(self) -> float:
-        """Of the accesses that would not fit by chance, the share that fits."""
+        """How far the fits exceed chance: 0 for as many fits as chance gives, 1 if all accesses
+        fit."""
         return (self.fits - self.by_chance) / (self.accesses - self.by_chance)
 
     @property
@@ -185,8 +188,8 @@ class _Evidence:
 
 
 def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
-    """The share of random accesses that would fit: among accesses to all units, and among accesses
-    to units in a run.
+    """Returns which share of random accesses to all units would fit, and which share of random
+    accesses to units in a run.
 
     runs : the node's runs, each with the share of random accesses to its units that would fit
     """
@@ -291,7 +294,7 @@ class PositionEstimator:
         return fits
 
     def _has_begun(self, following: _Progress) -> bool:
-        """Whether most of the last accesses belong to the next run. A few such accesses prove
+        """Whether most of the last accesses belong to the next run. A few of them would prove
         nothing, because another program may have made them."""
         enough = min(RECENT, max(1, len(following.run) // 2))
         return following.count >= enough and sum(self._last) >= 0.75 * enough
@@ -324,9 +327,8 @@ class PositionEstimator:
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
         """Which of these units (n,) were seen a short time ago.
 
-        alone : whether no job of another plan reads the same files. Then the run before this one
-            is ignored once this run is under way, because the end of a short run is most of its
-            units
+        alone : whether no job of another plan reads the same files. Then the run before this one is
+            ignored once this run is under way, because most units of a short run lie near its end
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -382,8 +384,10 @@ class PositionEstimator:
 
     def _evidence(self, accesses: int) -> list[_Evidence]:
         """How well the last accesses fit. Takes whole looks until they have `accesses` accesses.
-        Returns one item for all units and one for the units in runs of the node, but no item that
-        proves nothing; an empty list if fewer accesses are known."""
+
+        Returns one item for all units, and one for the units in runs of the node. An item that
+        proves nothing is left out. The list is empty if fewer accesses are known.
+        """
         if self.weighed < accesses:
             return []
         last, known = [], 0
@@ -428,7 +432,8 @@ class PositionEstimator:
 
 def _mixed(now: int, begun: int) -> list[bool]:
     """Whether each of the last RECENT accesses of one look belonged to the next run. The order
-    within a look is unknown, so the next run's share of the look is taken as its share of them.
+    within a look is unknown, so the next run gets the same share of these accesses as of the whole
+    look.
 
     now, begun : number of accesses of the look that fitted the current run, and the next run
     """

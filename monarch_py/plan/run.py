@@ -15,7 +15,7 @@ from monarch_py.plan.timeline import Section
 # some accesses are never seen. AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the
 # run, because any order would fit a larger one.
 USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
-# Number of last fitting accesses that are kept; the front lies after a quarter of their places.
+# How many of the last fitting places are kept. The lowest quarter of them lies before the front.
 RECENT = 32
 # How many planned accesses may have been made for each access that was seen.
 UNSEEN = 1.5
@@ -90,8 +90,8 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
-    # The chance for arbitrary units of the plan, not for units of this run, because a node with
-    # another seed or in another epoch uses other units.
+    # This is the chance for arbitrary units of the plan, not for units of this run, because a node
+    # with another seed or in another epoch uses other units.
     by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
     return (share if is_it else 0.0), int(places[best])

@@ -42,7 +42,7 @@ class Part:
         return (epoch + 1) % self.every == 0
 
     def number(self, epoch: int) -> int:
-        """The number that the part's sampler gives to this epoch of the training (by_epoch)."""
+        """Returns how the part's sampler counts this epoch of the training (`by_epoch`)."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:
@@ -88,7 +88,7 @@ class Timeline:
     not fit the numbers.
 
     A unit is a sample, a file or a block of a file. Positions number the accesses of one node,
-    whose ranks take turns, through all sections; they are the same on every node.
+    whose ranks take turns, through all sections. Every node has the same positions.
 
     parts : the loops, in the order in which they run in an epoch
     nodes : number of nodes; rank r is on node r // ranks_per_node;  units : number of units
@@ -142,7 +142,7 @@ class Timeline:
         return found
 
     def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
-        """Yields the sections from `epoch` on; the first one begins with its batch `batch`. Only
+        """Yields the sections from `epoch` on. The first one lacks the batches before `batch`. Only
         one section is in memory at a time. Raises ConfigError if there is no such epoch or
         batch."""
         if not 0 <= epoch < self.epochs:
@@ -167,8 +167,8 @@ class Timeline:
         return self._section(epoch, each, start, each.loader.sampler.epoch(each.number(epoch)))
 
     def position(self, epoch: int, batch: int, part: str | None = None) -> int:
-        """The position of the first access in a batch, at which a training that starts with this
-        batch enters. Raises ConfigError if there is no such batch."""
+        """The position of the first access in a batch. A training that starts with this batch
+        begins there. Raises ConfigError if there is no such batch."""
         each, start = self._found(epoch, part)
         if not 0 <= batch < each.loader.steps:
             raise ConfigError(f"batch: {batch} is none of the {each.loader.steps}; count from 0")

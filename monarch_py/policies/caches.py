@@ -86,7 +86,7 @@ def lru(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the least recently used file, and admits every miss.
 
     On random orders of a dataset that does not fit, it has few hits: it evicts the files that were
-    not used in this epoch yet, and these are used again first.
+    not used in this epoch yet, and these are needed before all others.
     """
 
     def begin() -> Iterator[Served]:

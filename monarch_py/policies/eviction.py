@@ -135,8 +135,9 @@ class FarthestUse:
         self._size = sizes
         self._files = len(sizes)
         self._level = bytearray(self._files)
-        # An entry is -(next use x files + file), so the smallest entry is the farthest use. Entries
-        # of files that were used since lie in the past, and come up only after all others.
+        # An entry is -(next use x files + file), so the smallest entry is the farthest use. If a
+        # file was used after its entry was made, the entry lies in the past, and comes up only
+        # after all others.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
@@ -187,8 +188,8 @@ class FarthestUse:
 
     def _make_room(self, size: int, key: int, now: int) -> tuple[int, list[int]]:
         """Evicts the farthest files until a class has `size` free bytes, and pushes `key` onto the
-        heap. If evicting all files farther than `key` is not enough, it changes nothing. Returns
-        the class, or MISS, and the evicted files."""
+        heap. Changes nothing if evicting all files farther than `key` is not enough. Returns the
+        class, or MISS, and the evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]
@@ -268,8 +269,9 @@ def exchange(
     file is only evicted for files that are used sooner.
 
     held_use, held_bytes : (held,) the next use of each held file, 0 or more, and its size
-    coming_use, coming_bytes : (coming,) the same for the loaded files, in the order of loading.
-        Here the next use is that after the use for which the file is loaded
+    coming_use, coming_bytes : (coming,) the next use of each loaded file and its size, in the order
+        of loading. The use for which the file is loaded does not count; the next use is the one
+        after it
     free_bytes : room in addition to that of the held files
 
     Returns (held,) which held files are evicted, and (coming,) which loaded files stay.

@@ -11,7 +11,8 @@ from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Int32s, Ints
 
 
 def rooms_of(capacity: Ints, files: int) -> list[TierRoom]:
-    """Returns the room of a node's classes as that of tiers, with inodes for so many files.
+    """Returns the room of a node's storage classes as the room of tiers, with inodes for `files`
+    files in each.
 
     capacity : (classes,) [bytes], as in `Cluster`; the first class, the staging buffer, is no tier
     """
@@ -41,8 +42,9 @@ def copies_of(
 def classes_of(
     policy: NodePolicy, cluster: Cluster, sizes: Ints, classes: int | None = None
 ) -> list[Ints]:
-    """Returns for each class the files that a node keeps in it, in the order of filling, which is
-    that of their next use; no files for the staging buffer. Files that are not used are left out.
+    """Returns for each class the files that a node keeps in it, in the order of filling. Files are
+    filled in the order of their next use, and files that are not used are left out. The staging
+    buffer has no files.
 
     sizes : (files,) [bytes];  classes : how many classes to use, including the staging buffer (None
     = all)

@@ -49,8 +49,8 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
 
 
 def _fitting(job: Job) -> int:
-    """Returns the largest size of a group of which two fit. Bisection finds it, since larger groups
-    take more room."""
+    """Returns the largest number of samples in a group such that two groups fit. Bisection finds
+    it, since larger groups take more room."""
     room = int(job.cluster.capacity[:, STAGING].min()) // BUFFERS
     groups = range(1, job.files + 1)
     return max(1, bisect_right(groups, room, key=partial(largest_group, job.sizes)))

@@ -181,7 +181,7 @@ class NodePolicy:
             self._holders[ids], self.kept[ids] = holders, tier != NOWHERE
 
     def forget_plan(self) -> None:
-        """Forgets the plan. From here on files are kept as without one, and no use is known."""
+        """Forgets the plan's tiers and uses. The holders that it has named stay (see `follow`)."""
         self.follows_plan = False
         self.planned = np.zeros(0, np.int32)
         self.foresee(np.zeros(0, np.uint64))
@@ -197,8 +197,8 @@ class NodePolicy:
         self._upcoming, self._distance = self._upcoming[left], self._distance[left]
 
     def lose(self, ids: Ints) -> None:
-        """Notes that those of these files for which a plan has chosen a tier have no room after
-        all."""
+        """Notes that these files have no room after all. Only files for which a plan has chosen a
+        tier are changed."""
         self.planned[ids[self._tiers(ids) >= 0]] = NOWHERE
 
     def give_up(self, ids: Ints) -> None:

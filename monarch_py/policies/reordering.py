@@ -32,8 +32,8 @@ def deepio_opportunistic(job: Job) -> Decision:
     use samples that lie in some node's memory already.
 
     Assumptions: samples are loaded as in DeepIO's ordered mode. Then every epoch deals all samples
-    in memory at random, each once, and again if the epoch is longer. So one sample in `nodes` is
-    local. Samples that fitted into no memory are not used.
+    in memory at random, each once, and again if the epoch is longer. So with N nodes, one in N
+    samples is local. Samples that fitted into no memory are not used.
     """
     need_memory(job, "deepio-opportunistic")
     copies = shards(job, classes=MEMORY + 1)

@@ -88,8 +88,8 @@ def _upcoming(
     """Returns the next use after each of these accesses, which are in order of time; NEVER for
     NO_FILE.
 
-    upcoming : (files,) the first use of each file after all these accesses. It is changed in place
-    to the first use from the first of these accesses on
+    upcoming : (files,) the first use of each file after all these accesses. It is changed in place,
+        and then holds the first use that is not before the first of these accesses
     """
     is_used = files != NO_FILE
     if not is_used.all():
@@ -101,7 +101,6 @@ def _upcoming(
     by_file = np.argsort(files, kind="stable")
     again = files[by_file][1:] == files[by_file][:-1]
     after[by_file[:-1][again]] = times[by_file[1:][again]]
-    # The assignment runs backwards: of several values for one place the last one remains, which
-    # then is the earliest use.
+    # The assignment runs backwards, so the earliest of several uses of a file remains.
     upcoming[files[::-1]] = times[::-1]
     return after

@@ -100,8 +100,8 @@ class Routing:
         return self._seconds(node + 1, size, int(self.queues[node]), self.node_threads)
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
-        """Returns the time until a file arrives from a place: the file's own time, and the same
-        time again for each file that a thread must move before it. Threads move the blocks of a
+        """Returns the time until a file arrives from a place. It is the time of the file itself,
+        and as much again for each file before it in a thread's queue. Threads move the blocks of a
         file in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:

@@ -109,8 +109,10 @@ class Job:
 
 
 def same_shape(order: Ints, files: Ints) -> Int32s:
-    """Returns an order of the same shape with other files.  order : as in `Job.orders`;  files : as
-    many as `order` has, by nodes, then steps"""
+    """Returns an order of the same shape as `order`, but with these files.
+
+    order : as in `Job.orders`;  files : as many as `order` has, sorted by node, then by step
+    """
     dealt: Int32s = np.array(order, np.int32)
     dealt[order != NO_FILE] = files
     return dealt
@@ -129,9 +131,9 @@ def need_equal_ranks(job: Job, name: str) -> None:
 class When(Enum):
     """When a policy's copies are made."""
 
-    BEFORE = "before"  # in a phase of their own before the first step; no node trains meanwhile
+    BEFORE = "before"  # before the first step, in a phase in which no node trains
     BESIDE = "beside"  # during training, by the class's threads, in the given order
-    ON_USE = "on_use"  # by the very read with which the node first reads the file
+    ON_USE = "on_use"  # when the node first reads the file; this read makes the copy
 
 
 @dataclass(frozen=True)
@@ -165,12 +167,13 @@ class Served:
     holder : (nodes, accesses) int32, the node that has the file, or PFS
     cls : (nodes, accesses) int8, the storage class there; meaningless if the holder is PFS
     into, down : (nodes, accesses) int8, the first and the last class that is written; STAGING if
-        none is. Each class from `into` to `down` is written with as many bytes as the file has: the
-        first with the file itself, each other one with what is pushed out of the class before it.
-        The classes are those of the file's owner, or of the node that uses the file if it has no
-        owner. A missed file is read through its owner if it goes into one of the owner's classes
-    redundant : (nodes, accesses) int64 [bytes], what a policy that reads larger pieces reads from
-        the file system in addition to the file; None for nothing
+        none is. From `into` to `down`, each class is written with as many bytes as the file has:
+        the first one with the file itself, each further one with what is pushed out of the class
+        before it. The classes are those of the file's owner, or of the node that uses the file if
+        it has no owner. A missed file is read through its owner if it goes into one of the owner's
+        classes
+    redundant : (nodes, accesses) int64 [bytes], what is read from the file system in addition to
+        the file, if the policy reads larger pieces; None for nothing
     """
 
     holder: Int32s
@@ -190,11 +193,11 @@ class Decision:
     remote : whether a node may read copies of other nodes
     due : (copies,) int64, the access by which each copy should be there, numbered for its node as
         in `Job.first_use`. Another node does not ask for the copy before it has itself come as far
-        (NoPFS 5.2.2). None: nodes know which copies exist
+        (NoPFS 5.2.2). With None, nodes know which copies exist
     owner : (files,) int32, the node that alone reads a file from the file system and sends it to
-        the nodes that ask for it; PFS for a file that every node reads itself. None: no file has an
-        owner. Requests that come while the owner reads a file share that read, so an owner that
-        keeps the file reads it once
+        the nodes that ask for it; PFS for a file that every node reads itself. With None, no file
+        has an owner. Requests that come while the owner reads a file share that read, so an owner
+        that keeps the file reads it once
     pfs : whether a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
     orders : returns the order of an epoch, as in Job, if the policy changes it. It may be wider
@@ -204,8 +207,8 @@ class Decision:
         given, `copies` only tells what the classes hold before the first step
     threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the
         node's staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes
-        to the rank that lacks most of its threads, in proportion (Lobster 4.3). None: every rank
-        has threads of its own
+        to the rank that lacks most of its threads, in proportion (Lobster 4.3). With None, every
+        rank has threads of its own
     free : whether reading takes no time (the perfect policy)
     notes : what the reader of a report should know
     """

@@ -19,8 +19,8 @@ NUMBER = re.compile(r"(\d) ([KMGTPE]?i?B\b|%)")
 
 
 def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
-    """What a daemon has counted between two of its reports. If there is no earlier report, or it is
-    of another daemon, what the daemon has counted since its start.
+    """Returns what a daemon has counted between two of its reports, or since its start if there is
+    no earlier report of this daemon.
 
     The result has the keys totals (as in a report), staged (copies made in the staging area) and
     served_bytes (bytes sent to other nodes).
@@ -166,8 +166,8 @@ def _no_room(report: dict[str, Any]) -> list[str]:
 
 
 def room_hint(report: dict[str, Any], files: int, size: int) -> str:
-    """A hint for the user that makes room for `files` more files of together `size` bytes; "" if no
-    tier can be used."""
+    """A hint that tells the user how to make room for `files` more files, which have `size` bytes
+    together; "" if no tier can be used."""
     usable = [tier for tier in report["tiers"] if tier["usable"]]
     if not usable:
         return ""

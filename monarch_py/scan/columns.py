@@ -20,8 +20,8 @@ BLOCK = np.uint64(512)
 # `source` is the same for the whole batch, and `version` counts changes that are made later.
 LEFT_OUT = ("hash", "source", "version")
 COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
-# Columns that are stored as the difference to another column of the same entry: column -> other
-# column. `unpack` decodes them in this order, so the other column is decoded before.
+# Column -> another column of the same entry. Only the difference of the two is stored. `unpack`
+# decodes the columns in this order, so the other column is always decoded already.
 FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime_ns"}
 FROM_BEFORE = ("ino", "mtime_ns", "place")
 
@@ -80,8 +80,9 @@ def _blocks_of(sizes: Array) -> Uints:
 
 
 def _off_the_order(entries: Array) -> tuple[Array, Array]:
-    """The distances of paths and of links' targets from where `_put_in_order` expects them: a path
-    directly behind the path before it, and a link's target directly behind its own path."""
+    """Two distances for each entry: from where `_put_in_order` expects its path, and from where it
+    expects its link's target. It expects a path directly behind the path before it, and a link's
+    target directly behind the link's own path."""
     paths = entries["path"].copy()
     paths[1:] -= _ends(entries)[:-1]
     targets = entries["copy_ino"] - np.where(

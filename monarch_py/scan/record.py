@@ -43,8 +43,8 @@ class Listed:
     batches: list[memoryview]
 
 
-# The records of all sources, by the sources' numbers, and when the node that made them began, on
-# time.monotonic() [s].
+# The records of all sources, by the sources' numbers, and the time.monotonic() at which the node
+# that made them began [s].
 Scanned = tuple[list[Listed], float]
 
 

@@ -103,8 +103,8 @@ class Walk:
         """Sets how many names the scan may look at until the next call. A number below 0 allows all
         names.
 
-        wanted : names in directories that `want` named; 0 keeps what is left of the last number
-        more_others : names in the other directories, added to what is left of the last number
+        wanted : names in directories that `want` named; 0 leaves the present number
+        more_others : names in the other directories, added to their present number
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)
 

@@ -18,8 +18,8 @@ def compare(
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Result | str]:
     """Simulates a scenario under these policies, or under all policies if none is named. Returns
-    each policy's result, in the order of the simulations; for a policy that cannot run in the
-    scenario, the reason.
+    each policy's result, in the order of the simulations. If a policy cannot run in the scenario,
+    its result is the reason.
 
     tell : called with each policy before it is simulated, and with "" at the end
 

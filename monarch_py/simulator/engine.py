@@ -41,12 +41,13 @@ class Measured:
     """The measurements of a run.
 
     epoch_end : (epochs,), when each epoch ended [s]
-    bytes, node_bytes : (epochs, 4), (nodes, 4), what was read, by PLACES [bytes]
-    reused : (epochs,), what copies of earlier epochs gave [bytes]
+    bytes, node_bytes : (epochs, 4), (nodes, 4), the bytes read from each of PLACES
+    reused : (epochs,), the bytes read from copies of earlier epochs
     stall, compute : (ranks,), how long each rank waited for samples, and computed [s]
-    filled : (nodes,), what the file system gave for copies and for other nodes [bytes]
-    pfs_bytes : (epochs,), everything that the file system gave [bytes]
-    ready, imbalanced : (epochs,), numbers of samples and of steps (`result`)
+    filled : (nodes,), the bytes that the file system gave for copies and for other nodes
+    pfs_bytes : (epochs,), all bytes that the file system gave
+    ready, imbalanced : (epochs,), the number of samples that were ready, and of imbalanced steps
+        (see result.py)
     first_step, pfs_busy : the time until the first step, and the time in which the file system was
         busy [s]
     """
@@ -190,7 +191,8 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
 
 def _dealt(values: Array, ranks: int) -> Array:
     """Deals the samples of nodes, (nodes, steps, width), to their ranks. Returns (nodes, steps,
-    ranks, samples). It serves policies that make their own steps and say only what a node takes.
+    ranks, samples). This serves policies that make their own steps, and say only what each node
+    takes.
 
     The ranks take the samples of a step in turn. A rank for which none is left gets NO_FILE."""
     nodes, steps, width = values.shape

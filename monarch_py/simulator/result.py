@@ -16,7 +16,8 @@ For each policy it gives seconds [s], bytes, and shares of all samples' bytes fr
 ``initial_seconds``     the part of the total before the first batch
 ``share``, ``bytes``    by ``staging``, ``local``, ``remote``, ``pfs``: where a sample came from
                         when it reached the staging buffer or the rank. Each sample counts once;
-                        ``staging`` is what was in the staging buffer by itself (lower bound).
+                        ``staging`` counts samples that cost nothing: all under `perfect`, and
+                        those that a read of the same file for another sample has brought
 ``reuse_hit_ratio``     the share of the dataset's bytes that copies of earlier epochs gave, on this
                         node or another, in an epoch after the first. It cannot exceed C/D, the
                         caches' capacity divided by the size of the dataset

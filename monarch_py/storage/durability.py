@@ -133,7 +133,7 @@ class Keeper:
         self.remove(numbers.tolist())
 
     def take_rows(self) -> Array:
-        """Returns `rows` and keeps none of them, because they are large and needed only once."""
+        """Returns `rows` and forgets them, because they are large and needed only once."""
         rows, self.rows = self.rows, self.rows[:0]
         return rows
 
@@ -175,7 +175,8 @@ class Keeper:
             gone = set(remove)
             self._manifest.change([row for row in add if row.copy not in gone], remove)
         except (OSError, sqlite3.Error) as error:
-            # This session still serves the copies; the next one removes them, as they have no row.
+            # This session still serves the copies. The next one removes them, because they have no
+            # row.
             if not self.broken:
                 log.warning("tier %s: copies cannot be recorded: %s", self.tier.root, error)
             self.broken = True

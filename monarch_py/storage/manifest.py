@@ -134,9 +134,9 @@ def damage_told(path: Path) -> Iterator[None]:
 
 
 def refuse_other_files(path: Path) -> None:
-    """Refuses a manifest that is not a regular file, or whose journal, which SQLite opens by name,
-    is not: SQLite would follow a link, and report a directory or a FIFO as a disk error. Raises
-    DamagedManifestError for these, and for files that cannot be read and written."""
+    """Raises DamagedManifestError if the manifest or its journal, which SQLite opens by name, is
+    not a regular file, or cannot be read and written. SQLite itself would follow a link, and report
+    a directory or a FIFO as a disk error."""
     for file in (path, path.with_name(path.name + "-journal")):
         try:
             mode = file.lstat().st_mode
@@ -240,7 +240,7 @@ class Manifest:
 
     def change(self, add: Iterable[Row], remove: Iterable[int]) -> None:
         """Adds and removes rows in one transaction. add : rows of copies that are on the disk;
-        remove : numbers of copies whose rows go."""
+        remove : the numbers of the copies whose rows are removed."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             rows = [row.values(self.source_number(row.source)) for row in add]

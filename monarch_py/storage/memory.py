@@ -1,4 +1,4 @@
-"""How much memory a RAM tier may still take before the kernel kills a process of the job.
+"""Finds out how much memory a RAM tier may still take before the kernel kills a process of the job.
 
 The pages of a tmpfs are charged to the memory cgroup of the process that wrote them. At the
 cgroup's limit the OOM killer cannot free these pages, and kills a process instead. So a RAM tier's

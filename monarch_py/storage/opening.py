@@ -62,8 +62,8 @@ class OpenTiers:
         return tier
 
     def end_unused(self) -> None:
-        """Ends the keepers of a daemon that has served nothing. A tier with a clean manifest stays
-        clean; in a tier whose copies had to be checked, the next daemon must check them."""
+        """Ends the keepers of a daemon that has served nothing. A tier that was clean stays clean.
+        If a tier's copies had to be checked, the next daemon must check them too."""
         for keeper in self.keepers.values():
             if keeper.must_check:
                 keeper.distrust()

@@ -160,8 +160,8 @@ class Tier:
         # Copies that took more than their rounded size: copy number -> bytes beyond that size.
         self._excess: dict[int, int] = {}
         self.cap_bytes: int | None = None  # set once the disk was full before the quota was
-        # Free memory: bytes at the last look, time of the next look, and bytes filled less bytes
-        # removed since the last look.
+        # Free memory: the bytes at the last look, the time of the next look, and how many bytes
+        # were filled since the last look, less those removed since then.
         self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
         # `overhead_bytes` at the last look, and the time of the next look.
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
@@ -206,8 +206,8 @@ class Tier:
         """Everything in the directory that has the name of a copy, as (copies,) of LISTED sorted by
         number. Files with other names are not ours.
 
-        is_sound : whether it is a regular file of this user with one name and the mode of a copy.
-            Others have put anything else there, and a FIFO or a link would mislead its reader.
+        is_sound : whether it is a regular file of this user, with one name and the mode of a copy.
+            Anything else comes from others, and a FIFO or a link would mislead its reader.
         """
         # A generator, because the process would keep the memory of a list of a million tuples.
         listed = np.fromiter(self._looks(), dtype=LISTED)
@@ -408,11 +408,11 @@ class Tier:
         self.usable = False
 
     def give_up(self, why: str) -> None:
-        """Places nothing here any more, and touches nothing by the tier's path."""
+        """Places nothing here any more, and no longer uses the tier's path."""
         self.usable, self.gone = False, why
 
     def broken(self, error: OSError) -> TierError:
-        """The error for a tier whose content can be neither listed nor put in order."""
+        """The error for a tier whose file system has returned `error`."""
         where = error.filename if isinstance(error.filename, str) else self.copies
         return TierError(
             f"tier {self.config.mount_point} goes unused: {where}: {error.strerror};"

@@ -45,7 +45,8 @@ def _ask(path: Path) -> tuple[int, int] | None:
         return None
     try:
         with warnings.catch_warnings():
-            # Python warns that other threads may hold locks in the child; the child takes none.
+            # Python warns that another thread's lock would stay locked in the child. The child
+            # takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
     except OSError:

@@ -108,8 +108,8 @@ def _may_be_root(uid: int) -> bool:
 
 
 def _writers(path: Path, st: os.stat_result) -> str:
-    """Who else may write because of the group's write bit; "" if nobody. If there is an access
-    list, that bit is the list's mask; otherwise it is the group's permission."""
+    """Who else may write to `path` through the group's write bit; "" if nobody. If `path` has an
+    access list, that bit is the list's mask, otherwise the group's permission."""
     try:
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
         return "those whom its access list names"

@@ -51,8 +51,8 @@ def mapping(beginning: str) -> Iterator[Path]:
 
 
 def began(process: Path) -> int | None:
-    """When the process was started, which distinguishes it from a later process with the same
-    number; None once the process has ended, whether it was reaped or not."""
+    """When the process was started. This distinguishes it from a later process with the same
+    number. None once the process has ended, whether it was reaped or not."""
     # The kernel may cut a process's name in the middle of a character, hence errors="replace".
     try:
         state, *fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -78,7 +78,7 @@ class Identity:
 
     @classmethod
     def parsed(cls, text: str) -> "Identity | None":
-        """The identity that `str` has written as this text; None for any other text."""
+        """The identity whose `str` is this text; None if the text is no identity."""
         words = text.split()
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             return None

@@ -7,8 +7,8 @@ LEAST_PIECE = 4
 
 
 def nearest(written: str, known: Iterable[str]) -> str | None:
-    """The known word that is spelled most like `written`; if none is close, the first known word
-    that contains `written`; else None."""
+    """The known word that is spelled most like `written`. If none is close, returns the first known
+    word that contains `written`, or None."""
     # Imported here because only errors need it, so a daemon without errors saves its memory.
     from difflib import get_close_matches
 

@@ -36,8 +36,8 @@ def parse_size(size: str) -> int:
 
 
 def parse_amount(amount: str) -> float:
-    """The mean number of bytes that `amount` stands for, as the nearest float. It is spelled as for
-    parse_size, but keeps fractions of a byte (``0.76KiB`` is 778.24)."""
+    """The mean number of bytes that `amount` stands for, as the nearest float. The spelling is that
+    of parse_size, but fractions of a byte are kept (``0.76KiB`` is 778.24)."""
     return float(_parsed(amount, amount, "size")[0])
 
 
@@ -96,7 +96,7 @@ def _tenths(n_bytes: int, unit: int) -> int:
 
 
 def counted(n: int, noun: str) -> str:
-    """A number of things: ``1 copy``, ``1,234 copies``."""
+    """A number with its noun: ``1 copy``, ``1,234 copies``."""
     if n == 1:
         return f"1 {noun}"
     return f"{n:,} {noun[:-1]}ies" if noun.endswith("y") else f"{n:,} {noun}s"

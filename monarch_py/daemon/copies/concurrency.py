@@ -8,31 +8,31 @@ from dataclasses import dataclass
 FIRST = 8
 # Rates are measured over windows. A window lasts WINDOW_S [s] at least, and until ENOUGH files, or
 # units of UNIT_BYTES [bytes], have come for each fill in flight, so that chance does not decide the
-# rate. At a slow source it ends after LONGEST times WINDOW_S.
+# rate. At a slow source a window ends after LONGEST times WINDOW_S.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # A step to more fills in flight pays if it multiplies the rate by more than GAIN. A step to fewer
 # pays if more than LOSS times the rate is left.
 GAIN, LOSS = 1.10, 0.95
-# For how many windows a good width is kept before another one is tried: FIRST_HOLD at first and
-# after a step up that paid, HOLD after a step down that paid. Each step up that did not pay doubles
-# the number, up to HOLD.
+# A good width is kept for some windows before another one is tried: FIRST_HOLD windows at first and
+# after a step up that paid, HOLD windows after a step down that paid. Each step up that did not pay
+# doubles the number, up to HOLD.
 HOLD, FIRST_HOLD = 40, 4
-# For how many windows a width is kept after a step back. What made programs wait may be over by
-# then.
+# A step back reduces the width because programs wait. The reduced width is kept for this many
+# windows, after which the cause of the wait may be over.
 BACK_HOLD = 10
-# A window tells how many files come per second if at least SOME_FILES files came in it. Two windows
+# The files per second of a window count only if at least SOME_FILES files came in it. Two windows
 # have files of the same kind if their mean sizes differ by no more than the factor ALIKE.
 SOME_FILES, ALIKE = 8, 1.5
-# Programs' opens take too long if their mean is more than LATE times its least value of the last
-# MEMORY_S [s]. Then the number of fills in flight is multiplied by BACK.
+# Programs' opens take too long if their mean time is more than LATE times its least value of the
+# last MEMORY_S [s]. Then the number of fills in flight is multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
 # If opens still take more than HELPED times their earlier time after IN_VAIN steps back, fills are
 # not what makes programs wait.
 IN_VAIN, HELPED = 3, 0.95
-# SOME_OPENS : the fewest opens whose mean is judged.  LEAST_S : the shortest time over which a mean
-# is taken that may count as the least one [s].
+# SOME_OPENS : the fewest opens whose mean is judged.  LEAST_S : only a mean that was taken over
+# this time or longer can be the least one [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -61,7 +61,7 @@ class Delay:
         self._least: deque[tuple[float, float]] = deque()  # (until when, mean of an open) [s]
         self._spell = (-math.inf, 0, 0.0)  # the mean being taken: since when, opens, their time
         self._before = (0, 0.0)
-        # The mean of the opens that were judged last [s], and whether it was as usual.
+        # The mean time of the opens that were judged last [s], and whether it was as usual.
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
@@ -131,7 +131,7 @@ class ReadsInFlight:
         self._trial: tuple[int, _Rate] | None = None
         self._down = True  # whether the last trial went down
         self._hold = FIRST_HOLD
-        self._kept = HOLD  # windows since the last trial: the first one comes at once
+        self._kept = HOLD  # windows since the last trial; HOLD, so that the first is due at once
         self._backs = 0  # steps back since programs last waited no longer than usual
         # Before the first of these steps: the width, and how long an open took [s].
         self._before_backs = self.width, 0.0
@@ -170,16 +170,16 @@ class ReadsInFlight:
             return windows >= 1
         units = (so_far.n_bytes - before.n_bytes) // UNIT_BYTES
         came, opens = max(so_far.files - before.files, units), so_far.opens - before.opens
-        is_heard = not 0 < opens < SOME_OPENS  # waits are judged before a width can pay
+        is_heard = not 0 < opens < SOME_OPENS  # there are enough opens to judge, or none
         return is_heard and (came >= ENOUGH * self.width or not self._was_full)
 
     def _begin(self, now_s: float, so_far: Counted) -> None:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width. Where the width is the least already, or steps back have changed
-        nothing, fills are not what makes programs wait, but a busy machine or other users of the
-        source. Then the wait as it is becomes the usual one."""
+        """Reduces the width. If the width is the least already, or earlier steps back have not
+        helped, it is not the fills that make programs wait, but a busy machine or other users of
+        the source. The present wait then becomes the usual one."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -209,7 +209,7 @@ class ReadsInFlight:
         growth = rate.growth_over(expected)
         if growth > (LOSS if self._down else GAIN):
             self._hold = HOLD if self._down else FIRST_HOLD
-            self._try(rate if growth > 1 else expected)  # it paid: further
+            self._try(rate if growth > 1 else expected)  # the step paid, so take another
         else:
             self.width = before
             self._keep(self._hold if self._down else min(HOLD, 2 * self._hold))

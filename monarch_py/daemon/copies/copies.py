@@ -79,7 +79,7 @@ class Copies:
         words = word.make(State.PRESENT, 0, results["tier"], results["copy"])
         serves: Bools = self.shared.catalog.words[ids] == words
         # If a file was changed while its copy was published, `drop_changed` may have seen the mark
-        # and not the copy.
+        # but not yet the copy.
         changed = serves & self.shared.changed(ids)
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
         serves &= ~changed
@@ -123,8 +123,8 @@ class Copies:
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
-        """Publishes copies. Returns whether it could: the catalog may have no room for their
-        inodes."""
+        """Publishes copies. Returns False if it could not, because the catalog has no room for
+        their inodes."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:

@@ -54,8 +54,8 @@ def is_passing(result: Any) -> bool:
     return result["status"] != JobStatus.DONE and result["error"] in NO_DESCRIPTOR
 
 
-# At most this many files are taken at a time that programs handed over before the catalog knew
-# them.
+# Of the files that programs handed over before the catalog knew them, at most this many are taken
+# at a time.
 UNMET = 512
 # At most this much of a tier's room is granted at a time [bytes], because each grant looks again at
 # what memory and disk have left.
@@ -64,8 +64,8 @@ GRANT_BYTES = 64 << 20
 # tier do. All buffers together take at most the part BUFFERS_SHARE of the memory that is left,
 # which is measured every MEMORY_LOOK_S [s].
 BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
-# The least number of fetches from peers in flight that nobody waits for. While the sources are
-# read, it is also the largest number.
+# How many fetches from peers that nobody waits for may be in flight at least. While the sources are
+# read, no more than these may be in flight.
 LEAST_FETCHES = 2
 # Until JUDGED_FILLS fills have shown how fast the sources are, programs' opens show it, if there
 # are SOME_OPENS of them. The sources are fast if the mean open takes less than AT_HAND_S [s]; at a
@@ -79,9 +79,9 @@ WORKED_S, WORKED_EACH_S = 0.1, 1.0
 class Engine:
     """The copy engine. The constructor raises MemoryError when not one thread can be started.
 
-    c : struct monarch_engine *;  width : how many threads read from the sources what nobody waits
-    for;  reads_ahead : whether PAGE_IN orders are done. Only every other thread does them, so that
-    a tier that hangs never keeps all threads; a single thread does none
+    c : struct monarch_engine *;  width : how many threads read files from the sources for which
+        nobody waits;  reads_ahead : whether PAGE_IN orders are done. Only every other thread does
+        them, so that a tier that hangs never keeps all threads; a single thread does none
     """
 
     def __init__(self, scanner: Scanner, peer_threads: int) -> None:
@@ -207,9 +207,9 @@ class Engine:
         return self._placed[: lib.monarch_engine_end_grant(self.c, where)]
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
-        """Tells the engine where the files of (n,) entries are kept, for the fills that it orders
-        itself where nodes share. From the first call on, it leaves to Python all files of which it
-        was told nothing. Raises MemoryError.
+        """Tells the engine which nodes keep the files of (n,) entries. In a cluster, the engine
+        needs this for the fills that it orders itself. From the first call on, it leaves all files
+        about which it was told nothing to Python. Raises MemoryError if there is no memory.
 
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none;  keeps : (n,) whether
         this node keeps the file
@@ -258,7 +258,7 @@ class Engine:
 
     def results(self) -> Iterator[Array]:
         """Yields batches of results, (n,) of dtype RESULT. A batch is valid until the next one is
-        asked for, its block sums until `settle`."""
+        asked for, and its block sums are valid until `settle`."""
         count = RESULTS
         while count == RESULTS:
             where = pointer(self._buffer)
@@ -288,8 +288,8 @@ class Engine:
 
     def _adapted_fetches(self, now_s: float) -> int:
         """Returns how many fetches from peers that nobody waits for may be in flight: the fewest
-        that bring nearly the most. While a source is read, only the least number may be: files that
-        only the source has come first, since those of other nodes are near anyway."""
+        that bring nearly the most. While a source is read, only the least number may be in flight:
+        files that only the source has come first, and files of other nodes are near anyway."""
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_FILES))
         reads = bool(lib.monarch_engine_reads_sources(self.c))
         is_full = self.pending(from_peers=True) > self._fetches.width and not reads
@@ -314,9 +314,10 @@ class Engine:
 
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
         """Returns how many threads may fill files that nobody waits for. Where the sources are
-        fast, programs need the processors more. Then fills run freely only while a processor is
-        idle; otherwise one thread fills, to see when a source is no longer fast. While programs'
-        own opens show that the sources are fast, that thread works only part of the time."""
+        fast, programs need the processors more than fills do. Then fills run freely only while a
+        processor is idle; otherwise one thread fills, to see when a source is no longer fast. While
+        programs' own opens show that the sources are fast, that thread works only part of the
+        time."""
         if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most
@@ -335,7 +336,7 @@ class Engine:
 
     def await_results(self, *, is_awaited: bool) -> None:
         """Tells the engine whether anything waits for the results of successful fills. If nothing
-        does, it rings the doorbell for fewer of them."""
+        does, the engine rings the doorbell for fewer results."""
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:
@@ -363,7 +364,8 @@ class Engine:
 
     def stop(self, limit_s: float) -> int:
         """Abandons all orders and ends the threads. Returns how many threads have not ended within
-        limit_s, because a file system does not answer. What they use must stay as it is."""
+        limit_s, because a file system does not answer. Descriptors and memory that these threads
+        use must stay as they are."""
         left = int(lib.monarch_engine_stop(self.c, max(0, int(limit_s * 1000))))
         for each in self._handovers if not left else ():
             each.close()

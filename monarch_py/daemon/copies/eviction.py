@@ -2,10 +2,11 @@
 
 Copies that are used neither in the rest of this epoch nor in the next one are evicted first (the
 rules of reuse count and reuse distance: their next use is farther than every known one), then the
-copies with the largest reuse distance. A copy is evicted for the nearest file that is fetched
-ahead, and only if that file's use after the coming one is sooner than the copy's next use (the rule
-of coordination with prefetching; `policies.eviction.exchange`). Nothing is evicted where no file
-needs the room, where the coming uses are not known, or without a plan.
+copies with the largest reuse distance. Of the files that are fetched ahead, the one used soonest
+gets the room. A copy is evicted for it only if that file's use after the coming one is sooner than
+the copy's next use (the rule of coordination with prefetching; `policies.eviction.exchange`).
+Nothing is evicted where no file needs the room, where the coming uses are not known, or without a
+plan.
 """
 
 import math
@@ -23,8 +24,8 @@ from monarch_py.policies.eviction import exchange
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import NOWHERE
 
-# A look for copies to evict is made every LOOK_S [s] at most, and all looks together take at most
-# the part SHARE of the time.
+# Copies to evict are looked for at most every LOOK_S [s], and all looks together take at most the
+# part SHARE of the time.
 LOOK_S, SHARE = 0.1, 0.05
 # Files that were given room by eviction, and whose fill has not begun, take at most this much
 # together; a single file may take more [bytes].
@@ -32,9 +33,9 @@ MOST_BYTES = 64 << 20
 # One look finds room for at most MOST_FILES files. For these it considers TIMES as many copies of a
 # tier, those whose next use is farthest in the future.
 MOST_FILES, TIMES = 2048, 4
-# If files that are meant for a tier, and have no copy yet, lack room there for this long, files of
-# no plan or another user of the file system have taken the room. Files that do not fit are then no
-# longer meant for the tier [s].
+# If files that are meant for a tier lack room there for this long [s], files outside the plan or
+# another user of the file system have taken the room. Files that do not fit are then no longer
+# meant for the tier.
 SHORT_S = 10.0
 # Uses are out of date if they were asked for longer ago than this [s].
 OLD_S = 5.0
@@ -45,9 +46,10 @@ Uses = Ints
 class Evictions:
     """Evicts copies where that pays. Runs in turns of the daemon's loop and never waits.
 
-    foresee : returns a future of (entries,) the distance of each entry's next use, and (entries,)
-    that of the use after it; NOT_SOON where no use is known. A thread works them out. Returns None
-    as long as too little is known;  may_go : tells which copies of (n,) files this node may drop;
+    foresee : has a thread work out two arrays (entries,): the distance of each entry's next use,
+        and that of the use after it; NOT_SOON where no use is known. Returns the future of both
+        arrays; None as long as too little is known
+    may_go : tells which copies of (n,) files this node may drop
     evicted : for each tier with eviction, by its number, how many copies were evicted
     """
 

@@ -20,7 +20,7 @@ class IdleCores:
 
     def has_one(self, now_s: float) -> bool:
         """Whether IDLE_CORES processors or more were idle in the last interval; False before the
-        first one has passed."""
+        first interval has passed."""
         if self._looked_at_s is None:
             self._looked_at_s = now_s
         elif now_s - self._looked_at_s >= LOOK_S:
@@ -31,11 +31,11 @@ class IdleCores:
     def _look() -> tuple[float, float]:
         """Returns the idle time of the processors, summed, and their whole time, summed [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
-        # Where processors are switched off, their numbers may not match. If none matches, all are
-        # taken.
+        # Where processors are switched off, the numbers of the two lists may not match. If no
+        # number matches, all processors are counted.
         times = [t for number, t in enumerate(all_) if number in mine] or all_
-        # Only the first eight fields are summed: the time of guests, which follows, is in that of
-        # programs already.
+        # Only the first eight fields are summed: the time of guests, which follows, is already part
+        # of the time of programs.
         return sum(t.idle + t.iowait for t in times), sum(sum(t[:8]) for t in times)
 
     def take(self) -> float:

@@ -33,8 +33,8 @@ class Compared:
 
 
 class Outdated:
-    """`look` may be called from any thread, all other methods only between the turns of the
-    loop."""
+    """Compares entries with the source, and drops the copies of files that have changed. `look` may
+    be called from any thread, all other methods only between the turns of the loop."""
 
     def __init__(self, scanner: Scanner, copies: Copies) -> None:
         self.scanner, self.copies, self.shared = scanner, copies, scanner.shared

@@ -24,8 +24,8 @@ from monarch_py.policies.lobster.queues import queue_seconds, share_threads
 # MOST_OF_TIME of the daemon's time.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
-# The bytes that a rank has opened count for less with time: after MEMORY_S, for 1/e of their number
-# [s]. A rank of which less than a byte is left is not active.
+# The bytes that a rank has opened count for less with time: after MEMORY_S [s] they count for 1/e
+# of their number. A rank with less than one byte left by this count is not active.
 MEMORY_S = 0.5
 # The threads' time is cut into SLICES slices for each rank on average. The time of the search grows
 # with the square of the number of slices. With more ranks than MOST_SEARCHED, each rank gets slices

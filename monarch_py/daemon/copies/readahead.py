@@ -16,8 +16,8 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import Bools, Ids, JobKind, JobStatus, State
 from monarch_py.storage.tiers import Tier
 
-# At most this much is being brought at a time [files, bytes], because nearer files may be known a
-# moment later.
+# At most this much is under way at a time [files, bytes], because files that are used sooner may
+# become known a moment later.
 MOST_FILES, MOST_BYTES = 64, 32 << 20
 
 
@@ -26,7 +26,7 @@ class ReadAhead:
     waits.
 
     tiers : the tiers of the configuration, by number; copies in RAM tiers are left alone
-    files : how many copies were brought
+    files : how many copies were brought into memory
     """
 
     def __init__(self, shared: Shared, engine: Engine, tiers: Sequence[Tier | None]) -> None:
@@ -35,7 +35,7 @@ class ReadAhead:
         self._is_slow[: len(tiers)] = [
             tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
         ]
-        self._brought = np.zeros(0, dtype=bool)  # by entry: brought since its last open?
+        self._brought = np.zeros(0, dtype=bool)  # by entry, whether brought since its last open
         self._under_way: dict[int, int] = {}  # sizes of copies being brought, by entry
         self.files = 0
 
@@ -52,9 +52,9 @@ class ReadAhead:
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders that files be brought: of these (n,) files, in the order of their use, those that
-        `wants` names, as many as may be under way at a time. The engine does these orders after all
-        that programs wait for."""
+        """Orders that files be brought into memory: of (n,) files, given in the order of their use,
+        the first ones that `wants` names, as many as may be under way at a time. The engine does
+        these orders after all orders that programs wait for."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -78,8 +78,8 @@ class ReadAhead:
 
     def filled(self, ids: Ids) -> None:
         """Notes (n,) files whose fill is ordered or has just ended: the pages of a new copy are in
-        memory already. It is called at the order as well, because a copy is visible before its
-        result is taken."""
+        memory already. It is called when the fill is ordered as well, because a copy is visible
+        before its result is taken."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:

@@ -1,8 +1,8 @@
 """The staging area: a small tier whose copies come and go.
 
-Files that a node reads and does not keep lie there from their fetch to their use (the staging
-buffer of NoPFS, 2). The area has the last tier number. No policy places files in it, and it has no
-manifest.
+Files that a node reads and does not keep lie in this area from their fetch to their use (the
+staging buffer of NoPFS, 2). The area has the last tier number. No policy places files in it, and it
+has no manifest.
 """
 
 import logging
@@ -36,8 +36,8 @@ AT_ONCE = 16
 
 def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier | None:
     """Opens the area that the configuration describes. If it describes none and one is `needed`,
-    opens one in shared memory. Returns the area; None if there is none or it cannot be opened, and
-    then the source serves these files."""
+    opens one in shared memory. Returns the area; None if there is none or it cannot be opened. The
+    source then serves the files that this node does not keep."""
     found = config.staging or (_default(len(config.tiers)) if needed else None)
     if found is None:
         return None
@@ -71,8 +71,8 @@ def _default(tiers: int) -> TierConfig | None:
 
 
 class Staging:
-    """Keeps which files are staged, and in which order they came and were opened; drops copies for
-    others. Runs in turns of the daemon's loop and never waits.
+    """Keeps track of the staged files, in the order in which they came or were opened, and drops
+    copies to make room for others. Runs in turns of the daemon's loop and never waits.
 
     number : the area's number among the tiers;  tier : None without an area; then nothing is staged
     """
@@ -120,8 +120,8 @@ class Staging:
             return 0
 
     def admits(self, sizes: Uints) -> Bools:
-        """Returns (n,) for which files of these sizes [bytes], taken in order, there is room
-        now."""
+        """Returns (n,) whether there is room now for each of the files, whose sizes [bytes] are
+        given and which are taken in order."""
         if self.tier is None:
             return np.zeros(len(sizes), dtype=bool)
         room = self.tier.room()
@@ -140,7 +140,7 @@ class Staging:
         return self.copies.leaving[self.number] > 0
 
     def _drop(self, bytes_: int, least_use: int) -> None:
-        """Drops copies of so many bytes together, chosen by `NodePolicy.victims`. Of copies with
+        """Drops copies of `bytes_` bytes together, chosen by `NodePolicy.victims`. Of copies with
         the same next use, or without a known one, the copy that came or was opened the longest ago
         is dropped first."""
         assert self.tier is not None
@@ -161,14 +161,14 @@ class Staging:
 
     def refuse(self, ids: Ids) -> None:
         """Leaves (n,) files to the source because no copy can be dropped for them now. It does so
-        at once, because readers wait. When anything changes here, they become ABSENT, so that their
-        next open wants them again."""
+        at once, because readers wait. When anything changes here, the files become ABSENT, so that
+        their next open wants them again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 
     def let_in(self) -> None:
         """Makes refused files ABSENT, so that they can be wanted again. It is called when copies
-        have arrived, or dropped ones are removed."""
+        have arrived, or when dropped copies have been removed."""
         if not self.refused:
             return
         ids, self.refused = np.concatenate(self.refused), []

@@ -1,8 +1,8 @@
 """`prefetch: auto`: fills the files beside those that programs read, before programs open them.
 
-Where nodes share, each node first fills the files whose home it is. It fetches other nodes' files
-only while a processor is idle, so that no program is slowed down: they are near once their homes
-have them.
+In a cluster, each node first fills the files whose home it is. It fetches other nodes' files only
+while a processor is idle, so that no program is slowed down. There is no hurry: these files are
+near once their homes have copies.
 """
 
 import os
@@ -44,8 +44,8 @@ Place = tuple[int, str]
 
 
 class _Home(IntEnum):
-    """Where files have their home: HERE, on this node, as all files do where nodes do not share; or
-    ELSEWHERE, on another node."""
+    """The home of a file: HERE is this node, ELSEWHERE is another node. Without a cluster, every
+    file has its home here."""
 
     HERE = 0
     ELSEWHERE = 1
@@ -129,7 +129,7 @@ class DirectoryPrefetch:
         self._is_waiting = self._has_given_way = False
         # How many files were ordered so far, and how many are being filled or wait for their turn.
         self.ordered = self.waiting = 0
-        self._is_followed = bool(self.shared.control.follow_opens)  # others need it on
+        self._is_followed = bool(self.shared.control.follow_opens)  # on for other parts anyway
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
             filler.give_way, filler.beside = self.give_way, self.unused.ordered
@@ -176,7 +176,7 @@ class DirectoryPrefetch:
     # --- what is filled -------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Runs one turn: orders files beside those that programs read, as many as may lie there
+        """Runs one turn: orders fills of files beside those that programs read, as many as may lie
         unused. Returns whether more of the catalog is to be looked at in the next turn, without a
         pause."""
         self._is_waiting = False
@@ -206,8 +206,8 @@ class DirectoryPrefetch:
         return self._idle.has_one(time.monotonic()) and not reads
 
     def _take(self, most: int, home: _Home) -> Ids:
-        """Returns the next (n,) of the files that were found, as many as may lie there unused. A
-        file that is larger than all that may lie unused is left out; its own open fills it."""
+        """Returns the next (n,) of the files that were found, as many as may lie unused. A file
+        that is larger than all that may lie unused is left out; its own open fills it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
         first = first[words[first] == State.ABSENT]
@@ -271,9 +271,9 @@ class DirectoryPrefetch:
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
-        """Drops copies that no program has used, the last ones of the catalog first, for (n,) files
-        that programs use and that have no room. Returns the files for which it has done so. From
-        then on nothing more is filled ahead, because the tiers have no room for it.
+        """Makes room for (n,) files that programs use and that have no room: drops copies that no
+        program has used, those last in the catalog first. Returns the files for which it has done
+        so. From then on nothing more is filled ahead, because the tiers have no room for it.
 
         A file gets this room only when it is used for the second time. A program that reads all
         files once an epoch will come to the files that were filled ahead; a program that reads only
@@ -292,7 +292,7 @@ class DirectoryPrefetch:
         self.filler.copies.forget(unused, State.ABSENT)
         return again
 
-    # --- once more ------------------------------------------------------------------------------
+    # --- starting over --------------------------------------------------------------------------
 
     def _put_back(self) -> None:
         """Forgets the files that were found and not ordered, because a new directory comes first.
@@ -312,8 +312,7 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Begins anew after every copy was dropped. From now on only what programs read afterwards
-        counts."""
+        """Begins anew after every copy was dropped. Only what programs read from now on counts."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False

@@ -56,8 +56,8 @@ class FailedFills:
         if is_passing(result):
             self._put_off(entry, error, in_use=in_use)
         elif status == JobStatus.TIER_FULL and number == self._staging.number:
-            # Other users of the file system have filled it for a while, so the next staged file
-            # would not fit either.
+            # Other users have filled the file system for a while, so the next staged file would not
+            # fit either.
             self._staging.refuse(one(entry))
         elif status == JobStatus.TIER_FULL:
             tier.note_full()
@@ -93,13 +93,13 @@ class FailedFills:
             self._ahead.append(entry)
 
     def try_again(self) -> None:
-        """Wants the files that were put off again, once PASSING_S have passed."""
+        """Queues again the files that were put off, once PASSING_S have passed."""
         if not len(self) or time.monotonic() < self._try_at_s:
             return
         in_use, ahead = (np.array(ids, dtype=np.uint64) for ids in (self._in_use, self._ahead))
         self._in_use, self._ahead = [], []
         self._requests.try_again(in_use)
-        # Files that are no longer WANTED were cancelled, or read by programs, meanwhile.
+        # Files that are no longer WANTED were cancelled, or read by programs, in the meantime.
         ahead = ahead[self._shared.catalog.states(ahead) == State.WANTED]
         self._requests.again(ahead, in_use=False)
 

@@ -55,8 +55,8 @@ class Filler:
     waits."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
-        """The tiers of the scanner are those of the configuration, followed by the staging area's
-        tier, or None in its place."""
+        """`scanner.tiers` holds the configured tiers, then the staging area's tier, or None without
+        a staging area."""
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
@@ -121,10 +121,11 @@ class Filler:
         self.readahead.filled(np.ascontiguousarray(ids))
 
     def end_turn(self) -> None:
-        """Grants the engine room. Until the next turn it orders files that readers wait for, and
-        places them where the filler would. The grant has no room while a plan says which tier is
-        meant for a file. It also has none while no fills are ordered: the loop then need not ask
-        the tiers for their room, so that one that hangs does not hold it up."""
+        """Grants the engine room. Until the next turn the engine orders fills of files that readers
+        wait for, and places them where the filler would. The grant has no room while a plan says
+        which tier is meant for a file. It also has none while no fills are ordered: the loop then
+        need not ask the tiers for their room, so that a tier that hangs does not hold the loop
+        up."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -134,8 +135,8 @@ class Filler:
     # --- orders ------------------------------------------------------------------------------
 
     def feed(self) -> bool:
-        """Gives the engine as many orders for files in use as it can take, and a portion of those
-        to be filled ahead. Returns whether the engine could take more at once."""
+        """Gives the engine as many orders for files in use as it can take, and a portion of the
+        files to be filled ahead. Returns whether the engine could take more at once."""
         if self.nodes is not None:
             self.nodes.step(scanned=self.scanner.scanned)
             if not self.nodes.is_ready:
@@ -152,15 +153,15 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # Some orders go the other way in the end, because a peer is lost or the source is
-            # faster.
+            # Some orders that were to ask a peer read the source in the end, because the peer is
+            # lost or the source is faster. So the sum of both kinds is limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         room -= self.checks.order(room)
-        # While files wait for room or descriptors, nothing is filled ahead, because it would only
-        # wait too.
+        # While files wait for room or descriptors, nothing is filled ahead, because such a fill
+        # would only wait too.
         is_short = self.requests.has_put_off or len(self.failed) > 0
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
@@ -185,7 +186,7 @@ class Filler:
             self._early.append(ids)
 
     def _take_from_source(self) -> None:
-        """Wants the files again that `_leave_to_source` has left to the source."""
+        """Queues again the files that `_leave_to_source` has left to the source."""
         for ids in self._early:
             self.requests.want(self.requests.let_in_again(ids, Reason.NO_ROOM))
         self._early = []
@@ -308,7 +309,8 @@ class Filler:
     def rooms(self) -> list[TierRoom]:
         """Returns the room of the tiers that the policy chooses from. Until it is known how many
         files there are, a tier on the catalog's file system leaves room for the catalog to grow: a
-        file without an entry gets nothing at all, while a file without a copy is only slower."""
+        file without an entry gets no help at all, while a file without a copy is only read more
+        slowly."""
         growing = set() if self.scanner.scanned else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
@@ -347,9 +349,9 @@ class Filler:
         return ids[:0]
 
     def _drop_spare(self, ids: Ids) -> Ids:
-        """Drops copies of other nodes' files, for those of (n,) files without room that this node
-        owns. Returns the files for which it has done so. It does nothing under a plan, which says
-        itself what is kept where."""
+        """Makes room for those of (n,) files without room that this node owns, by dropping copies
+        of other nodes' files. Returns the files for which room is made. It does nothing under a
+        plan, because the plan says what is kept where."""
         if self.nodes is None or self.policy.follows_plan:
             return ids[:0]
         sizes = self.shared.catalog.entries["size"]
@@ -387,8 +389,8 @@ class Filler:
     # --- results -----------------------------------------------------------------------------
 
     def collect(self) -> bool:
-        """Takes the engine's results, and tries files again that had no room. Returns whether there
-        were any results."""
+        """Takes the engine's results, and tries again the files that had no room. Returns whether
+        there were any results."""
         unstaged = found = False
         for results in self.engine.results():
             found = True

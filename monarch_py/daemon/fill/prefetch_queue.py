@@ -42,12 +42,13 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Adds files: with a ticket behind those that commands have asked for, without one behind
-        those that the scan has met. A ticket names the command, which can cancel its files."""
+        """Adds files. With a ticket they come after the files that commands have asked for; without
+        one they come after the files that the scan has met. A ticket names the command, which can
+        cancel its files."""
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Puts files that were handed out back, ahead of all others of their kind."""
+        """Puts back files that were handed out, ahead of all others of their kind."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():
@@ -92,7 +93,7 @@ class PrefetchQueue:
         return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 
     def take_back(self, ticket: str) -> Ids:
-        """Removes the files of a ticket. Returns the (n,) of them that were not settled."""
+        """Removes the files of a ticket. Returns those (n,) of its files that were not settled."""
         back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
         self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
         self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]

@@ -30,8 +30,8 @@ class FillRequests:
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
         self.ahead = PrefetchQueue(eager=eager)
-        # Files that programs use: first in one queue, then in one for each way, from the sources
-        # and from peers.
+        # Files that programs use. All come into one queue first; `part_ways` then sorts them into a
+        # queue for each way, from the sources and from peers.
         self._in_use: deque[Ids] = deque()
         self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
         self._awaited: deque[Ids] = deque()
@@ -52,7 +52,8 @@ class FillRequests:
     # --- by programs -------------------------------------------------------------------------
 
     def take_wants(self) -> None:
-        """Wants the files without a copy that programs have opened since the last turn."""
+        """Calls `want` for the files without a copy that programs have opened since the last
+        turn."""
         self.want(self.shared.take_wanted())
 
     def take_demands(self) -> None:
@@ -77,8 +78,8 @@ class FillRequests:
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
-        """Wants files that programs use, in this order. Entries that are no files, that have a copy
-        or are being filled, or that are BYPASS stay as they are."""
+        """Makes files that programs use WANTED, and queues them in this order. Entries that are no
+        files, that have a copy or are being filled, or that are BYPASS stay as they are."""
         if not len(ids):
             return
         states = word.state(self._words_of_files(ids))
@@ -114,16 +115,17 @@ class FillRequests:
     # --- ahead -------------------------------------------------------------------------------
 
     def fill_met(self) -> bool:
-        """With `prefetch: eager`, wants the files that have come into the catalog since the last
-        call, except those with adopted copies. Returns whether there are more."""
+        """With `prefetch: eager`, calls `fill_ahead` for the files that have come into the catalog
+        since the last call, except those with adopted copies. Returns whether there are more."""
         ids, more = self.ahead.meet(len(self.shared.catalog))
         self.fill_ahead(ids[word.state(self._words_of_files(ids)) == State.ABSENT])
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
-        """Wants files that a command names, in this order, behind those that programs use. Files
-        that had no room or failed before are wanted again. Files that are being filled for another
-        command are noted as this command's too. Returns how many of the files get a copy."""
+        """Makes files that a command names WANTED, and queues them in this order, behind those that
+        programs use. Files that had no room or failed before are queued again. Files that are being
+        filled for another command are noted as this command's too. Returns how many of the files
+        get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)
@@ -134,15 +136,17 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """Wants files again that have become ABSENT without a command, if `prefetch` is `eager`.
-        Otherwise they are filled when they are read."""
+        """Calls `fill_ahead` for files that have become ABSENT without a command, if `prefetch` is
+        `eager`. Otherwise they are filled when they are read."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
     def fill_ahead(self, ids: Ids, ticket: str = "") -> None:
-        """Wants (n,) files to be filled ahead, behind all others of their kind."""
+        """Makes (n,) files WANTED, and queues them to be filled ahead, behind all others of their
+        kind."""
         if len(ids):
-            # The engine may publish a copy at any moment, so what is being filled stays as it is.
+            # The engine may publish a copy at any moment, so files that are being filled stay as
+            # they are.
             states = self.shared.catalog.states(ids)
             self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
             self.ahead.add(ids, ticket)
@@ -168,7 +172,7 @@ class FillRequests:
         eager`, those that the scan has met wait for their turn again."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
-    # --- once more ---------------------------------------------------------------------------
+    # --- another try -------------------------------------------------------------------------
 
     def again(self, ids: Ids, *, in_use: bool) -> None:
         """Queues files whose fill is to be tried again."""
@@ -198,7 +202,7 @@ class FillRequests:
         return bool(self._no_room_yet)
 
     def let_in(self) -> None:
-        """Queues the files again that were put off."""
+        """Queues again the files that were put off."""
         for ids, in_use in self._no_room_yet:
             self._queue(ids, in_use=in_use)
         self._no_room_yet = []

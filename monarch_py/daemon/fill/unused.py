@@ -10,9 +10,9 @@ import numpy.typing as npt
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import NO_IDS, Ids, State
 
-# How much may be filled ahead and lie unused: BYTES_AT_FIRST [bytes], so that something may before
-# programs have read anything, and BYTES_FOR_EACH_READ for each byte that they have read. A byte
-# counts once, however often it is read.
+# How much may be filled ahead and lie unused: BYTES_AT_FIRST [bytes], even before programs have
+# read anything, and BYTES_FOR_EACH_READ more for each byte that they have read. A byte counts once,
+# however often it is read.
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
 # Marks of a file. ORDERED : it was ordered ahead and is unused.  READ : programs have read it.
@@ -74,8 +74,8 @@ class UnusedPrefetch:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Takes in (n,) files in use that have no room. Returns those for which it is the second
-        time, and notes that the others had none."""
+        """Takes in (n,) files in use that have no room. Returns those that have had no room before,
+        and notes that the others had none now."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():

@@ -31,11 +31,12 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# All nodes know which node keeps what within this time of each other, unless a node scans by itself
-# [s].
+# The nodes come to know which node keeps which file within this time of each other, unless a node
+# scans by itself [s].
 START_LIMIT_S = 1.0
-# While a node scans by itself, other nodes read nothing from the source ahead of its use, for this
-# long at most [s]. While a plan is placed they do not either, however long that takes.
+# While this node scans by itself, a request of another node for a file that no reader there waits
+# for may wait this long [s]. Otherwise that node would read the file from the source, although this
+# node is to read it. While a plan is placed, such requests wait however long that takes.
 SCAN_LIMIT_S = 10.0
 # How every node rounds the sizes of files, whatever its own tiers' file systems do: to whole blocks
 # of the usual size, plus room for a name and a row of the manifest [bytes]. All nodes must come to
@@ -82,7 +83,7 @@ class Nodes:
         self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
-        self.is_decided = False  # from the catalog alone
+        self.is_decided = False  # whether the owners were chosen from the catalog
         # Whether a plan must still decide on its files, see `follow`.
         self.awaits_plan = False
 
@@ -126,7 +127,7 @@ class Nodes:
         self.replicas.be_patient(self._patience)
 
     def follow(self, ids: Ids, tier: Int32s, files: int, holders: Holders) -> None:
-        """Takes over where a plan places (n,) entries, see `NodePolicy.follow`."""
+        """Takes over the places that a plan gives (n,) entries, see `NodePolicy.follow`."""
         self.policy.follow(ids, tier, files, holders)
         self._tell(ids)
 
@@ -137,8 +138,8 @@ class Nodes:
 
     def pass_on(self, ids: Ids) -> None:
         """Passes on those of (n,) files without room here that this node owns. From now on the next
-        node in each file's order owns the file, if there is one. Peers that ask this node for it
-        are told so, and ask that node."""
+        node in each file's order, if there is one, owns the file. Peers that ask this node for such
+        a file are told its new owner, and ask that node."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -218,8 +219,8 @@ class Nodes:
         self._tell(np.arange(first, self.policy.shared, dtype=np.uint64))
 
     def _tell(self, ids: Ids) -> None:
-        """Tells the peer server, and the engine for its own orders, which nodes keep (n,)
-        entries."""
+        """Tells the peer server which nodes keep (n,) entries. Tells the engine too, for the orders
+        that it makes itself."""
         owner = self.policy.owners(ids)
         moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)
@@ -252,8 +253,8 @@ class Nodes:
         self.replicas.close()
 
     def free(self) -> None:
-        """Frees the connections to peers, and what peers were served from. Call it once the engine
-        has stopped."""
+        """Frees the connections to peers, and the data from which peers were served. Call it once
+        the engine has stopped."""
         for peer in self.peers.values():
             peer.close()
         self.replicas.free()

@@ -77,7 +77,7 @@ class RouteChooser:
         who[inside] = self._who[ids[inside]]
         for node in np.unique(who[who != NOBODY]).tolist():
             # If the connection broke, the daemon may have been restarted and have lost the file. A
-            # daemon that only answers late has not.
+            # daemon that only answers late has not lost it.
             if self._peers[node].last_failure == PeerStatus.CUT:
                 self._who[self._who == node] = NOBODY
                 who[who == node] = NOBODY

@@ -86,7 +86,7 @@ class ReplicaServer(PeerServer):
 
     def be_patient(self, patience: int) -> None:
         """Sets which requests of peers wait until it is known what this node keeps. With
-        MONARCH_NOBODY_WAITS none does: it is known by now, or has taken too long."""
+        MONARCH_NOBODY_WAITS no request waits: the decision is made, or has taken too long."""
         lib.monarch_holdings_patience(self._c, patience)
 
     def answer(self) -> None:
@@ -111,7 +111,7 @@ class ReplicaServer(PeerServer):
         self._catalog = None
 
     def free(self) -> None:
-        """Frees what peers were served from. Call it when no thread of the engine can report a fill
-        any more."""
+        """Frees the data from which peers were served. Call it when no thread of the engine can
+        report a fill any more."""
         lib.monarch_holdings_free(self._c)
         self._c = ffi.NULL

@@ -64,7 +64,7 @@ class PlanManager:
 
     @property
     def is_active(self) -> bool:
-        """Whether any plan is not dropped: it is followed, or will be."""
+        """Whether there is a plan that was not dropped. Such a plan is followed, or will be."""
         return any(tracker.state != "dropped" for tracker in self.trackers)
 
     @property
@@ -79,9 +79,9 @@ class PlanManager:
 
     def observe(self, opened: Ids) -> None:
         """Takes note of (n,) entries that programs have opened since the last turn. It is called
-        before a turn drops anything, because the copies of these entries are the ones to drop.
-        Without this call they would still count as needed next, and copies needed later would be
-        dropped instead."""
+        before a turn drops anything, because the copies of these entries are to be dropped first.
+        Without this call they would still count as needed next, and copies that are needed later
+        would be dropped instead."""
         if len(opened):
             self._seen_at = time.monotonic()
         if not self.is_active or not len(opened):
@@ -115,7 +115,7 @@ class PlanManager:
     @contextmanager
     def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
         """Drops the plan if the body raises an error, so that a faulty plan does not end the
-        daemon. Logs it when the plan is dropped."""
+        daemon. If the body has dropped the plan, for this or another reason, logs the reason."""
         was_dropped = tracker.state == "dropped"
         try:
             yield
@@ -133,8 +133,8 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells the routes that files which all nodes are past are whole on the nodes that own
-        them."""
+        """Tells `routes` which files all nodes have used by now. The nodes that own these files
+        have them whole."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)
@@ -216,7 +216,7 @@ class PlanManager:
             self._jobs.pop(old, None)
             self.trackers[self.trackers.index(old)] = new
 
-    # --- where files have their place -----------------------------------------------------------
+    # --- placement ------------------------------------------------------------------------------
 
     def _place(self) -> None:
         """Has the thread find the plans' files and place them, once everything is scanned. Takes
@@ -273,11 +273,11 @@ class PlanManager:
             self.filler.policy.follow(placed.ids, placed.tier, entries)
         self._prefetch.begin(placed.order)
 
-    # --- what goes for others -------------------------------------------------------------------
+    # --- eviction -------------------------------------------------------------------------------
 
     def _foresee(self) -> Future[Distances] | None:
-        """Returns the next two uses of all files as `Evictions` wants them, as if all plans went on
-        at the same pace; None as long as too little is known."""
+        """Returns the next two uses of all files, in the form that `Evictions` takes, as if all
+        plans went on at the same pace; None as long as too little is known."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         if not active or not all(tracker.sees_far for tracker in active):
             return None
@@ -286,7 +286,7 @@ class PlanManager:
 
     def _may_go(self, ids: Ids) -> Bools:
         """Returns (n,) whether the copy of each file may be evicted. Files of a followed plan may,
-        except those that this node owns, because other nodes get them here."""
+        except those that this node owns, because other nodes fetch them from here."""
         known = np.zeros(len(self.filler.policy.planned), dtype=bool)
         for tracker in self.trackers:
             known[tracker.entries] |= tracker.is_active
@@ -298,9 +298,9 @@ class PlanManager:
     # --- the ranks ------------------------------------------------------------------------------
 
     def due_bytes(self) -> Floats | None:
-        """Returns (ranks of this node,) how much is not yet here of the files that each rank needs
-        next [bytes]. Returns None without a plan, and with several plans, because it is not known
-        which plan a rank follows."""
+        """Returns (ranks of this node,) the sizes of the files that each rank needs next and that
+        have no copy here yet, summed [bytes]. Returns None without a plan, and with several plans,
+        because it is not known which plan a rank follows."""
         following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:
             return None
@@ -310,7 +310,7 @@ class PlanManager:
         ranks = following[0].timeline.ranks_per_node
         return np.bincount(rank[missing], sizes[missing], ranks).astype(np.float64)
 
-    # --- told -----------------------------------------------------------------------------------
+    # --- status ---------------------------------------------------------------------------------
 
     def told(self) -> list[dict[str, Any]]:
         """Returns what `status` says of each plan."""

@@ -50,8 +50,8 @@ class PlacementTask:
 
     words : (entries,) a copy of the catalog's words;  rooms : the room of this node's tiers,
     without the staging area;  nodes : None for one node alone;  is_first : whether no placement was
-    made before. In a later one files stay with the nodes that keep them now, because not all nodes
-    may place at the same time
+    made before. In a later placement, files stay with the nodes that keep them now, because not all
+    nodes may place at the same time
     """
 
     trackers: Sequence[PlanTracker]

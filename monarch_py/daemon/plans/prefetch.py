@@ -1,9 +1,9 @@
 """Fetches files ahead along the plans.
 
-Files are fetched in the exact order of access (NoPFS 2, Rule 1), after those that readers wait for.
+Files are fetched in the exact order of access (NoPFS 2, Rule 1), after files that readers wait for.
 Kept files go into the tiers, and all others into the staging area, as far ahead as the area can
-hold them. After this window come the kept files that are used later, in the order of their first
-use.
+hold them. Behind this window, kept files that are used later are fetched in the order of their
+first use.
 """
 
 import math
@@ -25,7 +25,7 @@ LOOK = 65536
 # demand and for files that were used just now.
 WINDOW_LEAVES = 8
 # How much is being fetched ahead at a time, at least and at most [files, files, bytes]. It is
-# little, because nearer files may be known a moment later.
+# little, because files that are used sooner may become known a moment later.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest time between two looks at what lies ahead [s].
 LOOK_S = 0.02

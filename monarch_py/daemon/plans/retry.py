@@ -1,9 +1,9 @@
 """Tells when a dropped plan is tried again.
 
-A plan was dropped because a job did not do what the plan says. Another job may do so. Therefore the
-plan is tried again when all processes that used the session at that time have ended and other
-processes open files, at the next `monarch run`, and when its file has changed. These checks run in
-a thread.
+A plan was dropped because a job did not do what the plan says. Another job may follow the plan.
+Therefore the plan is tried again when all processes that used the session at that time have ended
+and other processes open files, at the next `monarch run`, and when its file has changed. These
+checks run in a thread.
 """
 
 import time

@@ -64,7 +64,7 @@ class Found:
     """The files of a plan in the catalog.
 
     entries : (files,) uint64, the entry of each file;  used : (files,) whether any node uses it;
-    problem : why the plan cannot be followed, "" if it can;  runs : the first two runs
+    problem : why the plan cannot be followed, "" if it can;  runs : the plan's first two runs
     """
 
     entries: Ids
@@ -201,8 +201,8 @@ class PlanTracker:
         return np.asarray(self.entries[units[units != NONE]])
 
     def take_used(self) -> Ids:
-        """Returns (n,) entries that any node has used in a run which all nodes have finished. Each
-        run is returned once. A run counts as finished by all when this node is far enough in the
+        """Returns (n,) entries that nodes have used in a run that all nodes have finished. Each run
+        is reported once. A run counts as finished by all nodes when this node is far enough in the
         next one."""
         estimator = self.estimator
         if not self._over or estimator is None or estimator.front <= estimator.run.window:
@@ -230,8 +230,8 @@ class PlanTracker:
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
-        """Returns the run in which the last accesses lie together best, as (number, run, position);
-        None if there is none. Runs in the thread."""
+        """Returns the run that holds the largest share of the last accesses close together, as
+        (number, run, position); None if there is none. Runs in the thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)

@@ -6,7 +6,7 @@ from monarch_py.scan.walk import ALL_NAMES
 # by LEAST names. The kernel keeps a file's attributes for about a second after the scan has asked
 # for them; a fill that comes later has to ask the source again.
 AHEAD_S, LEAST = 0.4, 8
-# Within this time the scan has looked at the names that it was allowed, unless the source is slow
+# Within this time the scan has looked at as many names as it was allowed, unless the source is slow
 # [s].
 LOOK_S = 0.2
 # For every OPENS_A_NAME opens of programs at the source, the scan may look at one name in
@@ -20,8 +20,8 @@ MOST_S = 120.0
 
 
 class ScanPace:
-    """Keeps the scan from running far ahead of programs. If it looks at a file long before the
-    file's reader, or fill, the source is asked twice.
+    """Keeps the scan from running far ahead of programs. If the scan looks at a file long before
+    the file is read or filled, the source is asked about the file twice.
 
     awaits_job : whether a program is about to begin
     """
@@ -37,8 +37,8 @@ class ScanPace:
     def step(
         self, now_s: float, *, opens: int, filled: int, waiting: int, found: int
     ) -> tuple[int, int]:
-        """Returns how many names the scan may look at until the next call, as `Scan.allow` takes
-        it.
+        """Returns how many names the scan may look at until the next call, in the form that
+        `Scan.allow` takes.
 
         opens : opens of programs at the source so far;  filled, waiting : how many files were
         filled ahead so far, and how many still wait for it;  found : entries that the scan has

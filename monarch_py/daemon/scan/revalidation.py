@@ -1,8 +1,9 @@
 """Compares the names and attributes in the catalog with the source, again and again.
 
-The scan leaves a listing for each directory. From then on, while clients use these, the directories
-are compared with the source at least every `revalidate` seconds. A directory that has changed, and
-every file in it that is gone or replaced, is left to the source for the rest of the session.
+The scan leaves a listing for each directory. From then on, while clients use the listings, the
+directories are compared with the source at least every `revalidate` seconds. A directory that has
+changed, and every file in it that is gone or replaced, is left to the source for the rest of the
+session.
 """
 
 import logging
@@ -20,8 +21,8 @@ from monarch_py.native import Kind, ffi, lib
 
 log = logging.getLogger("monarch.metadata")
 
-# The times that file systems keep may be as coarse as this [s]. A directory that changed less than
-# this before its listing may have changed again after it, with the same time.
+# Timestamps of file systems may be as coarse as this [s]. A directory that changed less than this
+# before its listing may have changed again after the listing, and still have the same timestamp.
 YOUNG_S = 2.0
 # How many directories and files are compared in one call. Between two calls the thread keeps to the
 # configured rate, and sees whether it is to stop.
@@ -39,7 +40,7 @@ class Metadata:
         self._is_ready = self._has_listings = False
         self._young: list[int] = []  # young directories, to be looked at again
         self._young_at = 0.0
-        self._held: deque[int] = deque()  # those of them that have not changed
+        self._held: deque[int] = deque()  # young directories that were found unchanged
         self._hits = 0
         self._caught_up = 0.0
 

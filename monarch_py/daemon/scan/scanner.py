@@ -34,7 +34,7 @@ BATCHES_A_TURN = 8
 # or a plan asks for.
 NAMES = 4
 # Of the files that the engine has taken into the catalog between two turns, at most this many are
-# looked at.
+# counted as opened in their directories.
 LOOKS = 64
 # Opens are counted for at most this many directories; then all counts begin anew.
 MOST_COUNTED = 65536
@@ -121,7 +121,7 @@ class Scanner:
         self._is_in_a_hurry = False
         self._allowed = ALL_NAMES
         self._known = 0  # entries that `note_met` or `_insert` has seen
-        self.has_more = False  # whether work is left for which nobody will ring
+        self.has_more = False  # whether work is left for which nobody will ring the doorbell
         self.full = False  # whether shared memory has no room for more entries
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
@@ -134,7 +134,8 @@ class Scanner:
 
     @property
     def scanned(self) -> bool:
-        """Whether all that was asked for is known. Unless the scan is lazy, this is everything."""
+        """Whether all that the scan was asked for is known. Unless the scan is lazy, it was asked
+        for everything."""
         return all(source.scanned for source in self.sources)
 
     @property
@@ -145,8 +146,9 @@ class Scanner:
     @property
     def met_by_engine(self) -> int:
         """A bit for each source whose files the engine may take into the catalog by itself when
-        programs hand them over. It may if the configuration leaves no file out, no copy of an
-        earlier session may belong to one, and no directory was renamed in this session."""
+        programs hand them over. The engine may do so if the configuration leaves no file out, no
+        copy of an earlier session can belong to such a file, no directory was renamed in this
+        session, and shared memory has room for more entries."""
         has_earlier = any(len(validator.rows) for validator in self.validators)
         if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
             return 0
@@ -345,7 +347,7 @@ class Scanner:
 
     def take_hints(self) -> Ids:
         """Takes in files that clients opened before the catalog knew them. Returns the entries of
-        those that it knows by now; they are to be filled."""
+        the files that the catalog knows by now. These files are to be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for path in told:

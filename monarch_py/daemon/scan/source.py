@@ -15,8 +15,8 @@ from monarch_py.scan.walk import Batch, Walk, read_up
 
 log = logging.getLogger("monarch.scanner")
 
-# At most this many directories that programs read are kept, the latest ones. A scan keeps as many
-# (csrc/scan/scan.h).
+# The source remembers the directories that programs read last, at most this many. A scan remembers
+# as many (csrc/scan/scan.h).
 WANTS = 16
 
 
@@ -76,10 +76,10 @@ class Source:
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
-        self.is_whole = self._becomes_whole = False  # whether all of it is known
+        self.is_whole = self._becomes_whole = False  # whether the whole source is known
         self.errors = 0
         self.scan_seconds = 0.0
-        self.found = 0  # entries
+        self.found = 0  # how many entries its scans have found
         self._parts = Parts()
         self._read: deque[tuple[str, bool]] = deque(maxlen=WANTS)
         if recorded is not None or not is_lazy:
@@ -97,12 +97,12 @@ class Source:
 
     @property
     def is_read(self) -> bool:
-        """Whether programs have read through a directory of it."""
+        """Whether programs have read through a directory of the source."""
         return len(self._read) > 0
 
     def ask_for(self, directory: str, *, is_deep: bool, is_read: bool = False) -> bool:
-        """Has a directory, relative to the root, listed unless it was asked for before. Returns
-        whether it was not asked for before.
+        """Has a directory, relative to the root, listed. Returns False if it was asked for before,
+        so that it is not listed again.
 
         is_deep : whether everything below it is listed too;  is_read : whether programs read it, so
         that it is listed before others
@@ -116,8 +116,8 @@ class Source:
     def begin(
         self, config: Config, doorbell: Any, known: tuple[Any, Any, int], allowed: tuple[int, int]
     ) -> bool:
-        """Begins to list what was asked for. Returns whether it could. If the root cannot be looked
-        at, it logs that, and unknown files of the source get no copies."""
+        """Begins to list what was asked for. Returns False if the root cannot be looked at. It logs
+        that, and unknown files of the source get no copies."""
         directories, is_deep = self._parts.take()
         self._becomes_whole = is_deep and "" in directories
         recorded, self._recorded = self._recorded, None  # it is large, and needed once

@@ -1,4 +1,4 @@
-"""Asks the source for files that programs open before the scan has met them."""
+"""Asks the source about files that programs open before the scan has come to them."""
 
 import logging
 import queue
@@ -13,16 +13,16 @@ Seen = TypeVar("Seen")
 # The number of a source, and a path relative to it.
 Path = tuple[int, str]
 
-# At most this many files are asked for at the same time.
+# At most this many files are asked about at the same time.
 THREADS = 4
 # At most this many files wait. Further files are forgotten; the scan will meet them, or their next
 # open tells of them again.
 WAITING = 1024
-# While a scan runs, it gets this long to meet a file before the source is asked for the file by
-# itself [s].
+# How long a running scan has to come to a file before the source is asked about this file alone
+# [s].
 SCAN_S = 0.1
-# If more files than this wait, only those for which the source is to be asked now are looked up in
-# the catalog.
+# If more files than this wait, only those about which the source is to be asked now are looked up
+# in the catalog.
 FEW = 32
 
 
@@ -30,8 +30,8 @@ class UnlistedFiles(Generic[Seen]):
     """Asks the source for unlisted files in threads of its own, because the source may take long,
     and the loop must never wait for it.
 
-    look : asks the source for one file. It returns None if there is no file, or none that belongs
-    in the catalog
+    look : asks the source about one file. It returns None if there is no file, or none that belongs
+        in the catalog
     ring : called in these threads when an answer can be taken, but not after `close`
     """
 
@@ -68,7 +68,7 @@ class UnlistedFiles(Generic[Seen]):
         return list(met.values())
 
     def ask(self, *, is_scanned: bool) -> None:
-        """Has the threads ask the source for files that have waited long enough."""
+        """Has the threads ask the source about files that have waited long enough."""
         for path in self._due(is_scanned=is_scanned)[: THREADS - len(self._asked)]:
             del self._since[path]
             self._asked.add(path)
@@ -81,7 +81,7 @@ class UnlistedFiles(Generic[Seen]):
         return [path for path, since in self._since.items() if since <= oldest]
 
     def take_answers(self) -> list[tuple[Path, Seen]]:
-        """Returns the files that the source has told of since the last call."""
+        """Returns the files that the source has described since the last call."""
         answers = []
         while not self._answers.empty():
             path, seen = self._answers.get()
@@ -114,7 +114,7 @@ class UnlistedFiles(Generic[Seen]):
                     self._ring()
 
     def close(self) -> None:
-        """Ends the threads, without waiting for those that wait for the source. `ring` is not
+        """Ends the threads, without waiting for threads that wait for the source. `ring` is not
         called any more from here on."""
         with self._lock:
             self._is_closed = True

@@ -76,7 +76,8 @@ class Sampler(ABC):
         be skipped
     ranks_field : name of the field with the number of ranks for which the order is made; None if
         there is no such field
-    own_split : the only Loader.split that deals this order as the ranks see it; None for any split
+    own_split : the only Loader.split that deals this order to the ranks as the library does; None
+        for any split
     by_epoch : True if the sampler counts epochs of the training (set_epoch), even for a part that
         does not run in each epoch; False if it counts the runs of its part
     """

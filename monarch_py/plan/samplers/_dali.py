@@ -1,9 +1,9 @@
 """NVIDIA DALI's readers without DALI: the order in which DALI 2.4 reads and delivers.
 
-With random_shuffle, a reader reads ahead into a buffer and delivers samples from it at random. So
-the storage sees the order in which the buffer is filled. For the file reader this is the order of
-its list, which is shuffled once with a fixed seed; for readers of records it is the order of the
-file.
+With random_shuffle, a reader fills a buffer ahead of time and delivers samples from it at random.
+So the storage sees the order in which the buffer is filled. The file reader fills it in the order
+of its list, which is shuffled once with a fixed seed. Readers of records fill it in the order of
+the file.
 """
 
 from collections.abc import Iterator

@@ -16,8 +16,8 @@ _MODULUS = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class NoPFSSampler(Sampler):
-    """One array, which std::shuffle shuffles again in each epoch, starting from the order of the
-    epoch before. The engine is std::default_random_engine, which is std::minstd_rand0 in libstdc++.
+    """Shuffles one array with std::shuffle in each epoch, starting from the order of the epoch
+    before. The engine is std::default_random_engine, which is std::minstd_rand0 in libstdc++.
 
     Ranks take slices of each global batch (a Loader with `split: slices`).
     """

@@ -17,7 +17,7 @@ _METHODS = ("permutation", "shuffle")
 
 @dataclass(frozen=True)
 class NumpySampler(Sampler):
-    """A permutation by numpy.random in each epoch.
+    """Draws a permutation with numpy.random in each epoch.
 
     generator : 'RandomState' (which np.random.seed seeds) or 'default_rng'
     method : 'permutation' for rng.permutation(length) in each epoch, or 'shuffle' for rng.shuffle

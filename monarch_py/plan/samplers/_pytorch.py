@@ -22,9 +22,9 @@ LARGE_RANDPERM = ((1 << 32) - 1) // 20
 # From this range on, randint takes two draws per number (DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# When a DataLoader draws from the sampler's generator. A DataLoader to which this generator was
-# passed draws its workers' seed from it: two draws before each epoch, or with persistent_workers
-# only before the first epoch.
+# When a DataLoader draws from the sampler's generator. It does so if this generator was passed to
+# it, because it then draws its workers' seed: two draws before each epoch, or with
+# persistent_workers only before the first epoch.
 LOADER_DRAWS = ("none", "every_epoch", "first_epoch")
 
 

@@ -42,17 +42,17 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     2. Reuse distance: a copy used in iteration h of an epoch's I iterations is dropped if its next
        use on the node is more than 2 I - h iterations away, beyond the end of the next epoch.
     3. Coordination with prefetching: if the cache is full, the copy with the largest reuse distance
-       is dropped for the nearest sample that is prefetched.
+       is dropped for the prefetched sample that is used soonest.
 
     A node that does not hold a sample reads it from a node that does, else from the file system,
     and keeps it. Threads are shared among the GPUs of a node so that all GPUs have the samples of a
     step at about the same time (4.1 to 4.3, `_threads`). On a single node every sample is used in
     every epoch, so only rule 3 can act.
 
-    Assumptions: samples are loaded shortly before their use. So each loaded sample is the nearest
-    prefetch, and rule 3 decides by the sample's own next use whether it stays. Nodes see what the
-    others held at the start of the step. Rule 2 applies to samples that are used again, rule 1 to
-    the others.
+    Assumptions: samples are loaded shortly before their use. So each loaded sample is the
+    prefetched one that is used soonest, and rule 3 decides by the sample's own next use whether it
+    stays. Nodes see what the others held at the start of the step. Rule 2 applies to samples that
+    are used again, rule 1 to the others.
 
     evictions : counts what the rules drop, if it is given
     """

@@ -1,4 +1,4 @@
-"""The loading queues of GPUs: their time by threads, and their threads (Lobster 4.2 and 4.3)."""
+"""The loading queues of GPUs: the time that each takes, and its threads (Lobster 4.2 and 4.3)."""
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,8 @@ def queue_bytes(
 
 
 def queue_seconds(loads: npt.NDArray[np.int64], rates: Floats, most: int) -> Floats:
-    """Returns (..., most) the time in which each queue loads its samples with 1, 2, ... threads
-    [s]. It is the sum over the sources of bytes / rate, because a thread loads one sample after the
+    """Returns (..., most) how long each queue takes to load its samples with 1, 2, ... threads [s].
+    This is the sum over the sources of bytes / rate, because a thread loads one sample after the
     other.
 
     loads : (..., sources) [bytes];  rates : (sources,) [bytes/s], the rate of one thread of a queue
@@ -52,8 +52,8 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     total : number of loading threads, T_L
 
     The result is (..., queues) int64, each 1 or more, in sum at most `total`. The difference
-    between the largest and the smallest predicted time is minimal; of several results with the same
-    difference, the one with the smallest largest time is taken. Raises PolicyError if there are
+    between the largest and the smallest predicted time is minimal. Of several results with the same
+    difference, the one whose largest time is smallest is taken. Raises PolicyError if there are
     more queues than threads.
 
     This is Algorithm 1 by its intent. It deviates from the printed form:

@@ -36,9 +36,9 @@ class Placement:
     extra: tuple[npt.NDArray[np.int64], ...]
 
     def holders(self) -> Holders:
-        """Returns (files, ASKED) the nodes that hold each file, the owner first. Of several further
-        holders of a file one is named. Different files name different holders, so that all holders
-        are asked."""
+        """Returns (files, ASKED) the nodes that hold each file, the owner first. If a file has
+        several further holders, only one is named. Which one is named differs from file to file, so
+        that all holders are asked."""
         holders = np.full((len(self.owner), ASKED), NOBODY, dtype=np.int32)
         holders[:, 0] = self.owner
         for node, extra in enumerate(self.extra):
@@ -98,9 +98,9 @@ def place(
 def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64]]:
     """Returns (files,) the owner of each file, and (nodes,) the room that is left [bytes].
 
-    If there is room for further holders, files first get owners only in the room that each node
-    does not want for copies of other nodes' files. Otherwise all spare room would be on the nodes
-    that are filled last. The files that are left then get owners in all room.
+    If there is room for further holders, a node at first keeps the room free that it wants for
+    copies of other nodes' files. Otherwise all spare room would be on the nodes that are filled
+    last. Files that get no owner in this way then get one in all room.
     """
     owner = np.full(len(program.sizes), PFS, dtype=np.int32)
     left = np.array(program.quotas, dtype=np.int64)
@@ -115,8 +115,8 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
-    """Returns (nodes,) the bytes that each node wants besides its own files: of files whose value
-    there is above the price, and whose best node is another one."""
+    """Returns (nodes,) the bytes of the files that each node wants besides its own: files whose
+    value there is above the price, but whose best node is another one."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)

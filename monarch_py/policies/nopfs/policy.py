@@ -1,4 +1,4 @@
-"""NoPFS as a policy: how often nodes use a file decides who holds it, its first use when it comes.
+"""NoPFS as a policy: frequencies decide which node holds a file, first uses when it is fetched.
 
 `planned` is our variant, in which only a file's owner reads the file from the source.
 """
@@ -28,8 +28,8 @@ def nopfs(job: Job) -> Decision:
     no node holds (the paper's scenario 4). Each fetch takes the fastest of the local copy, a remote
     copy and the file system (4). A node does not ask whether another node has a file by now. It
     assumes so once it has itself come as far as the access by which the other node needs the file
-    (5.2.2). Classes fill during training, in order of first use, so that files that are late come
-    first. A read that finds its file missing in the node's class fills it.
+    (5.2.2). Classes fill during training, in order of first use, so that files that are late
+    already come before all others. A read that finds its file missing in the node's class fills it.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -79,8 +79,7 @@ def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
 
 
 def _decision(job: Job, copies: Copies) -> Decision:
-    """Returns the decision that belongs to a placement. It is made in the same way for both
-    placements of NoPFS."""
+    """Returns the decision to make these copies. Both placements of NoPFS use it."""
     due = _needed(job, job.first_use[copies.node, copies.file], copies.file)
     return Decision(copies=copies, when=When.BESIDE, remote=True, due=due)
 
@@ -97,10 +96,10 @@ def need_differences(job: Job, name: str) -> None:
     """Checks that the nodes do not all use every file about equally often, epoch after epoch.
     Raises PolicyError if they do.
 
-    They do so with whole files of many samples. The frequencies of these have a relative spread of
-    sqrt(1 - 1 / nodes) divided by the root of the number of samples that a node reads of a file
-    (binomial, NoPFS 3.1). A node uses a file of one sample less than once an epoch, so such files
-    are never refused.
+    If files have many samples and are used as a whole, they are used about equally often: the
+    relative spread of their frequencies is sqrt(1 - 1 / nodes), divided by the root of the number
+    of samples that a node reads of a file (binomial, NoPFS 3.1). A node uses a file of one sample
+    less than once an epoch, so such files are never refused.
     """
     used = job.frequencies
     mean = float(used.mean())

@@ -33,10 +33,11 @@ def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:
     """Returns the reads that bring these samples.
 
     samples : (samples,), numbers of samples within the dataset, in any order, each once
-    gap : a read goes on over at most this many unwanted samples between two wanted ones
+    gap : a read may include at most this many unwanted samples between two wanted ones
     chunk : how many samples a chunk of the file has. A read ends with its chunk, since chunks need
         not lie one after the other
-    vain : the most unwanted samples that are read in all; the narrowest gaps are crossed first
+    vain : how many unwanted samples all reads together may bring at most. Reads are joined over the
+        narrowest gaps first
 
     Raises PolicyError for a negative gap or a chunk without samples.
     """

@@ -10,8 +10,8 @@ below the mean, and the whole path is 0.7 to 0.8 % cheaper than the given order.
 to 0.3 % less (benchmarks/policies). A buffer that drops the samples used last saves nothing, since
 it loads D - C whatever epoch came before. SOLAR reports savings of 25.6 and 59.4 %. With
 independent shuffles these cannot come from the order alone. But SOLAR also replaces the buffer by
-one that knows the future, which reduces loads from 1.3 to 2.6 (D - C) to D - C in the same
-benchmark.
+one that knows the future. In the same benchmark, this reduces loads from 1.3 to 2.6 times (D - C)
+to once (D - C).
 """
 
 from collections.abc import Callable
@@ -34,9 +34,9 @@ ROUNDING = 1e-9
 def edge_costs(
     orders: Callable[[int], Ints], epochs: int, capacity: int, files: int
 ) -> npt.NDArray[np.int64]:
-    """Returns (epochs, epochs) int64, u by v, the costs N(u, v) = |First_C(v) without Last_C(u)|:
-    the number of samples that are loaded at the start of epoch v if epoch u ran before it (SOLAR
-    4.2). The diagonal is 0 and has no meaning.
+    """Returns (epochs, epochs) int64, u by v, the costs N(u, v) = |First_C(v) without Last_C(u)|
+    (SOLAR 4.2): how many samples are loaded at the start of epoch v if epoch u ran before it. The
+    diagonal is 0 and has no meaning.
 
     orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time;  capacity :
     C, how many samples the buffers of all nodes hold together;  files : the number of files

@@ -33,8 +33,7 @@ class Solar:
 
     cap : the largest number of samples that a node takes in a step, as a multiple of its batch.
         (SOLAR lets batches differ between ranks, bounded by the memory of a GPU.)
-    chunk, gap : as in `chunks.join`, for reads that go over unwanted samples; with gap 0 no read
-        does
+    chunk, gap : as in `chunks.join`; with gap 0, no unwanted samples are read
     vain : how many unwanted samples a node may read, as a part of the samples that it loads. A
         larger part saves more reads, but loads more bytes than D - C
     reorder : whether the epochs are reordered too. It is off by default: with independent shuffles
@@ -115,8 +114,8 @@ class Solar:
     def _redundant(
         self, files: Ints, node: Ints, loaded: Bools, offset: Ints, spare: Floats
     ) -> npt.NDArray[np.int64]:
-        """Returns (samples,) the redundant bytes of each read, at the place of the read's first
-        sample. Changes `spare`."""
+        """Returns (samples,) the redundant bytes, at the first sample of each read. Reduces `spare`
+        by the unwanted samples that are read."""
         answer = np.zeros(len(files), dtype=np.int64)
         if self.gap == 0:
             return answer
@@ -165,8 +164,8 @@ class _Buffers:
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
         for at, (file, upcoming, who, had) in enumerate(rows):
             if had == PFS:
-                # A sample that comes twice in a step (sampling with replacement) may be held by
-                # now.
+                # If a sample comes twice in a step (sampling with replacement), a node may hold it
+                # by now.
                 if self.holder[file] != PFS:
                     self._caches[self.holder[file]].used(file, upcoming)
                     continue
@@ -176,7 +175,7 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # If a load of this step has evicted the sample, it counts as read before that.
+            # If a load of this step has evicted the sample, the sample counts as read before.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = STAGING + 1
