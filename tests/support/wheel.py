@@ -23,12 +23,18 @@ def expected() -> set[str]:
     """The files of the package, except what pip adds about the wheel itself."""
     package = ROOT / "monarch_py"
     sources = [*package.rglob("*.py"), *(package / "simulator" / "scenarios").glob("*.yaml")]
-    return BUILT | {str(path.relative_to(ROOT)) for path in sources}
+    sources.append(package / "report" / "dashboard.json")
+    packaging = ROOT / "packaging"
+    shared = [path for path in packaging.rglob("*") if path.is_file()]
+    names = {str(path.relative_to(ROOT)) for path in sources}
+    return BUILT | names | {str(path.relative_to(packaging)) for path in shared}
 
 
 def problems(wheel: Path) -> list[str]:
     with ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        # What goes to share/ of the environment lies below NAME.data/data/.
+        names = {name.partition(".data/data/")[2] or name for name in archive.namelist()}
+        names = {name for name in names if ".dist-info/" not in name}
     said = [f"{wheel.name} lacks {name}" for name in sorted(expected() - names)]
     said += [f"{wheel.name} has {name}" for name in sorted(names - expected())]
     # Python's stable interface, so that each version may install it.
