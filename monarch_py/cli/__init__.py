@@ -31,7 +31,7 @@ MODULES = {
     "logs": ("logs",),
     "metrics": ("metrics",),
     "plan": ("plan",),
-    "setup": ("config", "demo", "env"),
+    "setup": ("config", "demo", "env", "init"),
     "simulate": ("calibrate", "simulate"),
     "top": ("top",),
     "view": ("status",),

@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 
 from monarch_py import __version__
-from monarch_py.cli.options import as_size, optional_config_option
+from monarch_py.cli.options import as_size, checked, config_option, optional_config_option
 from monarch_py.cli.screen import console
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config
+from monarch_py.errors import ConfigError
 from monarch_py.native import LIBRARY
 from monarch_py.util.signals import handling
 
@@ -93,9 +94,60 @@ def demo(size: int, workdir: Path | None, keep: bool) -> None:
         sys.exit(run_demo(console(), size_bytes=size, workdir=workdir, keep=keep))
 
 
+@click.command(short_help="Write a first configuration for this node.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("tiers.yaml"),
+    show_default=True,
+    help="The file to write; - for standard output.",
+)
+@click.argument(
+    "datasets",
+    metavar="DATASET ...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+)
+def init(output: Path, datasets: tuple[Path, ...]) -> None:
+    """Write a first configuration, for the directories DATASET, by looking at this node.
+
+    Its tiers are the node's memory and local disks, with quotas from what is free now. Run it where
+    the job will run, and read the file before you use it.
+    """
+    from monarch_py.commands.first_config import first_configuration
+
+    text = first_configuration(datasets)
+    if output == Path("-"):
+        click.echo(text, nl=False)
+        return
+    try:
+        with output.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{output}: exists already; name another file with -o") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{output}: cannot be written ({error.strerror}); name another file with -o"
+        ) from None
+    click.echo(f"{output} is written; next: monarch doctor -c {shlex.quote(str(output))}")
+
+
 @click.group(short_help="Help with writing a configuration.")
 def config() -> None:
     """Help with writing a configuration."""
+
+
+@config.command(short_help="Check a configuration.")
+@config_option
+def check(config_file: Path) -> None:
+    """Check that a configuration can work on this node, without starting anything.
+
+    Exits with 2 and one sentence if it cannot. `monarch doctor` looks at the node too.
+    """
+    checked(config_file)
+    click.echo(f"{config_file}: can be used on this node")
 
 
 @config.command(short_help="Print the JSON schema of a configuration.")

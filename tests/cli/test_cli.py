@@ -26,6 +26,7 @@ COMMANDS = [
         "doctor",
         "env",
         "evict",
+        "init",
         "logs",
         "ls",
         "metrics",

@@ -1,0 +1,147 @@
+"""`monarch init`: writes a first configuration for this node."""
+
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from monarch_py.errors import ConfigError
+from monarch_py.storage import memory
+from monarch_py.util.hanging import LIMIT_S, hanging
+from monarch_py.util.units import GIB, MIB
+
+# The variables in which batch systems name a job's directory on the node's own storage.
+JOB_DIRECTORIES = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
+USUAL = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108
+LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay"})
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+# The parts of what is free now that the tiers may take. The job needs most of the memory itself.
+MEMORY_PART, DISK_PART = 4, 0.8
+# A place with less is no tier [bytes].
+LEAST_BYTES = 64 * MIB
+
+# As the kernel writes blanks and backslashes in the table of mounts.
+OCTAL = re.compile(r"\\([0-7]{3})")
+
+FORM = """\
+# Monarch's configuration of {node}, made by `monarch init`. All keys: docs/configuration.md.
+sources:                          # the datasets, which are only read
+{sources}
+hierarchy:                        # where copies may go, fastest first
+{tiers}"""
+TIER = """\
+- mount_point: {path}
+  max_storage_quota: {quota}{room}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """A directory on this node in which copies can be made.
+
+    kind : the type of its file system;  device : the file system's number
+    free_bytes : what is free there, and for memory what may be used of it [bytes]
+    """
+
+    path: Path
+    kind: str
+    device: int
+    free_bytes: int
+
+
+def _mounts() -> Iterator[tuple[Path, str]]:
+    """The mount points of this node, with the types of their file systems."""
+    try:
+        table = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
+    except OSError:
+        return
+    for line in table.splitlines():
+        before, _, after = line.partition(" - ")
+        if after:
+            path = OCTAL.sub(lambda found: chr(int(found[1], 8)), before.split(" ")[4])
+            yield Path(path), after.split()[0]
+
+
+def _place(path: Path, kind: str) -> LocalPlace | None:
+    """The directory as a place for copies, or None if no file can be made there."""
+    try:
+        status, system = os.stat(path), os.statvfs(path)
+    except OSError:
+        return None
+    if not path.is_dir() or not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        return None
+    return LocalPlace(path, kind, status.st_dev, system.f_bavail * system.f_frsize)
+
+
+def local_disks(taken: Collection[int]) -> list[LocalPlace]:
+    """The places on local disks, the one with most room first, each on a file system of its own. A
+    directory that the batch system names goes before the usual ones.
+
+    taken : the devices that hold sources
+    """
+    mounts = {path: kind for path, kind in _mounts() if kind in LOCAL}
+    hung = hanging(list(mounts))
+    kinds = {os.stat(path).st_dev: mounts[path] for path in mounts if _answers(path, hung)}
+    named = [Path(os.environ[name]) for name in JOB_DIRECTORIES if os.environ.get(name)]
+    found: dict[int, LocalPlace] = {}
+    for path in (*named, *mounts, *USUAL):
+        device = os.stat(path).st_dev if _answers(path, hung) and path != Path("/") else -1
+        if device in kinds and device not in taken:
+            place = _place(path, kinds[device])
+            if place is not None and place.free_bytes * DISK_PART >= LEAST_BYTES:
+                found.setdefault(device, place)
+    return sorted(found.values(), key=lambda place: -place.free_bytes)
+
+
+def _answers(path: Path, hung: Sequence[Path]) -> bool:
+    return path not in hung and path.is_dir()
+
+
+def shared_memory() -> LocalPlace | None:
+    """The node's shared memory as a place for copies; None if it has no room."""
+    if dict(_mounts()).get(SHARED_MEMORY) != "tmpfs":
+        return None
+    place = _place(SHARED_MEMORY, "tmpfs")
+    if place is None:
+        return None
+    room = min(place.free_bytes, memory.available_bytes())
+    usable = LocalPlace(place.path, place.kind, place.device, room)
+    return usable if room // MEMORY_PART >= LEAST_BYTES else None
+
+
+def first_configuration(sources: Sequence[Path]) -> str:
+    """The text of a configuration for these datasets on this node. Raises ConfigError if a dataset
+    is no directory, or if the node has no room for copies."""
+    for path in hanging(list(sources)):
+        raise ConfigError(f"{path}: does not answer within {LIMIT_S:.0f} s; its file system hangs")
+    for path in sources:
+        if not path.is_dir():
+            raise ConfigError(f"{path}: no directory; name the dataset's directory")
+    tiers = []
+    taken = {os.stat(source).st_dev for source in sources}
+    if (ram := shared_memory()) is not None and ram.device not in taken:
+        tiers.append(_tier(ram, ram.free_bytes // MEMORY_PART, "of memory are free"))
+    for disk in local_disks(taken):
+        tiers.append(_tier(disk, int(disk.free_bytes * DISK_PART), f"are free, {disk.kind}"))
+    if not tiers:
+        raise ConfigError(
+            "this node has no memory and no local disk with room for copies; name a directory of"
+            " its own storage in TMPDIR, or write the configuration by hand"
+        )
+    named = "\n".join(f"- {_quoted(path)}" for path in sources)
+    return FORM.format(node=os.uname().nodename, sources=named, tiers="".join(tiers))
+
+
+def _tier(place: LocalPlace, quota: int, note: str) -> str:
+    unit, name = (GIB, "GiB") if quota >= 4 * GIB else (MIB, "MiB")
+    room = f"   # {place.free_bytes // unit} {name} {note}"
+    return TIER.format(path=_quoted(place.path), quota=f"{quota // unit}{name}", room=room)
+
+
+def _quoted(path: Path) -> str:
+    """The path as a YAML scalar. `$` begins the name of a variable in a configuration."""
+    text = str(path.absolute()).replace("$", "$$")
+    return str(yaml.safe_dump(text, width=10_000).splitlines()[0])
