@@ -1,4 +1,4 @@
-"""`monarch init` writes a configuration that works; `monarch config check` says whether one does."""
+"""`monarch init` writes a configuration that works; `monarch config check` says if one does."""
 
 from __future__ import annotations
 
