@@ -10,7 +10,10 @@ from itertools import pairwise
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.native import Int32s, Ints
+from monarch_py.native import Int32s, Ints, ffi, lib, pointer
+
+# The largest cap: more than the memory of any accelerator leaves beside a batch that fits.
+MOST_CAP = 1000.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,11 +23,14 @@ class EpochSchedule:
     samples : (accesses,) int32, grouped by step, then by rank
     starts : (steps * ranks + 1,) int64; the batch of step s and rank r is
         samples[starts[s * ranks + r] : starts[s * ranks + r + 1]]
+    loads : (steps * ranks,) int32, how many samples of each batch the rank's node does not hold;
+        they are the first ones of the batch. None where nothing is known of holders
     """
 
     samples: Int32s
     starts: Ints
     ranks: int
+    loads: Int32s | None = None
 
     @property
     def steps(self) -> int:
@@ -43,6 +49,61 @@ class EpochSchedule:
     def sizes(self) -> Ints:
         """The sizes of all batches, (steps, ranks) int64."""
         return np.diff(self.starts).reshape(-1, self.ranks)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """How the samples of a step are dealt to the nodes that hold them.
+
+    per_step : samples of all ranks in a step; the last step of an epoch may have fewer
+    ranks, nodes : rank r is on node r // (ranks // nodes)
+    cap : the most samples that a rank takes in a step, as a multiple of an equal batch; None for
+        equal batches, whose sizes differ by one where the ranks do not divide a step
+    least : the fewest samples that a rank takes, in a step that has so many for each
+    """
+
+    per_step: int
+    ranks: int
+    nodes: int
+    cap: float | None = None
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("per_step", "ranks", "nodes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} is out of range; write 1 or more")
+        if self.ranks % self.nodes:
+            raise ConfigError(
+                f"nodes: {self.ranks} ranks do not divide among {self.nodes} nodes; start equally"
+                " many on each"
+            )
+        if self.cap is not None and not 1 <= self.cap <= MOST_CAP:
+            raise ConfigError(f"cap: {self.cap} is out of range; write a number from 1 to {MOST_CAP}")
+        if self.least < 0:
+            raise ConfigError(f"least: {self.least} is out of range; write 0 or more")
+
+    def schedule(self, order: Int32s, holders: Int32s) -> EpochSchedule:
+        """Deals an epoch's order, `per_step` samples a step.
+
+        In each step as many samples as there is room for are taken by a node that holds them. The
+        others are shared out so that all nodes load equally many, as far as room allows.
+
+        holders : (samples,) or (samples, any) int32, the nodes that hold each sample, and NONE
+        """
+        table = np.ascontiguousarray(holders.reshape(len(holders), -1), dtype=np.int32)
+        order = np.ascontiguousarray(order, dtype=np.int32)
+        steps = -(-len(order) // self.per_step)
+        out = np.empty(len(order), dtype=np.int32)
+        starts = np.zeros(steps * self.ranks + 1, dtype=np.int64)
+        loads = np.empty(steps * self.ranks, dtype=np.int32)
+        deal = ffi.new("struct monarch_deal *")
+        deal.nodes, deal.ranks, deal.per_step = self.nodes, self.ranks, self.per_step
+        deal.width, deal.holders = table.shape[1], pointer(table.reshape(-1))
+        deal.cap, deal.least = self.cap or 0.0, self.least
+        results = pointer(out), pointer(starts), pointer(loads)
+        if lib.monarch_plan_deal(deal, pointer(order), len(order), *results) != 0:
+            raise MemoryError(f"no memory to deal steps of {self.per_step} samples")
+        return EpochSchedule(out, starts, self.ranks, loads)
 
 
 def equal_batches(chunks: Int32s, batch_size: int, drop_last: bool = False) -> EpochSchedule:
