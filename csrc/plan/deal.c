@@ -49,13 +49,16 @@ static void unlink_from(struct step *s, int32_t i) {
     s->node[i] = -1;
 }
 
-/* The holder of a sample with the most free places; -1 if none of them has any. */
+/* The owner of a sample, which comes first, if it has a free place; else the holder with the most
+ * of them; -1 if none has any. */
 static int32_t freest(const struct step *s, int32_t i) {
     const int32_t *holders = holders_of(s, i);
     int32_t best = -1, most = 0;
     for (uint32_t k = 0; k < s->deal->width; k++) {
         int32_t node = holders[k];
         if (node >= 0 && s->room[node] - s->taken[node] > most) {
+            if (k == 0)
+                return node;
             most = s->room[node] - s->taken[node];
             best = node;
         }
