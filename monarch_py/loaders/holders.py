@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Files:
     def _of_index(self, index: Index) -> None:
         if index.kind != "unnamed":
             ends, pool = index.starts.tolist(), index.pool.tobytes()
-            names = [os.fsdecode(pool[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+            names = [os.fsdecode(pool[a:b]) for a, b in pairwise(ends)]
             self.paths = [os.path.join(os.path.abspath(index.root), name) for name in names]
         self.sizes = index.sizes.astype(np.int64)
         self.sample_file = index.sample_file
@@ -66,12 +67,14 @@ def _sizes(paths: Sequence[str]) -> Ints:
     try:
         return np.array([os.stat(path).st_size for path in paths], dtype=np.int64)
     except OSError as error:
-        raise ConfigError(f"files: {error.filename}: {error.strerror}; name files that are there") from None
+        raise ConfigError(
+            f"files: {error.filename}: {error.strerror}; name files that are there"
+        ) from None
 
 
 def quotas_of(quota: Quota, nodes: int) -> Ints:
     """(nodes,) int64 what each node keeps [bytes]; a single quota is every node's."""
-    each = list(quota) if isinstance(quota, list | tuple) else [quota] * nodes
+    each = [quota] * nodes if isinstance(quota, str | int) else list(quota)
     if len(each) != nodes:
         raise ConfigError(f"quota: {len(each)} were given for {nodes} nodes; give one for each")
     found = [parse_size(size) if isinstance(size, str) else int(size) for size in each]
@@ -96,8 +99,8 @@ def kept_by_daemons(
     named = config or os.environ.get("MONARCH_CONFIG")
     if not named:
         raise ConfigError(
-            "quota: nothing says what a node holds; set MONARCH_CONFIG to the daemons' configuration,"
-            " or give quota= to keep samples without daemons"
+            "quota: nothing says what a node holds; set MONARCH_CONFIG to the daemons'"
+            " configuration, or give quota= to keep samples without daemons"
         )
     if files.paths is None:
         raise ConfigError("files: daemons keep whole files; give their paths, or give quota=")

@@ -17,7 +17,7 @@ class LocalFirstSampler(ScheduledSampler):
 
     files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`
     batch_size : samples of a rank in a step;  seed, shuffle, drop_last : as DistributedSampler's
-    rank, world_size : None for torch.distributed's;  ranks_per_node : None for what the launcher says
+    rank, world_size : None for torch.distributed's;  ranks_per_node : None for the launcher's
     quota : what each node keeps of the samples without daemons, for example "8GiB"; None: daemons
         keep files
     config : the daemons' configuration; None for MONARCH_CONFIG's

@@ -1,6 +1,6 @@
 """Refuses, where it can be seen, what would deal samples twice or deliver batches out of order.
 
-A batch sampler is told nothing of who uses it. But who uses it calls its `__iter__` or its `__len__`,
+A batch sampler is told nothing of who uses it. But who uses it calls its `__iter__` or `__len__`,
 and that caller's own variables say what it is.
 """
 

@@ -59,7 +59,11 @@ class Ranks:
 def _distributed() -> tuple[int, int]:
     # If nothing has imported torch, no process group was made.
     torch = sys.modules.get("torch")
-    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+    if (
+        torch is not None
+        and torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+    ):
         return int(torch.distributed.get_rank()), int(torch.distributed.get_world_size())
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(

@@ -180,9 +180,7 @@ class ScheduledSampler(ABC):
         return self._dealt(whole[: self._steps() * at.per_step])
 
     def _make(self, number: int) -> RankEpoch:
-        return RankEpoch.of(
-            self.schedule(number), self.ranks.rank, may_be_empty=self._may_be_empty
-        )
+        return RankEpoch.of(self.schedule(number), self.ranks.rank, may_be_empty=self._may_be_empty)
 
     def _prepare(self, number: int) -> None:
         if number not in self._ahead and number not in self._ready:
@@ -223,13 +221,13 @@ class ScheduledSampler(ABC):
         return size * ranks / int(epoch.totals[step])
 
     def _step_of(self, epoch: RankEpoch, batch_len: int) -> int:
-        """The next step whose batch has this length: batches that nobody weighed are passed over."""
+        """The next step whose batch has this length. Batches that nobody weighed are left out."""
         lengths = np.diff(epoch.starts[self._weighed :])
         found = np.flatnonzero(lengths == batch_len)
         if not len(found):
             raise ConfigError(
-                f"batch_len: no batch of {batch_len} samples is left in this epoch; call weight once"
-                " for each batch, or give its step"
+                f"batch_len: no batch of {batch_len} samples is left in this epoch; call weight"
+                " once for each batch, or give its step"
             )
         step = self._weighed + int(found[0])
         self._weighed = step + 1
@@ -246,7 +244,9 @@ class ScheduledSampler(ABC):
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():
-            raise ConfigError(f"done: {given} is none of {self._steps()} batches; count the epoch's")
+            raise ConfigError(
+                f"done: {given} is none of {self._steps()} batches; count the epoch's"
+            )
         return {**self._at.to_dict(), "done": given}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

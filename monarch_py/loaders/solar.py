@@ -118,10 +118,13 @@ class SolarSampler(ScheduledSampler):
             from torch.nn import SyncBatchNorm
             from torch.nn.modules.batchnorm import _BatchNorm
         except ImportError:
-            raise ConfigError("model: torch is not installed; pip install monarch-py[torch]") from None
+            raise ConfigError(
+                "model: torch is not installed; pip install monarch-py[torch]"
+            ) from None
         for name, layer in model.named_modules():
             if isinstance(layer, _BatchNorm) and not isinstance(layer, SyncBatchNorm):
                 raise ConfigError(
-                    f"model: {name or 'it'} is a {type(layer).__name__}, which takes the mean of one"
-                    " rank's batch; convert it with torch.nn.SyncBatchNorm.convert_sync_batchnorm"
+                    f"model: {name or 'it'} is a {type(layer).__name__}, which takes the mean of"
+                    " one rank's batch; convert it with"
+                    " torch.nn.SyncBatchNorm.convert_sync_batchnorm"
                 )

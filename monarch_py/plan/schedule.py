@@ -78,7 +78,9 @@ class Deal:
                 " many on each"
             )
         if self.cap is not None and not 1 <= self.cap <= MOST_CAP:
-            raise ConfigError(f"cap: {self.cap} is out of range; write a number from 1 to {MOST_CAP}")
+            raise ConfigError(
+                f"cap: {self.cap} is out of range; write a number from 1 to {MOST_CAP}"
+            )
         if self.least < 0:
             raise ConfigError(f"least: {self.least} is out of range; write 0 or more")
 
