@@ -11,4 +11,5 @@ def keyed(seed: int, epoch: int, sample: int) -> np.random.Generator:
 
     epoch : less than 2**32;  sample : less than 2**32
     """
-    return np.random.Generator(np.random.Philox(key=[seed & _WORD, epoch << 32 | sample]))
+    key = np.array([seed & _WORD, epoch << 32 | sample], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))

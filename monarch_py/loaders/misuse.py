@@ -26,16 +26,16 @@ def _sharding(thing: Any) -> str | None:
     return next((c.__name__ for c in type(thing).__mro__ if c.__name__ in SHARDING), None)
 
 
-def _refuse_twice(who: str) -> None:
+def _twice(who: str) -> ConfigError:
     mend = _MENDS.get(who, "remove that")
-    raise ConfigError(f"batch_sampler: {_TWICE.format(who=who, mend=mend)}")
+    return ConfigError(f"batch_sampler: {_TWICE.format(who=who, mend=mend)}")
 
 
 def refuse_sampler(files: Any) -> None:
     """Raises ConfigError if `files` is a sampler: Lightning puts its own in the place of the
     files."""
     if _sharding(files) is not None:
-        _refuse_twice("DistributedSampler")
+        raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):
         raise ConfigError(
             f"files: got a {type(files).__name__}, and this sampler draws the order itself; give"
@@ -43,17 +43,18 @@ def refuse_sampler(files: Any) -> None:
         )
 
 
-def refuse_caller(frame: FrameType | None) -> None:
-    """Raises ConfigError if the caller shards what it iterates over, or if it is a DataLoader that
-    delivers batches out of order."""
+def found_misuse(frame: FrameType | None) -> ConfigError | None:
+    """The error of a caller that shards what it iterates over, or of a DataLoader that delivers
+    batches out of order; None if the caller is neither."""
     if frame is None:
-        return
+        return None
     who = _sharding(frame.f_locals.get("self"))
     if who is not None:
-        _refuse_twice(who)
+        return _twice(who)
     loader = frame.f_locals.get("loader")
     if getattr(loader, "in_order", True) is False and getattr(loader, "num_workers", 0) > 0:
-        raise ConfigError(
+        return ConfigError(
             "in_order: with False, nobody can say which batches were delivered, or which weight a"
             " batch has; remove it"
         )
+    return None

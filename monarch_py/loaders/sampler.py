@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.misuse import refuse_caller
+from monarch_py.loaders.misuse import found_misuse
 from monarch_py.loaders.ranks import Ranks
 from monarch_py.loaders.state import State
 from monarch_py.native import Int32s, Ints
@@ -145,16 +145,21 @@ class ScheduledSampler(ABC):
         self._move(epoch, 0 if epoch != self._at.epoch else self._begin)
 
     def __len__(self) -> int:
-        refuse_caller(sys._getframe(1))
+        if (misuse := found_misuse(sys._getframe(1))) is not None:
+            raise misuse
         return self._steps()
 
     def __iter__(self) -> Iterator[list[int]]:
-        refuse_caller(sys._getframe(1))
+        misuse = found_misuse(sys._getframe(1))
         begin, self._begin = self._begin, 0
         self._given = self._weighed = begin
-        return self._batches(begin)
+        return self._batches(begin, misuse)
 
-    def _batches(self, begin: int) -> Iterator[list[int]]:
+    def _batches(self, begin: int, misuse: ConfigError | None) -> Iterator[list[int]]:
+        # A DataLoader of which only the half has been made would complain of that too; so the error
+        # waits until the first batch is asked for.
+        if misuse is not None:
+            raise misuse
         number = self._at.epoch
         epoch = self.epoch(number)
         if self._goes_on:

@@ -61,15 +61,15 @@ def train(way: str, steps: int) -> tuple[float, float, list[int]]:
         scale = 1 / y.shape[1] if summed else 1.0
         (loss_of(ddp(x), y) * scale * sampler.weight(len(y), summed=summed)).backward()
         got = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        x, y = data[whole.step(step).tolist()]
-        plain = torch.autograd.grad(nn.MSELoss()(model(x), y), list(model.parameters()))
+        all_x, all_y = data[whole.step(step).tolist()]
+        plain = torch.autograd.grad(nn.MSELoss()(model(all_x), all_y), list(model.parameters()))
         want = torch.cat([each.flatten() for each in plain])
         worst = max(worst, float((got - want).norm() / want.norm()))
         largest = max(largest, float((got - want).abs().max() / want.abs().max()))
         sizes += whole.sizes()[step].tolist()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.05 * parameter.grad
+                parameter.sub_(0.05 * parameter.grad)
     assert len(sizes) == steps * RANKS
     return worst, largest, sizes
 
