@@ -69,6 +69,7 @@ def train(way: str, steps: int) -> tuple[float, float, list[int]]:
         sizes += whole.sizes()[step].tolist()
         with torch.no_grad():
             for parameter in model.parameters():
+                assert parameter.grad is not None
                 parameter.sub_(0.05 * parameter.grad)
     assert len(sizes) == steps * RANKS
     return worst, largest, sizes

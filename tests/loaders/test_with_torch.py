@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.collate import AllowEmpty
@@ -124,8 +125,10 @@ def test_batches_out_of_order_are_refused() -> None:
     loader = DataLoader(
         Numbers(), batch_sampler=sampler_of(LocalFirstSampler), num_workers=1, in_order=False
     )
+    # Without its workers, which would have to end before the test does.
+    iterator = _BaseDataLoaderIter(loader)
     with pytest.raises(ConfigError, match=r"^in_order: with False"):
-        next(iter(loader))
+        iterator._next_index()
 
 
 def test_a_distributed_sampler_around_a_sampler_is_refused() -> None:
@@ -136,7 +139,7 @@ def test_a_distributed_sampler_around_a_sampler_is_refused() -> None:
 def test_a_sampler_in_the_place_of_the_files_is_refused() -> None:
     """That is what Lightning does, which makes the batch sampler anew around its own sampler."""
     injected: Any = DistributedSampler(Numbers(), 2, 0)
-    ours = sampler_of(LocalFirstSampler)
+    ours: Any = sampler_of(LocalFirstSampler)
     with pytest.raises(ConfigError, match="use_distributed_sampler=False"):
         type(ours)(injected, batch_size=ours.batch_size, drop_last=ours.drop_last)
     with pytest.raises(ConfigError, match=r"^files: got a RandomSampler"):
@@ -167,7 +170,8 @@ def test_batch_norm_over_one_ranks_batch_is_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     with pytest.raises(ConfigError, match=r"^model: 1 is a BatchNorm1d"):
         sampler.check(model)
-    sampler.check(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))
+    synchronised: Any = torch.nn.SyncBatchNorm
+    sampler.check(synchronised.convert_sync_batchnorm(model))
 
 
 # --- what goes with unequal batches -------------------------------------------------------------
