@@ -15,10 +15,14 @@ class AllowEmpty:
         self.example, self.collate = example, collate
 
     def __call__(self, samples: list[Any]) -> Any:
-        collate = self.collate
-        if collate is None:
-            from torch.utils.data import default_collate as collate
+        collate = self.collate or _default()
         return collate(samples) if samples else _emptied(collate([self.example]))
+
+
+def _default() -> Callable[[list[Any]], Any]:
+    from torch.utils.data import default_collate
+
+    return default_collate
 
 
 def _emptied(batch: Any) -> Any:

@@ -30,7 +30,8 @@ BATCHES = {"equal": 4, "uneven": 4, "solar": 4, "empty": 2}
 
 
 def sampler_of(way: str, files: Any) -> ScheduledSampler:
-    where: dict[str, Any] = {"ranks_per_node": 1, "quota": 700}
+    # Where batches are to be empty, every sample has a holder: what is loaded is dealt evenly.
+    where: dict[str, Any] = {"ranks_per_node": 1, "quota": LENGTH if way == "empty" else 700}
     if way in ("equal", "uneven"):
         made: ScheduledSampler = LocalFirstSampler(files, BATCHES[way], **where)
         if way == "uneven":

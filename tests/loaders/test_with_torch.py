@@ -126,7 +126,7 @@ def test_batches_out_of_order_are_refused() -> None:
         Numbers(), batch_sampler=sampler_of(LocalFirstSampler), num_workers=1, in_order=False
     )
     # Without its workers, which would have to end before the test does.
-    iterator = _BaseDataLoaderIter(loader)
+    iterator: Any = _BaseDataLoaderIter(loader)
     with pytest.raises(ConfigError, match=r"^in_order: with False"):
         iterator._next_index()
 
