@@ -41,10 +41,16 @@ class LocalFirstSampler(ScheduledSampler):
     ) -> None:
         refuse_sampler(files)
         ranks, found = Ranks.found(rank, world_size, ranks_per_node), Files(files)
+        sizes = None if quota is None else found.sample_sizes
         super().__init__(
-            found.samples, batch_size, seed, ranks, shuffle=shuffle, drop_last=drop_last
+            found.samples,
+            batch_size,
+            seed,
+            ranks,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            sizes=sizes,
         )
-        self.holders: Int32s
         if quota is None:
             self.holders = kept_by_daemons(found, ranks.nodes, config, others, extra=True)
         else:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError
+from monarch_py.loaders.kept import KeptDataset, keep
 from monarch_py.loaders.misuse import found_misuse
 from monarch_py.loaders.ranks import Ranks
 from monarch_py.loaders.state import State
@@ -90,6 +91,8 @@ class ScheduledSampler(ABC):
     that number does not divide them, batches differ by one sample, and `weight` makes up for it.
     """
 
+    holders: Int32s  # (samples,) or (samples, any) the nodes that hold each sample
+
     def __init__(
         self,
         length: int,
@@ -97,6 +100,7 @@ class ScheduledSampler(ABC):
         seed: int,
         ranks: Ranks,
         *,
+        sizes: Ints | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
@@ -113,6 +117,7 @@ class ScheduledSampler(ABC):
             shuffle=shuffle,
             drop_last=drop_last,
         )
+        self._sizes = sizes  # of the samples, if ranks keep them; None if daemons do
         self._begin = 0  # the step at which the next iteration begins
         self._given = 0  # steps whose batches the running iteration has handed out
         self._weighed = 0  # the step of which `weight` is asked next
@@ -201,6 +206,18 @@ class ScheduledSampler(ABC):
     def _move(self, epoch: int, done: int) -> None:
         self._at = State.from_dict({**self._at.to_dict(), "epoch": epoch}, self._at.length)
         self._begin = self._given = self._weighed = done
+
+    # --- without daemons ------------------------------------------------------------------------
+
+    def keep(self, dataset: Any) -> KeptDataset:
+        """The dataset, whose samples stay in the memory of the node that holds them. For samplers
+        with a quota; others are held by daemons. Give it to the DataLoader in the dataset's place.
+        All ranks call it."""
+        if self._sizes is None:
+            raise ConfigError("quota: daemons keep the files; use the dataset as it is")
+        owner = self.holders if self.holders.ndim == 1 else self.holders[:, 0]
+        own = np.flatnonzero(owner == self.ranks.node)
+        return keep(dataset, own, self._sizes[own], self.ranks)
 
     # --- unequal batches ------------------------------------------------------------------------
 

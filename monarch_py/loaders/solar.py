@@ -57,14 +57,20 @@ class SolarSampler(ScheduledSampler):
     ) -> None:
         refuse_sampler(files)
         ranks, found = Ranks.found(rank, world_size, ranks_per_node), Files(files)
+        sizes = None if quota is None else found.sample_sizes
         super().__init__(
-            found.samples, batch_size, seed, ranks, shuffle=shuffle, drop_last=drop_last
+            found.samples,
+            batch_size,
+            seed,
+            ranks,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            sizes=sizes,
         )
         if epoch_order and epochs is None:
             raise ConfigError("epochs: an order of the epochs needs their number; give epochs=")
         self.cap, self.least, self.epochs = cap, least, epochs if epoch_order else None
         self._may_be_empty = least == 0
-        self.holders: Int32s
         if quota is None:
             held = kept_by_daemons(found, ranks.nodes, config, others, extra=False)
         else:

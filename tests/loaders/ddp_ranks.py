@@ -76,12 +76,43 @@ def train(way: str, steps: int) -> tuple[float, float, list[int]]:
     return worst, largest, sizes
 
 
+class Counted:
+    """A dataset of bytes, which counts what it reads."""
+
+    sizes = np.full(200, 8, dtype=np.int64)
+    read = 0
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, at: int) -> bytes:
+        self.read += 1
+        return at.to_bytes(8, "little")
+
+
+def share() -> int:
+    """Two ranks on each of two nodes keep samples in one memory. Returns how many samples this rank
+    reads in the second epoch."""
+    sampler = LocalFirstSampler(Counted(), 5, ranks_per_node=2, quota="640")
+    counted = Counted()
+    kept = sampler.keep(counted)
+    for epoch in range(2):
+        counted.read = 0
+        sampler.set_epoch(epoch)
+        for batch in sampler:
+            assert [int.from_bytes(kept[at], "little") for at in batch] == batch
+        torch.distributed.barrier()
+    kept.close()
+    return counted.read
+
+
 def run(rank: int, store: str, steps: int, ways: list[str], results: Any) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS
     )
-    found = {way: train(way, steps) for way in ways}
+    found: dict[str, Any] = {way: train(way, steps) for way in ways}
+    found["share"] = share()
     torch.distributed.destroy_process_group()
     results.put(found)
 
@@ -110,7 +141,7 @@ def main() -> None:
         }
         for way in ways
     }
-    print(json.dumps(told))
+    print(json.dumps({**told, "read": sum(rank["share"] for rank in found)}))
     if any(process.exitcode for process in each):
         sys.exit(1)
 

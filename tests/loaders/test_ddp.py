@@ -29,7 +29,10 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for way, found in json.loads(done.stdout).items():
+    told = json.loads(done.stdout)
+    # Two nodes hold 80 of 200 samples each, and few of these are taken by the other one.
+    assert 40 <= told.pop("read") <= 80
+    for way, found in told.items():
         assert found["norm"] <= 1e-14, way
         assert found["element"] <= 1e-13, way
         least, most = SIZES[way]
