@@ -118,6 +118,23 @@ def kept_by_daemons(
     return held[: len(files.paths)] if files.sample_file is None else held[files.sample_file]
 
 
+def kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:
+    """(samples, any) the holders that a plan is made with. The daemons that follow it keep the
+    files there, whatever their hashes.
+
+    quota : what each node holds [bytes];  extra : as in `kept_by_daemons`
+    """
+    if index.kind == "unnamed":
+        keys = file_keys(index.files)
+    else:
+        ends, pool = index.starts.tolist(), index.pool.tobytes()
+        hashes = [lib.monarch_path_hash(0, pool[a:b], b - a) for a, b in pairwise(ends)]
+        keys = np.array(hashes, dtype=np.uint64)
+    rooms = np.full(nodes, quota - slack_of(quota), dtype=np.int64)
+    held = held_by_hash(keys, UNIT.rounded(index.sizes), rooms, extra=extra)
+    return held if index.sample_file is None else held[index.sample_file]
+
+
 def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any]:
     """(paths,) the hash of each path as the catalog has it, and whether the daemons keep it."""
     keys = np.zeros(len(paths), dtype=np.uint64)

@@ -22,6 +22,7 @@ class LocalFirstSampler(ScheduledSampler):
         keep files
     config : the daemons' configuration; None for MONARCH_CONFIG's
     others : further files of the sources that the daemons keep
+    holders : (samples, any) the nodes that hold each sample, and -1, if a plan tells (planned.py)
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class LocalFirstSampler(ScheduledSampler):
         quota: Quota | None = None,
         config: str | Path | None = None,
         others: Sequence[str] = (),
+        holders: Int32s | None = None,
     ) -> None:
         refuse_sampler(files)
         ranks, found = Ranks.found(rank, world_size, ranks_per_node), Files(files)
@@ -51,7 +53,9 @@ class LocalFirstSampler(ScheduledSampler):
             drop_last=drop_last,
             sizes=sizes,
         )
-        if quota is None:
+        if holders is not None:
+            self.holders = holders
+        elif quota is None:
             self.holders = kept_by_daemons(found, ranks.nodes, config, others, extra=True)
         else:
             self.holders = kept_here(found, ranks.nodes, quota)

@@ -54,6 +54,7 @@ class SolarSampler(ScheduledSampler):
         quota: Quota | None = None,
         config: str | Path | None = None,
         others: Sequence[str] = (),
+        holders: Int32s | None = None,
     ) -> None:
         refuse_sampler(files)
         ranks, found = Ranks.found(rank, world_size, ranks_per_node), Files(files)
@@ -71,7 +72,9 @@ class SolarSampler(ScheduledSampler):
             raise ConfigError("epochs: an order of the epochs needs their number; give epochs=")
         self.cap, self.least, self.epochs = cap, least, epochs if epoch_order else None
         self._may_be_empty = least == 0
-        if quota is None:
+        if holders is not None:
+            held = holders
+        elif quota is None:
             held = kept_by_daemons(found, ranks.nodes, config, others, extra=False)
         else:
             held = kept_here(found, ranks.nodes, quota)

@@ -5,12 +5,12 @@ hold them, say who takes them.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from monarch_py.errors import ConfigError
 from monarch_py.native import Int32s, Ints, ffi, lib, pointer
+from monarch_py.plan.samplers import NONE, GroupShuffle
 
 # The largest cap: more than the memory of any accelerator leaves beside a batch that fits.
 MOST_CAP = 1000.0
@@ -45,6 +45,16 @@ class EpochSchedule:
         """The samples that all ranks take in a step: the global batch."""
         low, high = self.starts[step * self.ranks], self.starts[(step + 1) * self.ranks]
         return self.samples[low:high]
+
+    def rows(self, per_step: int, rows: int) -> Int32s:
+        """(rows, ranks) int32, the samples as a Loader has them: each step takes `per_step` rows,
+        and where a rank has fewer samples, it has NONE."""
+        sizes = np.diff(self.starts)
+        batch = np.repeat(np.arange(len(sizes)), sizes)
+        place = np.arange(len(self.samples)) - self.starts[batch]
+        out = np.full((rows, self.ranks), NONE, dtype=np.int32)
+        out[batch // self.ranks * per_step + place, batch % self.ranks] = self.samples
+        return out
 
     def sizes(self) -> Ints:
         """The sizes of all batches, (steps, ranks) int64."""
@@ -145,39 +155,13 @@ def group_schedule(  # noqa: PLR0917
     `drop_last`, the epoch leaves out its last length % ranks samples instead, and each rank its
     last batch if that is not full.
     """
-    for name, value in {"group": group, "ranks": ranks, "batch_size": batch_size}.items():
-        if value < 1:
-            raise ConfigError(f"{name}: {value} is out of range; write 1 or more")
-    each = length // ranks if drop_last else -(-length // ranks)
-    if each < (batch_size if drop_last else 1):
+    if batch_size < 1:
+        raise ConfigError(f"batch_size: {batch_size} is out of range; write 1 or more")
+    order = GroupShuffle(length, ranks, group, seed, drop_last).epoch(epoch)
+    each = len(order) // ranks
+    if drop_last and each < batch_size:
         raise ConfigError(
             f"batch_size: {batch_size} leaves no batch of {length} samples for {ranks} ranks; write"
             " a smaller one or drop_last=False"
         )
-    rng = np.random.default_rng([seed % (1 << 64), epoch])
-    order = _groups_in_runs(length, min(group, length), each, rng)
-    # np.resize repeats the head as often as needed, or cuts the tail.
-    return equal_batches(np.resize(order, (ranks, each)), batch_size, drop_last)
-
-
-def _groups_in_runs(length: int, group: int, run: int, rng: np.random.Generator) -> Int32s:
-    """(length,) the groups in random order. Each is shuffled inside; one in which a run of `run`
-    samples ends is shuffled on each side of that place by itself."""
-    count = -(-length // group)
-    place = rng.permutation(count)
-    rows = place.astype(np.int32)[:, None] * np.int32(group) + np.arange(group, dtype=np.int32)
-    order = rng.permuted(rows, axis=1, out=rows).reshape(-1)
-    order = order[order < length] if count * group > length else order
-    sizes = np.full(count, group, dtype=np.int64)
-    sizes[place == count - 1] = length - (count - 1) * group
-    ends = np.cumsum(sizes)
-    cuts = np.arange(run, length, run)
-    within = np.searchsorted(ends, cuts, side="right")
-    for number in np.unique(within).tolist():
-        low, high = int(ends[number] - sizes[number]), int(ends[number])
-        edges = np.unique([low, *cuts[within == number].tolist(), high]).tolist()
-        first = int(place[number]) * group - low
-        for begin, end in pairwise(edges):
-            piece = np.arange(first + begin, first + end, dtype=np.int32)
-            order[begin:end] = rng.permutation(piece)
-    return order
+    return equal_batches(order.reshape(ranks, each), batch_size, drop_last)
