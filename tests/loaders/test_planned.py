@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from nodes.lone_nodes import Catalog, alone, node
 
 from monarch_py.cli.plan import plan as command
+from monarch_py.commands.figures import owners_of
 from monarch_py.daemon.plans.placement import PlacementTask
 from monarch_py.daemon.plans.tracker import Found
 from monarch_py.errors import ConfigError
@@ -165,6 +166,15 @@ def test_daemons_keep_files_where_the_plan_deals_them(
         ids = catalog.ids()
         assert daemon.policy.owners(ids).tolist() == holders[:, 0].tolist()
         assert daemon.policy.keeps(ids).tolist() == (holders == rank).any(axis=1).tolist()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_show_counts_what_is_held(split: str, source: Path, tmp_path: Path) -> None:
+    plan = Plan.load(made(tmp_path, SPLITS[split]))
+    holders = plan.parts[0].loader.holders
+    assert holders is not None
+    owner = owners_of(plan.timeline(), plan.unit_bytes(), None)
+    assert owner.tolist() == holders[:, 0].tolist()
 
 
 def test_groups_are_dealt_as_their_loader_takes_them(source: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
     sampler = RandomSampler(length, draw(st.integers(0, 9)), draw(st.booleans()))
     split = draw(st.sampled_from((*PLAIN_SPLITS, *HELD_SPLITS)))
     holders = np.random.default_rng(length).integers(-1, nodes, length).astype(np.int32)
-    held = {"nodes": nodes, "holders": holders} if split in HELD_SPLITS else {}
+    held: dict[str, Any] = {"nodes": nodes, "holders": holders} if split in HELD_SPLITS else {}
     parts = [Part("training", Loader(sampler, ranks, batch, split=split, **held))]
     units = length
     if draw(st.booleans()):
