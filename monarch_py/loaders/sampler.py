@@ -144,6 +144,11 @@ class ScheduledSampler(ABC):
 
     # --- a batch sampler ------------------------------------------------------------------------
 
+    @property
+    def sampler(self) -> "ScheduledSampler":
+        """This sampler itself: Lightning tells the epoch to a batch sampler's `sampler`."""
+        return self
+
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch begins, before the DataLoader is iterated over."""
         self._goes_on = True

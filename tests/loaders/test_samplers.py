@@ -17,6 +17,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.loaders.local_first import LocalFirstSampler
 from monarch_py.loaders.sampler import ScheduledSampler
 from monarch_py.loaders.solar import SolarSampler
+from monarch_py.loaders.steps import equal_steps
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import NONE, DistributedSampler
 from monarch_py.plan.schedule import Deal
@@ -378,3 +379,33 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
     right = {"rank": 0, "world_size": 4, "ranks_per_node": 2, "quota": "1KiB"}
     with pytest.raises(ConfigError, match=f"^{message}"):
         SolarSampler(dataset(50), **{**right, **arguments})
+
+
+# --- steps --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "want"), [(0, []), (2, [1, 2]), (3, [1, 2, 3]), (7, [1, 2, 3, 1, 2, 3, 1])]
+)
+def test_all_ranks_make_equally_many_steps(steps: int, want: list[int]) -> None:
+    assert list(equal_steps([1, 2, 3], steps)) == want
+
+
+def test_no_batch_is_taken_beyond_the_last_step() -> None:
+    batches = iter([1, 2, 3])
+    assert list(equal_steps(batches, 2)) == [1, 2]
+    assert next(batches) == 3
+
+
+def test_ranks_without_batches_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^batches: there is none"):
+        next(equal_steps([], 3))
+    with pytest.raises(ConfigError, match=r"^max_steps: -1 is out of range"):
+        next(equal_steps([1], -1))
+
+
+def test_lightning_tells_the_epoch_to_the_sampler_of_a_batch_sampler() -> None:
+    told, called = (samplers(LocalFirstSampler, 40, 4, 1, 1)[0] for _ in range(2))
+    told.sampler.set_epoch(2)
+    called.set_epoch(2)
+    assert list(told) == list(called)
