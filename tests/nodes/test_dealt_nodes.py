@@ -49,10 +49,13 @@ def test_ranks_read_what_their_nodes_hold(
         planned.read([each.tolist() for each in orders])
     planned.nodes.wait_idle()
     assert all(map(follows, planned.all))
-    assert planned.read_by_fills() == FILES * SIZE
+    # A holder that is late, on a busy machine, has the source read in its place.
+    again = planned.read_by_fills() - FILES * SIZE
+    assert again >= 0
     totals = [node.totals() for node in planned.all]
     assert sum(each["fallbacks"] for each in totals) == 0
     # No more goes between nodes than the plan says, and each second copy once.
     seconds = int((holders[:, 1:] != NONE).sum())
-    assert sum(each["bytes_from_peers"] for each in totals) <= (strangers + seconds) * SIZE
+    moved = sum(each["bytes_from_peers"] for each in totals) + again
+    assert moved <= (strangers + seconds) * SIZE
     assert strangers <= strided / (2 if split == "local_first" else 10)
