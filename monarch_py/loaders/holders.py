@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from monarch_py.policies.holding import held_by_hash
 from monarch_py.policies.placement import UNIT, slack_of
 from monarch_py.policies.rendezvous import file_keys
 from monarch_py.util.units import parse_size
+
+# Threads that ask for sizes, and how many each asks for in a turn.
+STAT_THREADS, AT_ONCE = 16, 256
 
 Quota = str | int | Sequence[str | int]
 
@@ -64,8 +68,16 @@ class Files:
 
 
 def _sizes(paths: Sequence[str]) -> Ints:
+    """(paths,) [bytes]. A parallel file system answers many questions at a time."""
+
+    def ask(part: Sequence[str]) -> list[int]:
+        return [os.stat(path).st_size for path in part]
+
+    parts = [paths[low : low + AT_ONCE] for low in range(0, len(paths), AT_ONCE)]
     try:
-        return np.array([os.stat(path).st_size for path in paths], dtype=np.int64)
+        with ThreadPoolExecutor(STAT_THREADS) as pool:
+            sizes = [size for part in pool.map(ask, parts) for size in part]
+        return np.array(sizes, dtype=np.int64)
     except OSError as error:
         raise ConfigError(
             f"files: {error.filename}: {error.strerror}; name files that are there"

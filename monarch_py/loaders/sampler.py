@@ -9,7 +9,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Any
 
@@ -209,7 +209,7 @@ class ScheduledSampler(ABC):
         return -(-padded // at.per_step)
 
     def _move(self, epoch: int, done: int) -> None:
-        self._at = State.from_dict({**self._at.to_dict(), "epoch": epoch}, self._at.length)
+        self._at = replace(self._at, epoch=epoch)
         self._begin = self._given = self._weighed = done
 
     # --- without daemons ------------------------------------------------------------------------

@@ -101,9 +101,14 @@ class Deal:
         others are shared out so that all nodes load equally many, as far as room allows.
 
         holders : (samples,) or (samples, any) int32, the nodes that hold each sample, and NONE
+        Raises ConfigError for samples or nodes that do not exist.
         """
         table = np.ascontiguousarray(holders.reshape(len(holders), -1), dtype=np.int32)
         order = np.ascontiguousarray(order, dtype=np.int32)
+        if table.size and not NONE <= table.min() <= table.max() < self.nodes:
+            raise ConfigError(f"holders: they name nodes that are none of {self.nodes}")
+        if len(order) and not 0 <= order.min() <= order.max() < len(table):
+            raise ConfigError(f"holders: they are known of {len(table)} samples, which are too few")
         steps = -(-len(order) // self.per_step)
         out = np.empty(len(order), dtype=np.int32)
         starts = np.zeros(steps * self.ranks + 1, dtype=np.int64)

@@ -207,6 +207,22 @@ def test_every_rank_takes_the_least_though_its_node_holds_nothing() -> None:
     assert empty.sizes().tolist() == [[40, 0, 0, 0]]
 
 
+@pytest.mark.parametrize(
+    ("order", "holders", "message"),
+    [
+        ([0, 1, 2], [0, 1], "known of 2 samples"),
+        ([0, -1], [0, 1], "known of 2 samples"),
+        ([0, 1], [0, 2], "none of 2"),
+        ([0, 1], [-2, 0], "none of 2"),
+    ],
+)
+def test_samples_and_nodes_that_do_not_exist_are_refused(
+    order: list[int], holders: list[int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^holders: they .*{message}"):
+        Deal(2, 2, 2).schedule(np.array(order, np.int32), np.array(holders, np.int32))
+
+
 # --- weights ------------------------------------------------------------------------------------
 
 

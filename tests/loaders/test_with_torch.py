@@ -60,7 +60,7 @@ def ended(running: Any) -> None:
 WORKERS: list[dict[str, Any]] = [
     {},
     {"num_workers": 4, "persistent_workers": True, "multiprocessing_context": "fork"},
-    {"num_workers": 1, "multiprocessing_context": "spawn"},
+    {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"},
 ]
 
 
