@@ -163,14 +163,13 @@ class ScheduledSampler(ABC):
         misuse = found_misuse(sys._getframe(1))
         begin, self._begin = self._begin, 0
         self._given = self._weighed = begin
-        return self._batches(begin, misuse)
+        return self._batches(self._at.epoch, begin, misuse)
 
-    def _batches(self, begin: int, misuse: ConfigError | None) -> Iterator[list[int]]:
+    def _batches(self, number: int, begin: int, misuse: ConfigError | None) -> Iterator[list[int]]:
         # A DataLoader of which only the half has been made would complain of that too; so the error
         # waits until the first batch is asked for.
         if misuse is not None:
             raise misuse
-        number = self._at.epoch
         epoch = self.epoch(number)
         if self._goes_on:
             self._prepare(number + 1)

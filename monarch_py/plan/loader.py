@@ -151,8 +151,8 @@ class Loader:
         return np.asarray(self.rows(self.sampler.epoch(epoch)).T)
 
     def batches(self, epoch: int) -> Order:
-        """The samples of every rank in batches, (world_size, steps, batch_size) int32. A batch that
-        is not full has NONE at its end."""
+        """The samples of every rank in batches, (world_size, steps, rows_per_step) int32. A batch
+        that is not full has NONE at its end."""
         ranks = self.ranks(epoch)
         shape = (self.world_size, self.steps, self.rows_per_step)
         full = np.full((shape[0], shape[1] * shape[2]), NONE, dtype=np.int32)
