@@ -19,6 +19,7 @@ from monarch_py.daemon.nodes.remote_copies import PEER_THREADS
 from monarch_py.daemon.plans.prefetch import WINDOW_LEAVES
 from monarch_py.policies.caches import hashed
 from monarch_py.policies.nopfs.policy import planned
+from monarch_py.policies.placement import slack_of
 from monarch_py.policies.rendezvous import Keys
 from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Ints, Job, Served, When
 from monarch_py.simulator.engine import Measured, measure
@@ -27,7 +28,6 @@ from monarch_py.simulator.result import PLACES
 from monarch_py.simulator.scenario import Curve, NodeOverride, Scenario, StorageClass
 from monarch_py.simulator.scenario import Dataset as Files
 from monarch_py.simulator.scenario import Rates as SimulatedRates
-from monarch_py.storage.tiers import slack_of
 
 # No limit [bytes/s].
 FAST = 1e12

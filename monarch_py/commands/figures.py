@@ -54,15 +54,20 @@ class Figures:
 
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
     """The node that owns each unit, (units,); PFS if no node owns it. The owners are chosen as the
-    daemons choose them: by uses, or by hash if there are too many nodes and units for that.
+    daemons choose them: by uses, or by hash if there are too many nodes and units for that. The
+    units of a part that is dealt by holders stay with these.
 
     sizes : (units,) [bytes];  quota : what each node can hold [bytes]; None for everything
     """
     room = int(sizes.sum()) if quota is None else quota
     quotas = np.full(timeline.nodes, room, dtype=np.int64)
-    if not is_placeable(timeline.nodes, timeline.units):
-        return owners(file_keys(timeline.units), sizes, quotas)
-    return place(list(all_frequencies(timeline)), sizes, quotas).owner
+    if is_placeable(timeline.nodes, timeline.units):
+        owner = place(list(all_frequencies(timeline)), sizes, quotas).owner
+    else:
+        owner = owners(file_keys(timeline.units), sizes, quotas)
+    for units, nodes in timeline.holders():
+        owner[units] = nodes[:, 0]
+    return owner
 
 
 def read_bytes(timeline: Timeline, owner: Int32s, sizes: Sizes) -> Sizes:

@@ -12,6 +12,9 @@ from monarch_py.plan.samplers import Sampler
 
 Arrays = dict[str, Array]
 
+# The name of a loader's holders among its arrays; no sampler has such a field.
+HOLDERS = "held_by"
+
 # The class of every sampler, by the class's name.
 SAMPLERS: dict[str, Any] = {
     name: value
@@ -33,7 +36,11 @@ def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
             arrays[f"{prefix}.{each.name}"] = value
         else:
             text[each.name] = value
-    return {**vars(loader), "sampler": text}
+    stored = {**vars(loader), "sampler": text}
+    holders = stored.pop("holders")
+    if holders is not None:
+        arrays[f"{prefix}.{HOLDERS}"] = holders
+    return stored
 
 
 def loader_from(text: dict[str, Any], prefix: str, arrays: Arrays) -> Loader:
@@ -44,4 +51,5 @@ def loader_from(text: dict[str, Any], prefix: str, arrays: Arrays) -> Loader:
         stored = arrays.get(f"{prefix}.{each.name}")
         if stored is not None:
             given[each.name] = stored.tobytes() if each.name == "state" else stored
-    return Loader(**{**text, "sampler": kind(**given)})
+    holders = arrays.get(f"{prefix}.{HOLDERS}")
+    return Loader(**{**text, "sampler": kind(**given), "holders": holders})

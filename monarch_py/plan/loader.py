@@ -1,21 +1,38 @@
 """The loader, which deals a sampler's order to ranks, batches and workers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
 from monarch_py.errors import ConfigError
+from monarch_py.native import Int32s
 from monarch_py.plan.samplers import NONE, Order, Sampler, check_choice
+from monarch_py.plan.schedule import Deal
 
 # How the order of an epoch is dealt to the ranks:
 # strided : rank r takes the samples r, r + ranks, ... of the order (DistributedSampler)
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
 # chunks : rank r takes the r-th contiguous part of the epoch (DALI's shards)
 # replicated : every rank takes all samples
-SPLITS = ("strided", "slices", "chunks", "replicated")
+# groups : as chunks, of a GroupShuffle, whose order has the ranks' parts one after the other
+# local_first : each global batch of `strided`, dealt to the nodes that hold its samples
+# solar : the same with batches that differ in size, so that all nodes load equally many samples
+PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
+# The splits by holders, which deal the order of `strided`.
+HELD_SPLITS = ("local_first", "solar")
+SPLITS = (*PLAIN_SPLITS, "groups", *HELD_SPLITS)
 
 # The least values of a Loader's fields.
-LEAST = {"world_size": 1, "batch_size": 1, "workers": 0, "prefetch_factor": 1}
+LEAST = {
+    "world_size": 1,
+    "batch_size": 1,
+    "workers": 0,
+    "prefetch_factor": 1,
+    "nodes": 1,
+    "quota": 0,
+    "least": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -27,6 +44,10 @@ class Loader:
     drop_last : whether a rank's last batch is dropped if it is not full
     split : one of SPLITS
     workers, prefetch_factor : the DataLoader's; worker w makes the batches w, w + workers, ...
+    nodes, quota : of HELD_SPLITS: the nodes of the ranks, and what each of them holds [bytes]
+    cap, least : of `solar`, as in schedule.Deal
+    holders : of HELD_SPLITS: (samples, any) int32, the nodes that hold each sample, and NONE. They
+        follow from the dataset and the quota (loaders/planned.py); None until they are known
     """
 
     sampler: Sampler
@@ -36,6 +57,11 @@ class Loader:
     split: str = "strided"
     workers: int = 0
     prefetch_factor: int = 2
+    nodes: int = 1
+    quota: int = 0
+    cap: float = 1.5
+    least: int = 1
+    holders: Int32s | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for key, least in LEAST.items():
@@ -45,6 +71,12 @@ class Loader:
                 )
         check_choice("split", self.split, SPLITS)
         self._check_sampler()
+        if self.split in HELD_SPLITS:
+            self._deal()  # checks its numbers
+        if self.split == "groups" and self.sampler.own_split != "groups":
+            raise ConfigError(
+                "split: 'groups' deals out a GroupShuffle; write 'kind: GroupShuffle'"
+            )
         if self.steps == 0:
             raise ConfigError(
                 f"batch_size: {self.batch_size} leaves no full batch of the {self.sampler.count}"
@@ -58,7 +90,8 @@ class Loader:
                 f"{field}: {getattr(self.sampler, field)} is not the number of ranks,"
                 f" {self.world_size}; write the same"
             )
-        if split not in (None, self.split):
+        dealt = "strided" if self.split in HELD_SPLITS else self.split
+        if split not in (None, dealt):
             raise ConfigError(
                 f"split: {self.split!r}, but {kind.__name__} deals out {split!r}; write that"
             )
@@ -77,14 +110,26 @@ class Loader:
     @property
     def steps(self) -> int:
         """The largest number of batches that a rank has."""
+        if self.split in HELD_SPLITS:
+            whole = self.world_size * self.batch_size
+            return (
+                self.sampler.count // whole if self.drop_last else -(-self.sampler.count // whole)
+            )
         if self.drop_last:
             return self.longest // self.batch_size
         return -(-self.longest // self.batch_size)
 
     @property
+    def rows_per_step(self) -> int:
+        """How many rows a step takes: the most samples that a rank may have in it."""
+        return ceil(self.cap * self.batch_size) if self.split == "solar" else self.batch_size
+
+    @property
     def per_rank(self) -> int:
         """The largest number of accesses that a rank has; ranks with fewer have NONE at their
-        end."""
+        end, or in `solar` at the end of each step."""
+        if self.split == "solar":
+            return self.steps * self.rows_per_step
         return self.steps * self.batch_size if self.drop_last else self.longest
 
     @property
@@ -96,7 +141,7 @@ class Loader:
         """Deals an epoch's order to the ranks. Returns (per_rank, world_size) int32, perhaps a view
         of `order`: row i holds the i-th sample of each rank; NONE if a rank has no more."""
         rows = getattr(self, f"_{self.split}")(order)
-        if self.drop_last:
+        if self.drop_last and self.split not in HELD_SPLITS:
             rows = self._without_rests(rows[: self.per_rank])
         return np.asarray(rows)
 
@@ -106,12 +151,13 @@ class Loader:
         return np.asarray(self.rows(self.sampler.epoch(epoch)).T)
 
     def batches(self, epoch: int) -> Order:
-        """The samples of every rank in batches, (world_size, steps, batch_size) int32. A batch that
-        is not full has NONE at its end."""
+        """The samples of every rank in batches, (world_size, steps, rows_per_step) int32. A batch
+        that is not full has NONE at its end."""
         ranks = self.ranks(epoch)
-        full = np.full((self.world_size, self.steps * self.batch_size), NONE, dtype=np.int32)
+        shape = (self.world_size, self.steps, self.rows_per_step)
+        full = np.full((shape[0], shape[1] * shape[2]), NONE, dtype=np.int32)
         full[:, : ranks.shape[1]] = ranks
-        return full.reshape(self.world_size, self.steps, self.batch_size)
+        return full.reshape(shape)
 
     def _strided(self, order: Order) -> Order:
         return _filled_up(order, self.world_size).reshape(-1, self.world_size)
@@ -129,6 +175,30 @@ class Loader:
             low, high = edges[rank], edges[rank + 1]
             rows[: high - low, rank] = order[low:high]
         return rows
+
+    def _groups(self, order: Order) -> Order:
+        return np.asarray(order.reshape(self.world_size, -1).T)
+
+    def _local_first(self, order: Order) -> Order:
+        return self._held(order)
+
+    def _solar(self, order: Order) -> Order:
+        return self._held(order)
+
+    def _deal(self) -> Deal:
+        cap = self.cap if self.split == "solar" else None
+        ranks = self.world_size
+        return Deal(ranks * self.batch_size, ranks, self.nodes, cap, self.least)
+
+    def _held(self, order: Order) -> Order:
+        if self.holders is None:
+            raise ConfigError(
+                f"split: {self.split!r} deals by holders, which are not known here; make the plan"
+                " with `monarch plan make`"
+            )
+        whole = order[: self.steps * self.world_size * self.batch_size]
+        schedule = self._deal().schedule(whole, self.holders)
+        return schedule.rows(self.rows_per_step, self.per_rank)
 
     def _replicated(self, order: Order) -> Order:
         return np.asarray(np.broadcast_to(order[:, np.newaxis], (len(order), self.world_size)))

@@ -32,9 +32,13 @@ from monarch_py.plan.plan import DEFAULT_RANGE_BYTES, Plan, PlanPart
 from monarch_py.plan.samplers import MAX_SAMPLES, Sampler, read_indices
 from monarch_py.plan.samplers._dali import READERS
 from monarch_py.plan.samplers._pytorch import LOADER_DRAWS
+from monarch_py.plan.schedule import MOST_CAP
 from monarch_py.plan.timeline import MAX_NODES
 
 T = TypeVar("T")
+
+# The keys of a part that only splits by holders have.
+OF_SPLITS = {"local_first": ("quota",), "solar": ("quota", "cap", "least")}
 
 Seed = Annotated[int, Meta(ge=-MOST_NUMBER)]
 Samples = Annotated[int, Meta(ge=1, le=MAX_SAMPLES)]
@@ -55,6 +59,15 @@ def _dataset(node: yaml.Node, spot: Spot) -> int | Path:
     return path(node, spot)
 
 
+def _cap(text: str) -> float:
+    cap = float(text)
+    if not 1 <= cap <= MOST_CAP:
+        raise ValueError
+    return cap
+
+
+_CAP_HINT = f"write a number from 1 to {MOST_CAP:g}"
+Cap = Annotated[float, words("number", _CAP_HINT, _cap, schema=NUMBER, show="{:g}".format)]
 _NAME_HINT = "write letters, digits, '-', '_' and '.'"
 Name = Annotated[str, words("word", _NAME_HINT, _name, show="`{}`".format)]
 SamplerKind = Annotated[str, replace(choice(*SAMPLERS), value="name")]
@@ -88,6 +101,7 @@ class SamplerKeys(Keys):
     seed_step : added to `seed` from one rank to the next
     initial_fill : of DALI's buffer
     reshuffle : `reshuffle_each_iteration`
+    group : samples in a group of GroupShuffle
     """
 
     kind: SamplerKind
@@ -114,6 +128,7 @@ class SamplerKeys(Keys):
     seed_step: Seed | None = None
     initial_fill: Samples | None = None
     reshuffle: bool | None = None
+    group: Samples | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +145,9 @@ class PartKeys(Keys):
     workers : DataLoader workers of a rank
     prefetch_factor : batches that each worker prepares
     every : runs in every n-th epoch
+    quota : what each node holds, for the splits `local_first` and `solar`
+    cap : of `solar`: the most samples of a rank in a step, as a multiple of `batch_size`
+    least : of `solar`: the fewest
     """
 
     name: Name = "training"
@@ -142,6 +160,9 @@ class PartKeys(Keys):
     workers: Annotated[int, Meta(ge=0)] = 0
     prefetch_factor: Number = 2
     every: Annotated[int, Meta(ge=1, title="epochs")] = 1
+    quota: Annotated[Size | None, Key(default="none")] = None
+    cap: Cap = 1.5
+    least: Annotated[int, Meta(ge=0)] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +206,7 @@ def read_plan(path: Path) -> Plan:
         number = known.setdefault(key, len(datasets))
         if number == len(datasets):
             datasets.append(_dataset_of(part, spot))
-        parts.append(_plan_part(part, spot, number, datasets[number], ranks))
+        parts.append(_plan_part(part, spot, number, datasets[number], (keys.nodes, ranks)))
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
         raise at.error("two parts have one name", "give each its 'name'")
@@ -203,10 +224,22 @@ def _dataset_of(part: PartKeys, spot: Spot) -> Index:
     return Index.load(part.dataset)
 
 
-def _plan_part(part: PartKeys, spot: Spot, number: int, index: Index, ranks: int) -> PlanPart:
+def _plan_part(
+    part: PartKeys, spot: Spot, number: int, index: Index, where: tuple[int, int]
+) -> PlanPart:
+    nodes, ranks = where
+    own = OF_SPLITS.get(part.split, ())
+    for name in OF_SPLITS["solar"]:
+        if name in spot and name not in own:
+            raise spot.of(name).error(f"the split {part.split!r} has no such key", "remove it")
+    if own and part.quota is None:
+        raise missing(spot, PartKeys, "quota")
     sampler = _sampler(part.sampler, spot.of("sampler"), index.samples, ranks)
     batches = part.batch_size, part.drop_last, part.split, part.workers, part.prefetch_factor
-    loader = partial(Loader, sampler, ranks, *batches)
+    held: dict[str, Any] = {name: getattr(part, name) for name in own}
+    if own:
+        held["nodes"] = nodes
+    loader = partial(Loader, sampler, ranks, *batches, **held)
     return PlanPart(part.name, number, _placed(spot, PartKeys, loader), part.every)
 
 

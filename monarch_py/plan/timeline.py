@@ -79,7 +79,7 @@ class Section:
     @property
     def per_step(self) -> int:
         """Accesses of a node in one step."""
-        return self.part.loader.batch_size * self.ranks_per_node
+        return self.part.loader.rows_per_step * self.ranks_per_node
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +125,17 @@ class Timeline:
             if part.every > self.epochs:
                 continue
             part.loader.sampler.check_epoch(part.number(self.epochs // part.every * part.every - 1))
+
+    def holders(self) -> list[tuple[Int32s, Int32s]]:
+        """The holders by which parts are dealt, for each part that has them: (n,) the units, and
+        (n, any) the nodes that hold each of them, and NONE."""
+        found = []
+        for part in self.parts:
+            if part.loader.holders is not None:
+                samples = np.arange(len(part.loader.holders), dtype=np.int32)
+                units, first = np.unique(part.units(samples), return_index=True)
+                found.append((units, part.loader.holders[first]))
+        return found
 
     @classmethod
     def of(cls, loader: Loader, epochs: int, nodes: int) -> "Timeline":
@@ -172,7 +183,7 @@ class Timeline:
         each, start = self._found(epoch, part)
         if not 0 <= batch < each.loader.steps:
             raise ConfigError(f"batch: {batch} is none of the {each.loader.steps}; count from 0")
-        return start + batch * each.loader.batch_size * self.ranks_per_node
+        return start + batch * each.loader.rows_per_step * self.ranks_per_node
 
     def _found(self, epoch: int, part: str | None) -> tuple[Part, int]:
         """The part with this name (None for the first part) that runs in the epoch, and the start

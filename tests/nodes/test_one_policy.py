@@ -30,7 +30,7 @@ from monarch_py.policies.caches import hashed
 from monarch_py.policies.eviction import FarthestUse
 from monarch_py.policies.node import ASKED, NOBODY
 from monarch_py.policies.nopfs.policy import planned
-from monarch_py.policies.placement import TierRoom
+from monarch_py.policies.placement import TierRoom, slack_of
 from monarch_py.policies.replay import next_uses
 from monarch_py.policies.view import STAGING, Decision, Job, When
 from monarch_py.simulator.engine import measure
@@ -44,7 +44,6 @@ from monarch_py.simulator.scenario import (
     Scenario,
     StorageClass,
 )
-from monarch_py.storage.tiers import slack_of
 
 KIB, MIB = 1 << 10, 1 << 20
 FILES, EPOCHS, BATCH = 240, 3, 4

@@ -26,8 +26,7 @@ from monarch_py.daemon.nodes.nodes import (
 from monarch_py.errors import SessionError
 from monarch_py.native import Kind, Reason, State
 from monarch_py.policies.node import NOBODY
-from monarch_py.policies.placement import NOWHERE
-from monarch_py.storage.tiers import slack_of
+from monarch_py.policies.placement import NOWHERE, slack_of
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = st.one_of(st.integers(0, 64 * KIB), st.integers(0, 4 * MIB), st.just(1 << 60))

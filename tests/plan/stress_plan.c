@@ -97,6 +97,40 @@ static void accesses(uint64_t units) {
     free(all), free(first), free(next);
 }
 
+/* Deals to nodes of which one holds nothing, one nearly everything, in all the ways there are. */
+static void deals(uint64_t n) {
+    enum { NODES = 4, RANKS = 8, WIDTH = 3 };
+    struct monarch_mersenne g;
+    int32_t *order = malloc(n * sizeof *order), *out = malloc(n * sizeof *out);
+    int32_t *holders = malloc(n * WIDTH * sizeof *holders);
+    monarch_mersenne_seed(&g, 5);
+    monarch_torch_randint(&g, NODES, 0, holders, n * WIDTH);
+    for (uint64_t i = 0; i < n * WIDTH; i++)
+        holders[i] = holders[i] % 3 ? 1 : holders[i] - 1;
+    monarch_torch_randperm(&g, 0, order, n);
+    for (uint64_t per_step = 1; per_step <= n; per_step = per_step * 5 + 2)
+        for (int way = 0; way < 8; way++) {
+            struct monarch_deal deal = {.nodes = NODES,
+                                        .ranks = RANKS,
+                                        .per_step = per_step,
+                                        .width = way & 1 ? WIDTH : 1,
+                                        .holders = holders,
+                                        .cap = way & 2 ? (way & 4 ? 1.0 : 2.5) : 0,
+                                        .least = way & 4 ? 3 : 0};
+            uint64_t batches = (n + per_step - 1) / per_step * RANKS;
+            int64_t *starts = malloc((batches + 1) * sizeof *starts);
+            int32_t *loads = malloc(batches * sizeof *loads);
+            if (monarch_plan_deal(&deal, order, n, out, starts, loads) != 0)
+                fail("memory", n);
+            check_permutation("a deal", out, n);
+            for (uint64_t i = 0; i < batches; i++)
+                if (loads[i] < 0 || loads[i] > starts[i + 1] - starts[i])
+                    fail("loads", n);
+            free(starts), free(loads);
+        }
+    free(order), free(out), free(holders);
+}
+
 int main(void) {
     const char pool[] = "abc";
     const uint64_t starts[] = {0, 1, 3}, sizes[] = {5, 6};
@@ -105,6 +139,7 @@ int main(void) {
     for (unsigned i = 0; i < sizeof SIZES / sizeof *SIZES; i++) {
         shuffles(SIZES[i]);
         accesses(SIZES[i]);
+        deals(SIZES[i]);
     }
     monarch_plan_digest(pool, starts, sizes, 2, sum);
     monarch_philox(1, 2, numbers, 9);

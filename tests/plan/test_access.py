@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from monarch_py.plan import (
 from monarch_py.plan.access import spread
 from monarch_py.plan.binomial import distribution
 from monarch_py.plan.holders import NOBODY
-from monarch_py.plan.loader import SPLITS
+from monarch_py.plan.loader import HELD_SPLITS, PLAIN_SPLITS
 from monarch_py.plan.samplers import (
     DistributedSampler,
     Listed,
@@ -64,8 +65,10 @@ def timelines(draw: st.DrawFn) -> Timeline:
     length, nodes = draw(st.integers(4, 60)), draw(st.integers(1, 5))
     ranks, batch = nodes * draw(st.integers(1, 3)), draw(st.integers(1, 3))
     sampler = RandomSampler(length, draw(st.integers(0, 9)), draw(st.booleans()))
-    split = draw(st.sampled_from(SPLITS))
-    parts = [Part("training", Loader(sampler, ranks, batch, split=split))]
+    split = draw(st.sampled_from((*PLAIN_SPLITS, *HELD_SPLITS)))
+    holders = np.random.default_rng(length).integers(-1, nodes, length).astype(np.int32)
+    held: dict[str, Any] = {"nodes": nodes, "holders": holders} if split in HELD_SPLITS else {}
+    parts = [Part("training", Loader(sampler, ranks, batch, split=split, **held))]
     units = length
     if draw(st.booleans()):
         seen = SequentialSampler(draw(st.integers(1, 20)))

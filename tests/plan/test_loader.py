@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from monarch_py.errors import ConfigError
 from monarch_py.plan import Loader
-from monarch_py.plan.loader import SPLITS
+from monarch_py.plan.loader import PLAIN_SPLITS
 from monarch_py.plan.samplers import DALIReader, DistributedSampler, NumpySampler, SequentialSampler
 
 
@@ -32,7 +32,7 @@ def dealt(order: list[int], split: str, rank: int, ranks: int, batch: int) -> li
     st.integers(1, 9),
     st.integers(1, 12),
     st.booleans(),
-    st.sampled_from(SPLITS),
+    st.sampled_from(PLAIN_SPLITS),
 )
 def test_every_split(length: int, ranks: int, batch: int, drop_last: bool, split: str) -> None:
     sampler = NumpySampler(length, 3)

@@ -98,6 +98,7 @@ def test_every_sampler_can_be_stored(tmp_path: Path) -> None:
         WeightedRandomSampler(6, np.arange(6.0), 4, 1),
         NumpySampler(6, 1, "RandomState"),
         SAMPLERS["NoPFSSampler"](6, 2),
+        SAMPLERS["GroupShuffle"](6, 2, 3),
         TensorFlowShuffle(6, 3, 1, 2),
         SAMPLERS["DALIReader"](6, 2),
         Listed(6, np.array([[1, 2], [3, 4]])),

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.loaders.planned import with_holders
 from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
@@ -19,7 +20,8 @@ from support.session import MIB, wait_until
 def save_plan(loader: Loader, epochs: int, root: Path, sizes: dict[str, int], to: Path) -> Path:
     """Of a training on files in a directory, by their names, with a rank on each node."""
     index = Index.of("files", root, list(sizes), list(sizes.values()))
-    Plan((index,), (PlanPart("training", 0, loader),), epochs, loader.world_size).save(to)
+    plan = Plan((index,), (PlanPart("training", 0, loader),), epochs, loader.world_size)
+    with_holders(plan).save(to)
     return to
 
 

@@ -106,6 +106,9 @@ class PlacementTask:
         members = len(cluster.members)
         if not self.is_first:
             return before.holders(ids), before.kept[ids]
+        told = [self.trackers[i].timeline.holders() for i in good]
+        if all(told):
+            return self._as_dealt(told, where, ids)
         if not is_placeable(members, len(ids)):
             log.warning(
                 "%d nodes and %d files are too many to be placed by how often the nodes use them:"
@@ -123,6 +126,21 @@ class PlacementTask:
         mine = np.zeros(len(ids), dtype=bool)
         mine[placed.held(cluster.rank)] = True
         return placed.holders(), mine
+
+    def _as_dealt(
+        self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
+    ) -> tuple[Holders, Bools]:
+        """Returns the holders by which the plans deal samples to the nodes, as `_share_out` does.
+        Files of which no plan tells stay where their hashes put them."""
+        assert self.nodes is not None
+        holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]
+        for parts, at in zip(told, where, strict=True):
+            for units, nodes in parts:
+                two = nodes[:, :ASKED]
+                holders[at[units]] = NOBODY
+                holders[at[units], : two.shape[1]] = two
+                mine[at[units]] = (nodes == self.nodes.cluster.rank).any(axis=1)
+        return holders, mine
 
 
 def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:

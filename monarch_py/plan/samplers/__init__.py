@@ -7,6 +7,7 @@ order must be recorded (Recorded, Listed).
 
 from monarch_py.plan.samplers._base import MAX_SAMPLES, NONE, Order, Sampler, check_choice
 from monarch_py.plan.samplers._dali import DALIReader
+from monarch_py.plan.samplers._groups import GroupShuffle
 from monarch_py.plan.samplers._nopfs import NoPFSSampler
 from monarch_py.plan.samplers._numpy import NumpySampler
 from monarch_py.plan.samplers._plain import Listed, Recorded, SequentialSampler, read_indices
@@ -25,6 +26,7 @@ __all__ = [
     "DALIReader",
     "DistributedSampler",
     "GlobalRandomSampler",
+    "GroupShuffle",
     "Listed",
     "NoPFSSampler",
     "NumpySampler",

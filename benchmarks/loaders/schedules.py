@@ -1,0 +1,260 @@
+"""What schedules cost, and what they save: samples from other nodes, loads, CPU time, memory.
+
+    python -m benchmarks.loaders.schedules [--only ROW ...] [--json FILE]
+
+Rows: local, solar, evenly, epoch, resume, loader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.common import scratch
+from benchmarks.numbers import Result, describe_machine, paired, report
+from monarch_py.loaders.local_first import LocalFirstSampler
+from monarch_py.loaders.sampler import ScheduledSampler
+from monarch_py.loaders.solar import SolarSampler
+from monarch_py.plan.samplers import NONE
+from monarch_py.plan.schedule import Deal, EpochSchedule
+
+SAMPLES, SEED = 400_000, 17
+# The epoch of which the cost is measured.
+LARGE, RANKS, BATCH = 18_900_000, 32, 64
+# The dataset that a DataLoader reads: files that are in memory already.
+FILES, FILE_BYTES, WORKERS, ROUNDS = 1024, 128 << 10, 2, 24
+
+
+def files(samples: int, spread: int = 0) -> Any:
+    sizes = np.random.default_rng(3).integers(100_000 - spread, 100_001 + spread, samples)
+    return SimpleNamespace(sizes=sizes)
+
+
+def loads_of(schedule: EpochSchedule) -> npt.NDArray[np.int64]:
+    """(steps, ranks)"""
+    assert schedule.loads is not None
+    return schedule.loads.reshape(-1, schedule.ranks).astype(np.int64)
+
+
+# --- what is saved ------------------------------------------------------------------------------
+
+
+def local() -> Iterator[Result]:
+    """Four nodes with room for everything: what a node takes that another one holds."""
+    sampler = LocalFirstSampler(
+        files(SAMPLES), BATCH, SEED, rank=0, world_size=4, ranks_per_node=1, quota="10GB"
+    )
+    holder = sampler.holders[:, 0]
+    schedule = sampler.schedule(1)
+    moved = loads_of(schedule).sum(axis=1)
+    least = []
+    for step in range(schedule.steps):
+        held = np.bincount(holder[schedule.step(step)], minlength=4)
+        least.append(np.maximum(0, held - schedule.sizes()[step]).sum())
+    assert (holder != NONE).all()
+    worst = max(float(m / n) for m, n in zip(moved.tolist(), least, strict=True) if n)
+    assert all(m == n == 0 for m, n in zip(moved.tolist(), least, strict=True) if not n)
+    what = "local-first, one holder: from other nodes / the least"
+    yield Result("local-least", what, "ratio", worst, 1.0, rounds=schedule.steps)
+    share = float(moved.sum() / len(schedule.samples))
+    yield Result("local-share", "the same, 4 nodes of 64: share of samples", "ratio", share, 0.05)
+
+
+def solar() -> Iterator[Result]:
+    for part in (0.25, 0.5, 0.8):
+        given = files(SAMPLES, 50_000)
+        total = int(given.sizes.sum())
+        quota = int(part * total / 8)
+        sampler = SolarSampler(
+            given, BATCH, SEED, rank=0, world_size=8, ranks_per_node=1, quota=quota
+        )
+        held = int(given.sizes[sampler.holders != NONE].sum())
+        what = f"SOLAR, C/D {part}: bytes held / quotas"
+        yield Result(f"solar-held-{part}", what, "ratio", held / (8 * quota), 0.97, is_least=True)
+        read = 0
+        schedule = sampler.schedule(1)
+        loads = loads_of(schedule).ravel().tolist()
+        for begin, load in zip(schedule.starts[:-1].tolist(), loads, strict=True):
+            # A batch begins with its loads.
+            read += int(given.sizes[schedule.samples[begin : begin + load]].sum())
+        what = f"SOLAR, C/D {part}: source bytes / (D - C)"
+        yield Result(f"solar-source-{part}", what, "ratio", read / (total - held), 1.02)
+
+
+def evenly() -> Iterator[Result]:
+    holder = np.random.default_rng(1).integers(0, 8, SAMPLES).astype(np.int32)
+    holder[: SAMPLES // 5] = NONE
+    order = np.random.default_rng(2).permutation(SAMPLES).astype(np.int32)
+    schedule = Deal(8 * BATCH, 8, 8, 1.5).schedule(order, holder)
+    free = schedule.sizes().max(axis=1) < 1.5 * BATCH
+    loads = loads_of(schedule)[free]
+    apart = int((loads.max(axis=1) - loads.min(axis=1)).max())
+    what = f"SOLAR, C/D 0.8: max - min loads ({free.mean():.1%} of steps)"
+    yield Result("solar-even", what, "", apart, 1, rounds=int(free.sum()))
+    equal = loads_of(Deal(8 * BATCH, 8, 8).schedule(order, holder))[:-1]
+    ratio = float(np.median(equal.max(axis=1) / equal.mean(axis=1)))
+    yield Result("equal-even", "equal batches: max / mean loads", "ratio", ratio, None)
+
+
+# --- what it costs ------------------------------------------------------------------------------
+
+
+def large(kind: type[Any]) -> ScheduledSampler:
+    holders = np.random.default_rng(0).integers(0, RANKS, (LARGE, 1), dtype=np.int32)
+    sizes = np.broadcast_to(np.int64(1), LARGE)
+    made: ScheduledSampler = kind(
+        SimpleNamespace(sizes=sizes),
+        BATCH,
+        SEED,
+        rank=3,
+        world_size=RANKS,
+        ranks_per_node=4,
+        holders=holders // 4,
+    )
+    return made
+
+
+def in_child(measure: Callable[[type[Any]], tuple[float, float]], kind: type[Any]) -> Any:
+    """The result of a fresh process, whose peak of memory is its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, (kind,))
+
+
+def memory() -> float:
+    """The peak of this process [MiB]."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def cost(kind: type[Any]) -> tuple[float, float]:
+    """CPU time [s] and memory [MiB] of one rank's epoch, holders and all."""
+    before = memory()
+    sampler = large(kind)
+    began = time.process_time()
+    sampler.epoch(1)
+    return time.process_time() - began, memory() - before
+
+
+def resumption(kind: type[Any]) -> tuple[float, float]:
+    """Seconds to schedule an epoch, and to resume in its middle and at its end, each with the first
+    batch."""
+    sampler = large(kind)
+    ratios = []
+    for done in (1, 4000, 9000):
+        state = sampler.state_dict(done)
+        began = time.perf_counter()
+        sampler.load_state_dict(state)
+        next(iter(sampler))
+        resumed = time.perf_counter() - began
+        # The thread that works out the next epoch is no part of it.
+        for ahead in sampler._ahead.values():
+            ahead.result()
+        began = time.perf_counter()
+        sampler._make(0)
+        ratios.append(resumed / (time.perf_counter() - began))
+    return float(np.median(ratios)), max(ratios)
+
+
+def epoch() -> Iterator[Result]:
+    for kind in (LocalFirstSampler, SolarSampler):
+        seconds, mib = in_child(cost, kind)
+        name = kind.__name__.removesuffix("Sampler")
+        yield Result(f"cpu-{name}", f"epoch of 18.9 million, 32 ranks, {name}", "s", seconds, 3.0)
+        yield Result(f"memory-{name}", "the same: memory, with holders", "MiB", mib, 400)
+
+
+def resume() -> Iterator[Result]:
+    median, _ = in_child(resumption, LocalFirstSampler)
+    what = "resuming at step 1, 4000, 9000 / scheduling the epoch"
+    yield Result("resume", what, "ratio", median, 1.1, rounds=3)
+
+
+class Present:
+    """Files in memory, read anew each time."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = [root / f"{number}" for number in range(FILES)]
+        for path in self.paths:
+            path.write_bytes(os.urandom(FILE_BYTES))
+        self.sizes = np.full(FILES, FILE_BYTES)
+
+    def __len__(self) -> int:
+        return FILES
+
+    def __getitem__(self, at: int) -> Any:
+        import torch
+
+        return torch.frombuffer(bytearray(self.paths[at].read_bytes()), dtype=torch.uint8)
+
+
+def cpu_ns() -> float:
+    both = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    used = [resource.getrusage(who) for who in both]
+    return 1e9 * sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def loader() -> Iterator[Result]:
+    from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+
+    with scratch(Path("/dev/shm")) as place:
+        present = Present(place)
+        dataset: Dataset[Any] = present  # type: ignore[assignment]
+        theirs: Any = DistributedSampler(dataset, 2, 0, seed=SEED)
+        ours = LocalFirstSampler(
+            present, BATCH, SEED, rank=0, world_size=2, ranks_per_node=1, quota="1GB"
+        )
+
+        def epoch_of(sampler: Any, set_epoch: Callable[[int], None], number: int) -> float:
+            set_epoch(number)
+            began = cpu_ns()
+            taken = sum(
+                len(batch)
+                for batch in DataLoader(
+                    dataset,
+                    batch_sampler=sampler,
+                    num_workers=WORKERS,
+                    multiprocessing_context="fork",
+                )
+            )
+            assert taken == FILES // 2
+            return cpu_ns() - began
+
+        pairs = []
+        for number in range(ROUNDS + 2):
+            first = epoch_of(ours, ours.set_epoch, number)
+            second = epoch_of(BatchSampler(theirs, BATCH, False), theirs.set_epoch, number)
+            third = epoch_of(ours, ours.set_epoch, number)
+            # What begins a round has no advantage.
+            pairs.append(((first + third) / 2, second))
+        what = "DataLoader, present dataset: CPU, our sampler / torch's"
+        yield paired("loader", what, pairs[2:], limit=1.02, operations=FILES // 2)
+
+
+ROWS: dict[str, Callable[[], Iterator[Result]]] = {
+    each.__name__: each for each in (local, solar, evenly, epoch, resume, loader)
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.loaders.schedules")
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--json", type=Path, dest="json_file", metavar="FILE")
+    arguments = parser.parse_args()
+    results = [result for row in arguments.only for result in ROWS[row]()]
+    document = json.loads(json.dumps({"machine": describe_machine()}))
+    sys.exit(not report(document, results, arguments.json_file))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Samplers that follow a plan, so that the daemons, which have the same plan, know all accesses."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from monarch_py.errors import ConfigError
+from monarch_py.loaders.holders import kept_along
+from monarch_py.loaders.local_first import LocalFirstSampler
+from monarch_py.loaders.sampler import ScheduledSampler
+from monarch_py.loaders.solar import SolarSampler
+from monarch_py.plan.loader import HELD_SPLITS
+from monarch_py.plan.plan import Plan, PlanPart
+from monarch_py.plan.samplers import DistributedSampler
+
+
+def with_holders(plan: Plan) -> Plan:
+    """The plan with the holders of the samples in all parts that are dealt by holders."""
+    return replace(plan, parts=tuple(_held(plan, part) for part in plan.parts))
+
+
+def _held(plan: Plan, part: PlanPart) -> PlanPart:
+    loader = part.loader
+    if loader.split not in HELD_SPLITS:
+        return part
+    extra = loader.split == "local_first"
+    index = plan.datasets[part.dataset]
+    holders = kept_along(index, plan.nodes, loader.quota, extra=extra)
+    return replace(part, loader=replace(loader, holders=holders))
+
+
+def sampler_of(
+    plan: str | Path, part: str | None = None, *, rank: int | None = None
+) -> ScheduledSampler:
+    """The batch sampler of a part of a plan that is dealt by holders.
+
+    plan : the file that `monarch plan make` wrote;  part : its name; None for the first such part
+    rank : None for torch.distributed's
+    """
+    loaded = Plan.load(Path(plan))
+    for each in loaded.parts:
+        loader = each.loader
+        if loader.split in HELD_SPLITS and part in (None, each.name):
+            return _sampler(loaded, each, rank)
+    raise ConfigError(
+        f"part: {part or 'no part'} is dealt by holders in {plan}; write 'split: local_first' or"
+        " 'split: solar' there"
+    )
+
+
+def _sampler(plan: Plan, part: PlanPart, rank: int | None) -> ScheduledSampler:
+    loader, order = part.loader, part.loader.sampler
+    if not isinstance(order, DistributedSampler) or order.drop_last != loader.drop_last:
+        raise ConfigError(
+            f"sampler: that of {part.name!r} is no DistributedSampler with the part's 'drop_last';"
+            " write that"
+        )
+    more: dict[str, Any] = {
+        "rank": rank,
+        "world_size": None if rank is None else loader.world_size,
+        "ranks_per_node": loader.world_size // loader.nodes,
+        "shuffle": order.shuffle,
+        "drop_last": loader.drop_last,
+        "holders": loader.holders,
+    }
+    index = plan.datasets[part.dataset]
+    made: ScheduledSampler
+    if loader.split == "solar":
+        more |= {"cap": loader.cap, "least": loader.least}
+        made = SolarSampler(index, loader.batch_size, order.seed, **more)
+    else:
+        made = LocalFirstSampler(index, loader.batch_size, order.seed, **more)
+    if made.ranks.world_size != loader.world_size:
+        raise ConfigError(
+            f"world_size: the plan is for {loader.world_size} ranks, and {made.ranks.world_size}"
+            " run; make it again for them"
+        )
+    return made

@@ -1,0 +1,28 @@
+"""Equally many steps for ranks whose shards differ: DDP waits forever for a rank that has ended."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from monarch_py.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def equal_steps(batches: Iterable[T], max_steps: int) -> Iterator[T]:
+    """Yields exactly `max_steps` batches of an iterable, the DataLoader of a rank's own shard for
+    example: the first ones if it has more, and those of another pass if it has fewer.
+
+    max_steps : the same on all ranks
+    """
+    if max_steps < 0:
+        raise ConfigError(f"max_steps: {max_steps} is out of range; write 0 or more")
+    left = max_steps
+    while left:
+        before = left
+        for batch in batches:
+            yield batch
+            left -= 1
+            if not left:
+                return
+        if left == before:
+            raise ConfigError("batches: there is none; give a shard to every rank")

@@ -1,0 +1,83 @@
+"""Group shuffle (section III of Lee and others, 2021): groups in random order, shuffled inside."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from monarch_py.errors import ConfigError
+from monarch_py.plan.samplers._base import Order, Sampler, check_length
+
+
+@dataclass(frozen=True)
+class GroupShuffle(Sampler):
+    """Contiguous groups of samples in random order, dealt to the ranks in equal runs, and shuffled
+    inside. The order is that of rank 0, then that of rank 1, and so on.
+
+    A group at the border of two ranks is divided before it is shuffled. So every rank reads a
+    contiguous range of each of its groups. Every sample comes once, except that the first
+    (-length) % ranks samples of the epoch come again at its end, on the last ranks. With
+    `drop_last`, the epoch leaves out its last length % ranks samples instead.
+
+    group : samples in a group
+    """
+
+    length: int
+    ranks: int
+    group: int
+    seed: int = 0
+    drop_last: bool = False
+    by_epoch: ClassVar[bool] = True
+    ranks_field: ClassVar[str | None] = "ranks"
+    own_split: ClassVar[str | None] = "groups"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_length("ranks", self.ranks)
+        check_length("group", self.group)
+        if self.count == 0:
+            raise ConfigError(
+                f"length: {self.length} samples leave nothing for {self.ranks} ranks; write"
+                " 'drop_last: false'"
+            )
+
+    @property
+    def run(self) -> int:
+        """How many samples a rank takes."""
+        return self.length // self.ranks if self.drop_last else -(-self.length // self.ranks)
+
+    @property
+    def count(self) -> int:
+        return self.ranks * self.run
+
+    def epochs(self, start: int = 0) -> Iterator[Order]:
+        for number in count(start):
+            rng = np.random.default_rng([self.seed % (1 << 64), number])
+            order = _groups_in_runs(self.length, min(self.group, self.length), self.run, rng)
+            # np.resize repeats the head as often as needed, or cuts the tail.
+            yield np.resize(order, self.count)
+
+
+def _groups_in_runs(length: int, group: int, run: int, rng: np.random.Generator) -> Order:
+    """(length,) the groups in random order. Each is shuffled inside; one in which a run of `run`
+    samples ends is shuffled on each side of that place by itself."""
+    count = -(-length // group)
+    place = rng.permutation(count)
+    rows = place.astype(np.int32)[:, None] * np.int32(group) + np.arange(group, dtype=np.int32)
+    order = rng.permuted(rows, axis=1, out=rows).reshape(-1)
+    order = order[order < length] if count * group > length else order
+    sizes = np.full(count, group, dtype=np.int64)
+    sizes[place == count - 1] = length - (count - 1) * group
+    ends = np.cumsum(sizes)
+    cuts = np.arange(run, length, run)
+    within = np.searchsorted(ends, cuts, side="right")
+    for number in np.unique(within).tolist():
+        low, high = int(ends[number] - sizes[number]), int(ends[number])
+        edges = np.unique([low, *cuts[within == number].tolist(), high]).tolist()
+        first = int(place[number]) * group - low
+        for begin, end in pairwise(edges):
+            piece = np.arange(first + begin, first + end, dtype=np.int32)
+            order[begin:end] = rng.permutation(piece)
+    return order

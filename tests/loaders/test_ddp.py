@@ -1,0 +1,41 @@
+"""Under DDP, unequal and empty batches give the gradients of the whole batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("ddp_ranks.py")
+ROOT = Path(__file__).parents[2]
+# Of a rank's batches: the smallest and the largest that each way has.
+SIZES = {"equal": (4, 4), "uneven": (3, 4), "solar": (1, 12), "empty": (0, 6)}
+# Steps of the short form: among them are empty batches.
+SHORT = 15
+
+
+@pytest.mark.parametrize("steps", [SHORT, pytest.param(50, marks=pytest.mark.long)])
+def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, PROGRAM, tmp_path / "store", str(steps), *SIZES],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    # Two nodes hold 80 of 200 samples each, and few of these are taken by the other one.
+    assert 40 <= told.pop("read") <= 80
+    for way, found in told.items():
+        assert found["norm"] <= 1e-14, way
+        assert found["element"] <= 1e-13, way
+        least, most = SIZES[way]
+        assert least <= found["smallest"] <= found["largest"] <= most, way
+        assert (found["smallest"] == 0) == (way == "empty")
+        assert (found["smallest"] < found["largest"]) == (way != "equal")

@@ -1,0 +1,228 @@
+"""Plans whose parts are dealt by holders or in groups: ranks and daemons follow them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from nodes.lone_nodes import Catalog, alone, node
+
+from monarch_py.cli.plan import plan as command
+from monarch_py.commands.figures import owners_of
+from monarch_py.daemon.plans.placement import PlacementTask
+from monarch_py.daemon.plans.tracker import Found
+from monarch_py.errors import ConfigError
+from monarch_py.loaders.planned import sampler_of, with_holders
+from monarch_py.loaders.schedule import group_schedule
+from monarch_py.native import lib
+from monarch_py.plan import Plan, Timeline
+from monarch_py.plan.builders import index_files
+from monarch_py.plan.position import PositionEstimator
+from monarch_py.plan.recipe import read_plan
+from monarch_py.plan.run import Run
+from monarch_py.plan.samplers import NONE
+from monarch_py.policies.placement import UNIT, TierRoom
+
+FILES, NODES, EPOCHS = 230, 2, 3
+QUOTA = 400 << 10  # for less than half of the files, which take at least 4.5 KiB each
+PLAN = """
+epochs: {epochs}
+nodes: {nodes}
+ranks_per_node: 2
+parts:
+  - dataset: {index}
+    sampler: {{kind: DistributedSampler, seed: 5, drop_last: {drop_last}}}
+    batch_size: 4
+    drop_last: {drop_last}
+    {split}
+"""
+SPLITS = {
+    "local_first": "split: local_first\n    quota: 400KiB",
+    "solar": "split: solar\n    quota: 400KiB\n    cap: 1.75\n    least: 0",
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    root.mkdir()
+    for number in range(FILES):
+        (root / f"{number:03}").write_bytes(bytes(100 + number))
+    index_files(root).save(tmp_path / "index.npz")
+    return root
+
+
+def described(where: Path, split: str, drop_last: bool = False, **more: Any) -> Path:
+    """The file of a description."""
+    words = {"epochs": EPOCHS, "nodes": NODES, "index": where / "index.npz", **more}
+    path = where / "plan.yaml"
+    path.write_text(PLAN.format(drop_last=str(drop_last).lower(), split=split, **words))
+    return path
+
+
+def made(where: Path, split: str, drop_last: bool = False, **more: Any) -> Path:
+    """The file that `monarch plan make` writes."""
+    recipe, out = described(where, split, drop_last, **more), where / "plan.npz"
+    told = CliRunner().invoke(command, ["make", "-c", str(recipe), "-o", str(out)])
+    assert told.exit_code == 0, told.output
+    return out
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("split", SPLITS)
+def test_ranks_take_what_the_plan_says(
+    split: str, drop_last: bool, source: Path, tmp_path: Path
+) -> None:
+    file = made(tmp_path, SPLITS[split], drop_last)
+    loader = Plan.load(file).parts[0].loader
+    for epoch in range(EPOCHS):
+        batches = loader.batches(epoch)
+        for rank in range(2 * NODES):
+            sampler = sampler_of(file, rank=rank)
+            sampler.set_epoch(epoch)
+            planned = [batch[batch != NONE].tolist() for batch in batches[rank]]
+            assert list(sampler) == planned
+        taken = np.sort(batches[batches != NONE])
+        if drop_last:
+            assert (batches[:, :, 0] != NONE).all() or split == "solar"
+            assert len(np.unique(taken)) == len(taken) == loader.steps * 16
+        else:
+            assert len(np.unique(taken)) == FILES and len(taken) == FILES + 2
+    sizes = (batches != NONE).sum(axis=2)
+    assert (sizes.max() > 4 > sizes.min()) == (split == "solar")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_positions_are_those_of_the_accesses(split: str, source: Path, tmp_path: Path) -> None:
+    """What a node opens, in the order of its batches, is what the daemon expects there."""
+    timeline = Plan.load(made(tmp_path, SPLITS[split])).timeline()
+    batches = timeline.parts[0].loader.batches(1)
+    for step in (0, 3, len(batches[0]) - 1):
+        section = next(timeline.sections(1, step))
+        here = section.node(1)[: section.per_step].reshape(-1, 2)
+        assert here.shape[0] == batches.shape[2] or step == len(batches[0]) - 1
+        for rank in range(2):
+            want = batches[2 + rank, step]
+            assert here[:, rank].tolist() == want[: len(here)].tolist()
+    run = Run.of(timeline.section(1), 1, timeline.units)
+    opened = batches[2:].transpose(1, 2, 0).reshape(-1)
+    first = opened[opened != NONE]
+    assert run.units.tolist() == list(dict.fromkeys(first.tolist()))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_daemon_does_not_lose_the_ranks(split: str, source: Path, tmp_path: Path) -> None:
+    timeline = Plan.load(made(tmp_path, SPLITS[split])).timeline()
+    runs = [Run.of(timeline.section(epoch), 0, timeline.units) for epoch in (0, 1)]
+    estimator = PositionEstimator(runs[0], ranks=2)
+    estimator.following = runs[1]
+    samplers = [sampler_of(tmp_path / "plan.npz", rank=rank) for rank in range(2)]
+    for epoch in (0, 1):
+        for each in samplers:
+            each.set_epoch(epoch)
+        for step in zip(*samplers, strict=True):
+            for batch in step:
+                estimator.observe(np.array(batch, dtype=np.int32))
+            assert not estimator.is_lost
+    assert estimator.run is runs[1]
+
+
+@pytest.fixture(scope="module")
+def without_peers() -> Iterator[None]:
+    with alone():
+        yield
+
+
+@pytest.mark.usefixtures("without_peers")
+@pytest.mark.parametrize("split", SPLITS)
+def test_daemons_keep_files_where_the_plan_deals_them(
+    split: str, source: Path, tmp_path: Path
+) -> None:
+    plan = Plan.load(made(tmp_path, SPLITS[split]))
+    holders = plan.parts[0].loader.holders
+    assert holders is not None
+    index = plan.datasets[0]
+    # Hashes that say something else than those from which the plan was made.
+    names = [f"other/{number:03}".encode() for number in range(FILES)]
+    hashes = [int(lib.monarch_path_hash(1, name, len(name))) for name in names]
+    catalog: Any = Catalog(list(zip(hashes, index.sizes.tolist(), strict=True)), list(range(FILES)))
+    timeline: Timeline = plan.timeline()
+    for rank in range(NODES):
+        daemon = node(rank, ((1 << 20,),) * NODES, catalog)
+        daemon.step(scanned=True)
+        found = Found(catalog.ids(), np.ones(FILES, dtype=bool), "", ())
+        tracker: Any = SimpleNamespace(find=lambda *_, f=found: f, timeline=timeline, node=rank)
+        shared: Any = SimpleNamespace(catalog=catalog)
+        room = TierRoom(1 << 20, FILES, UNIT.block_bytes, UNIT.entry_bytes)
+        words = catalog.entries["word"]
+        task = PlacementTask([tracker], shared, catalog, (), words, [room], daemon, is_first=True)
+        result = task.make()
+        daemon.follow(result.ids, result.tier, FILES, result.holders)
+        ids = catalog.ids()
+        assert daemon.policy.owners(ids).tolist() == holders[:, 0].tolist()
+        assert daemon.policy.keeps(ids).tolist() == (holders == rank).any(axis=1).tolist()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_show_counts_what_is_held(split: str, source: Path, tmp_path: Path) -> None:
+    plan = Plan.load(made(tmp_path, SPLITS[split]))
+    holders = plan.parts[0].loader.holders
+    assert holders is not None
+    owner = owners_of(plan.timeline(), plan.unit_bytes(), None)
+    assert owner.tolist() == holders[:, 0].tolist()
+
+
+def test_groups_are_dealt_as_their_loader_takes_them(source: Path, tmp_path: Path) -> None:
+    split = "split: groups\n    every: 1"
+    recipe = described(tmp_path, split)
+    text = recipe.read_text()
+    recipe.write_text(text.replace("DistributedSampler, seed", "GroupShuffle, group: 50, seed"))
+    loader = read_plan(recipe).parts[0].loader
+    for epoch in range(EPOCHS):
+        schedule = group_schedule(FILES, 50, 5, epoch, 4, 4)
+        batches = loader.batches(epoch)
+        for step, rank in np.ndindex(schedule.steps, 4):
+            mine = batches[rank, step]
+            assert mine[mine != NONE].tolist() == schedule.batch(step, rank).tolist()
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ("split: solar", r"parts\[0\]\.quota: is missing"),
+        ("quota: 1GiB", r"the split 'strided' has no such key; remove it"),
+        ("split: local_first\n    quota: 1GiB\n    cap: 2", "'local_first' has no such key"),
+        ("split: solar\n    quota: 1GiB\n    cap: 0.5", "write a number from 1 to 1000"),
+        ("split: groups", "'groups', but DistributedSampler deals out 'strided'"),
+    ],
+)
+def test_wrong_descriptions_are_named(
+    split: str, message: str, source: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_plan(described(tmp_path, split))
+
+
+def test_plans_that_no_sampler_follows_are_refused(source: Path, tmp_path: Path) -> None:
+    plain = made(tmp_path, "split: strided")
+    with pytest.raises(ConfigError, match=r"^part: no part is dealt by holders"):
+        sampler_of(plain, rank=0)
+    unheld = read_plan(described(tmp_path, SPLITS["solar"]))
+    with pytest.raises(ConfigError, match=r"^split: 'solar' deals by holders, which are not known"):
+        unheld.parts[0].loader.batches(0)
+    assert with_holders(unheld).parts[0].loader.batches(0).shape[0] == 4
+    text = described(tmp_path, SPLITS["solar"]).read_text()
+    other = tmp_path / "plan.yaml"
+    other.write_text(
+        text.replace(
+            "kind: DistributedSampler, seed: 5, drop_last: false", "kind: SequentialSampler"
+        )
+    )
+    with_holders(read_plan(other)).save(tmp_path / "plan.npz")
+    with pytest.raises(ConfigError, match="is no DistributedSampler"):
+        sampler_of(tmp_path / "plan.npz", rank=0)
