@@ -58,6 +58,50 @@ def torch_files(root: Path, rank: int, ranks: int, workers: int) -> Loader:
     return epoch
 
 
+def local_first(root: Path, rank: int, ranks: int, workers: int) -> Loader:
+    from torch.utils.data import DataLoader
+
+    from monarch_py.loaders.local_first import LocalFirstSampler
+
+    files: Any = Files(root)
+    sampler = LocalFirstSampler(
+        files.paths, BATCH, SEED, rank=rank, world_size=ranks, ranks_per_node=1
+    )
+    loader: Any = DataLoader(
+        files,
+        batch_sampler=sampler,
+        num_workers=workers,
+        collate_fn=list,
+        persistent_workers=True,
+    )
+
+    def epoch(number: int) -> Iterator[int]:
+        sampler.set_epoch(number)
+        for batch in loader:
+            yield from map(len, batch)
+
+    return epoch
+
+
+def solar(root: Path, rank: int, ranks: int, workers: int) -> Loader:
+    from monarch_py.loaders.files import FileDataset
+    from monarch_py.loaders.staged import StagedLoader
+
+    from monarch_py.loaders.solar import SolarSampler
+    from monarch_py.plan.builders import index_files
+
+    index = index_files(root)
+    sampler = SolarSampler(index, BATCH, SEED, rank=rank, world_size=ranks, ranks_per_node=1)
+    loader = StagedLoader(FileDataset(index), batch_sampler=sampler, workers=workers, tensors=False)
+
+    def epoch(number: int) -> Iterator[int]:
+        sampler.set_epoch(number)
+        for batch in loader:
+            yield from map(len, batch)
+
+    return epoch
+
+
 def webdataset(root: Path, rank: int, ranks: int, workers: int) -> Loader:
     import random
 
@@ -134,6 +178,8 @@ def dali(root: Path, rank: int, ranks: int, workers: int) -> Loader:
 
 LOADERS: dict[str, Callable[[Path, int, int, int], Loader]] = {
     "torch": torch_files,
+    "local_first": local_first,
+    "solar": solar,
     "webdataset": webdataset,
     "streaming": streaming,
     "dali": dali,
