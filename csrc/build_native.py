@@ -30,6 +30,7 @@ SOURCES = [
     "serving/holdings.c",
     "copy/job.c",
     "copy/origin.c",
+    "copy/pack.c",
     "engine/queue.c",
     "engine/orders.c",
     "engine/grant.c",

@@ -28,6 +28,7 @@ MODULES = {
     "care": ("clear", "doctor", "verify"),
     "lifecycle": ("run", "serve", "start", "stop"),
     "logs": ("logs",),
+    "pack": ("pack",),
     "plan": ("plan",),
     "setup": ("config", "demo", "env"),
     "simulate": ("calibrate", "simulate"),

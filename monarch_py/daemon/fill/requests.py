@@ -29,6 +29,8 @@ class FillRequests:
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
+        # Returns the order in which files that are filled ahead are best read.
+        self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
         # Files that programs use: first in one queue, then in one for each way, from the sources
         # and from peers.
@@ -121,9 +123,10 @@ class FillRequests:
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
-        """Wants files that a command names, in this order, behind those that programs use. Files
-        that had no room or failed before are wanted again. Files that are being filled for another
-        command are noted as this command's too. Returns how many of the files get a copy."""
+        """Wants files that a command names, in this order, but files of a pack in the pack's order,
+        behind those that programs use. Files that had no room or failed before are wanted again.
+        Files that are being filled for another command are noted as this command's too. Returns how
+        many of the files get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)
@@ -145,7 +148,7 @@ class FillRequests:
             # The engine may publish a copy at any moment, so what is being filled stays as it is.
             states = self.shared.catalog.states(ids)
             self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
-            self.ahead.add(ids, ticket)
+            self.ahead.add(self.arranged(ids), ticket)
 
     def take_back(self, ticket: str) -> tuple[int, Ids]:
         """Cancels what a command has asked for, except files that a program or another command

@@ -1,0 +1,1 @@
+"""Benchmarks of monarch_py.loaders and of packs."""
