@@ -16,8 +16,8 @@
 #include "shared/clock.h"
 #include "shared/xxh3.h"
 
-/* The longest window, and the longest one that is read for a file that a program uses: its reader
- * waits for all of it [bytes]. A window is read into one buffer. */
+/* The longest window, counted from the page in which it begins, and the longest one that is read for
+ * a file that a program uses: its reader waits for all of it [bytes]. */
 #define WINDOW_BYTES MONARCH_CHUNK
 #define SHORT_WINDOW_BYTES (256UL * 1024)
 /* Windows kept at a time. Threads are at some of them, and the others wait for their orders. */
@@ -244,7 +244,8 @@ static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t m
     uint64_t end = end_of(&m[member]), wanted = m[member].size;
     w->at = m[member].offset;
     w->left = p->is_ordered[member];
-    for (uint64_t i = member + 1; i < p->count && end_of(&m[i]) - w->at <= most; i++) {
+    uint64_t last = w->at / MONARCH_PAGE_BYTES * MONARCH_PAGE_BYTES + most;
+    for (uint64_t i = member + 1; i < p->count && end_of(&m[i]) <= last; i++) {
         uint64_t between = m[i].offset - end;
         if (between > JOINED_BYTES && between > wanted)
             break;
