@@ -6,17 +6,23 @@
 #include <unistd.h>
 
 #include "loaders/loaders.h"
+#include "shared/clock.h"
 
 /* A thread only reads; the library that may be preloaded needs some room as well. */
 #define STACK_BYTES (256 << 10)
+
+/* A read that takes longer than this and a nanosecond for each byte has waited for a disk or a
+ * network [ns]. Reads of files in memory take a tenth of it. */
+#define SLOW_NS 100000
 
 /* One call of monarch_read_all. It lies on the stack of its caller, who leaves when no thread is at
  * it any more. */
 struct call {
     const int32_t *descriptors;
-    const int64_t *offsets, *lengths, *starts;
-    char *out;
+    const int64_t *offsets, *lengths;
+    char *const *out;
     uint64_t n, next; /* next: the first read that nobody has begun; atomic */
+    uint64_t slow;    /* how many reads had to wait; atomic */
     /* Under the lock: */
     uint64_t failed; /* the first read that failed; `n` if none has */
     int error;       /* its errno */
@@ -31,6 +37,9 @@ static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
 static struct call *calls; /* those that want threads, the newest first */
 static int threads, idle;  /* idle: those at no call */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+/* Whether few reads of the last call had to wait; atomic. Then a call begins without threads: to
+ * wake them costs more than to copy from memory. */
+static int was_fast;
 
 /* In a forked child only the thread that forked goes on: no thread holds the lock, and none reads.
  */
@@ -71,15 +80,21 @@ static void fail(struct call *c, uint64_t i, int error) {
     pthread_mutex_unlock(&lock);
 }
 
-static void work(struct call *c) {
+/* Makes reads until none is left or, if `is_alone`, until one had to wait. */
+static void work(struct call *c, int is_alone) {
     for (;;) {
         uint64_t i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);
         if (i >= c->n)
             return;
-        int error =
-            read_one(c->descriptors[i], c->out + c->starts[i], c->lengths[i], c->offsets[i]);
+        uint64_t begin = monarch_now_ns();
+        int error = read_one(c->descriptors[i], c->out[i], c->lengths[i], c->offsets[i]);
         if (error)
             fail(c, i, error);
+        if (monarch_now_ns() - begin <= SLOW_NS + (uint64_t)c->lengths[i])
+            continue;
+        __atomic_fetch_add(&c->slow, 1, __ATOMIC_RELAXED);
+        if (is_alone)
+            return;
     }
 }
 
@@ -103,7 +118,7 @@ static void *read_thread(void *unused) {
             unlink_call(c);
         c->at_work++;
         pthread_mutex_unlock(&lock);
-        work(c);
+        work(c, 0);
         pthread_mutex_lock(&lock);
         if (--c->at_work == 0)
             pthread_cond_signal(&c->left);
@@ -155,26 +170,30 @@ static void wait_for_threads(struct call *c) {
 }
 
 uint64_t monarch_read_all(const int32_t *descriptors, const int64_t *offsets,
-                          const int64_t *lengths, char *out, const int64_t *starts, uint64_t n,
-                          int in_flight, int *error) {
+                          const int64_t *lengths, char *const *out, uint64_t n, int in_flight,
+                          int *error) {
     int width = in_flight < MONARCH_READS_IN_FLIGHT ? in_flight : MONARCH_READS_IN_FLIGHT;
     struct call c = {
         .descriptors = descriptors,
         .offsets = offsets,
         .lengths = lengths,
-        .starts = starts,
         .out = out,
         .n = n,
         .failed = n,
         .wanted = (n < (uint64_t)width ? (int)n : width) - 1,
         .left = PTHREAD_COND_INITIALIZER,
     };
-    int is_shared = c.wanted > 0;
-    if (is_shared)
+    int is_shared = 0;
+    if (c.wanted > 0 && __atomic_load_n(&was_fast, __ATOMIC_RELAXED))
+        work(&c, 1);
+    if (c.wanted > 0 && __atomic_load_n(&c.next, __ATOMIC_RELAXED) < n) {
         ask_for_threads(&c);
-    work(&c);
+        is_shared = 1;
+    }
+    work(&c, 0);
     if (is_shared)
         wait_for_threads(&c);
+    __atomic_store_n(&was_fast, c.slow * 4 < n, __ATOMIC_RELAXED);
     *error = c.error;
     return c.failed;
 }

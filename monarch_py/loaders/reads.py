@@ -52,13 +52,37 @@ def read_all(
         raise ConfigError("offsets, lengths, starts: one is negative; give 0 or more")
     if np.max(np.asarray(starts) + lengths) > len(memory):
         raise ConfigError(f"out: {len(memory)} bytes do not hold all reads; give a larger buffer")
+    base = address(memory)
+    read_to(descriptors, offsets, lengths, base + np.asarray(starts), in_flight=in_flight)
+
+
+def address(memory: Any) -> int:
+    """Where a writable, contiguous buffer lies. It must outlive the reads to it."""
+    buffer = ffi.from_buffer("char[]", memory, require_writable=True)
+    return int(ffi.cast("uintptr_t", buffer))
+
+
+def read_to(
+    descriptors: Int32s,
+    offsets: Ints,
+    lengths: Ints,
+    addresses: Ints,
+    *,
+    in_flight: int = IN_FLIGHT,
+) -> None:
+    """As `read_all`, to any places in memory, which nobody checks.
+
+    addresses : (reads,) int64
+    """
+    count = len(descriptors)
     error = ffi.new("int *")
+    # Held until the reads have ended: what `pointer` makes is gone with its array.
+    to = np.ascontiguousarray(addresses, dtype=np.int64)
     failed = lib.monarch_read_all(
         pointer(descriptors, np.int32),
         pointer(offsets, np.int64),
         pointer(lengths, np.int64),
-        ffi.from_buffer("char[]", memory, require_writable=True),
-        pointer(starts, np.int64),
+        ffi.cast("char *const *", pointer(to)),
         count,
         in_flight,
         error,
