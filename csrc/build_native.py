@@ -56,6 +56,7 @@ SOURCES = [
     "plan/access.c",
     "plan/holder.c",
     "plan/digest.c",
+    "loaders/reads.c",
     "simulator/filling.c",
     "simulator/links.c",
     "simulator/machine.c",
@@ -72,6 +73,7 @@ HEADERS = [
     "peers/peers.h",
     "serving/serving.h",
     "plan/plan.h",
+    "loaders/loaders.h",
     "simulator/simulator.h",
     "testing/testing.h",
 ]
