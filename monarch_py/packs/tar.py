@@ -139,10 +139,14 @@ def _header(read: _Read, root: Path) -> tarfile.TarInfo:
 
 def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: _Read) -> None:
     with open(path, "rb") as file:
-        if _version(os.fstat(file.fileno())) != _version(read.found):
-            raise MonarchError(f"{path}: it changes; pack it when nobody writes to it")
-        tar.addfile(info, file)
-        if _version(os.fstat(file.fileno())) != _version(read.found):
+        is_whole = _version(os.fstat(file.fileno())) == _version(read.found)
+        try:
+            tar.addfile(info, file)
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            is_whole = False  # the file has become shorter
+        if not is_whole or _version(os.fstat(file.fileno())) != _version(read.found):
             raise MonarchError(f"{path}: it has changed; pack it when nobody writes to it")
 
 
