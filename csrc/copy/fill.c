@@ -391,6 +391,10 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
                        char *buffer, struct block_sum_stream *stream) {
     if (read_pack(e, f, buffer))
         return write_copy(f, buffer, end - at, at, stream);
+    if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED)) {
+        give_up(f, MONARCH_ABANDONED, 0);
+        return 0;
+    }
     int status, from = monarch_source_of(e, f, &status);
     if (from < 0) {
         give_up(f, status, errno);

@@ -16,8 +16,8 @@
 #include "shared/clock.h"
 #include "shared/xxh3.h"
 
-/* The longest window, counted from the page in which it begins, and the longest one that is read for
- * a file that a program uses: its reader waits for all of it [bytes]. */
+/* The longest window, counted from the page in which it begins, and the longest one that is read
+ * for a file that a program uses: its reader waits for all of it [bytes]. */
 #define WINDOW_BYTES MONARCH_CHUNK
 #define SHORT_WINDOW_BYTES (256UL * 1024)
 /* Windows kept at a time. Threads are at some of them, and the others wait for their orders. */
@@ -41,7 +41,7 @@ struct window {
     uint64_t at, length; /* in the pack */
     char *bytes;
     unsigned users; /* threads that copy from it */
-    uint32_t left;  /* its members that orders still wait for */
+    uint32_t left;  /* its members that orders wait for */
     uint64_t used;  /* when it was last used, in uses of the pack */
 };
 
@@ -96,8 +96,8 @@ static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *me
     p->members = malloc((n ? n : 1) * sizeof *members);
     p->slot = calloc(slots, sizeof *p->slot);
     p->is_ordered = calloc(n ? n : 1, 1);
-    pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->changed, NULL);
+    p->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    p->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     if (p->fd < 0 || !p->members || !p->slot || !p->is_ordered) {
         monarch_pack_free(p);
         return NULL;
@@ -173,20 +173,6 @@ void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_ca
     }
 }
 
-void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
-    int64_t member = member_of(e, &job->entry, job->path);
-    if (member < 0)
-        return;
-    struct pack *p = e->pack[job->entry.source];
-    pthread_mutex_lock(&p->lock);
-    if (p->error != ESTALE) {
-        job->pack = p;
-        job->member = (uint32_t)member;
-        p->is_ordered[member] = 1;
-    }
-    pthread_mutex_unlock(&p->lock);
-}
-
 /* --- windows ------------------------------------------------------------------------------------
  */
 
@@ -201,6 +187,23 @@ static struct window *window_of(struct pack *p, const struct monarch_member *m) 
         if (holds(&p->window[i], m))
             return &p->window[i];
     return NULL;
+}
+
+void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
+    int64_t member = member_of(e, &job->entry, job->path);
+    if (member < 0)
+        return;
+    struct pack *p = e->pack[job->entry.source];
+    pthread_mutex_lock(&p->lock);
+    if (p->error != ESTALE) {
+        struct window *w = window_of(p, &p->members[member]);
+        if (!p->is_ordered[member] && w)
+            w->left++;
+        p->is_ordered[member] = 1;
+        job->pack = p;
+        job->member = (uint32_t)member;
+    }
+    pthread_mutex_unlock(&p->lock);
 }
 
 static void empty(struct window *w) {
@@ -247,9 +250,10 @@ static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t m
     uint64_t last = w->at / MONARCH_PAGE_BYTES * MONARCH_PAGE_BYTES + most;
     for (uint64_t i = member + 1; i < p->count && end_of(&m[i]) <= last; i++) {
         uint64_t between = m[i].offset - end;
-        if (between > JOINED_BYTES && between > wanted)
+        int is_far = between > JOINED_BYTES && between > wanted;
+        if (is_far || (p->is_ordered[i] && !is_to_read(p, i)))
             break;
-        if (!is_to_read(p, i))
+        if (!p->is_ordered[i])
             continue;
         end = end_of(&m[i]);
         wanted += m[i].size;

@@ -18,6 +18,15 @@ from monarch_py.packs.index import PackIndex
 log = logging.getLogger("monarch.packs")
 
 
+def _open(pack: Path) -> int:
+    """Opens a pack so that reading it does not change its access time, if this user may."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(pack, flags | os.O_NOATIME)
+    except PermissionError:
+        return os.open(pack, flags)
+
+
 class Packs:
     """The packs that the configuration names. One that cannot be used is logged, and its files are
     read one by one. The engine's threads read the packs; call the constructor before its first
@@ -41,7 +50,7 @@ class Packs:
             members = np.zeros(len(index), dtype=MEMBER)
             members["hash"], members["offset"] = index.hashes, index.offsets
             members["size"], members["mtime_ns"] = index.sizes, index.mtimes_ns
-            fd = os.open(pack, os.O_RDONLY | os.O_CLOEXEC)
+            fd = _open(pack)
             try:
                 told = index.pack_bytes, index.pack_mtime_ns, len(members), pointer(members)
                 failed = lib.monarch_engine_pack(self._engine, number, fd, *told)
