@@ -1,7 +1,7 @@
 """The files of a pack as a dataset: slices of one tar, instead of many small files."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,4 +42,15 @@ class PackDataset(RecordDataset):
         size = np.array([pack.pack_bytes], dtype=np.uint64)
         index = Index.of("fixed", path.parent, [path.name], size, samples)
         super().__init__(path, index=index, length=length, join=join, in_flight=in_flight)
-        self.names = pack.names
+        self._pack = pack
+        self._names: list[str] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        if self._names is None:
+            self._names = self._pack.names()
+        return self._names
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker that is spawned gets the names in their short form.
+        return {**super().__getstate__(), "_names": None}

@@ -32,15 +32,15 @@ class PackIndex:
     """The members of a tar that are files of a directory, in the order in which they lie in it.
 
     pack_bytes, pack_mtime_ns : size and time of modification of the tar that the index is of
-    names : (members,) the files' paths relative to the directory
-    hashes : (members,) uint64, XXH3-64 of the names
+    pool : uint8, the files' paths relative to the directory, one after the other with a NUL between
+    hashes : (members,) uint64, XXH3-64 of the paths
     offsets, sizes : (members,) int64, where the files' bytes are in the tar [bytes]
     mtimes_ns : (members,) int64, when the files were last modified [ns]
     """
 
     pack_bytes: int
     pack_mtime_ns: int
-    names: Sequence[str]
+    pool: Array
     hashes: Uints
     offsets: Ints
     sizes: Ints
@@ -57,10 +57,15 @@ class PackIndex:
         return cls(
             tar.st_size,
             tar.st_mtime_ns,
-            [name for name, *_ in kept],
+            np.frombuffer(b"\0".join(os.fsencode(name) for name, *_ in kept), dtype=np.uint8),
             np.array(hashes, dtype=np.uint64),
             *np.ascontiguousarray(numbers.T),
         )
+
+    def names(self) -> list[str]:
+        """The files' paths relative to the directory. They take much more memory than `pool`."""
+        names = self.pool.tobytes().split(b"\0") if len(self) else []
+        return [os.fsdecode(name) for name in names]
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -73,10 +78,9 @@ class PackIndex:
             "pack_bytes": self.pack_bytes,
             "pack_mtime_ns": self.pack_mtime_ns,
         }
-        names = [os.fsencode(name) for name in self.names]
         arrays: dict[str, Array] = {name: getattr(self, name) for name in COLUMNS}
         arrays["pack"] = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
-        arrays["names"] = np.frombuffer(b"\0".join(names), dtype=np.uint8)
+        arrays["pool"] = self.pool
         save_arrays(index_path(pack), arrays)
 
     @classmethod
@@ -101,18 +105,20 @@ class PackIndex:
         if text["format"] != FORMAT:
             raise ValueError(f"its format is {text['format']!r}")
         columns = [arrays[name] for name in COLUMNS]
-        names = arrays["names"].tobytes().split(b"\0") if len(columns[0]) else []
-        dtypes = [column.dtype for column in columns]
-        if dtypes != [np.uint64, np.int64, np.int64, np.int64] or any(
-            column.shape != (len(names),) for column in columns
+        pool, count = arrays["pool"], len(columns[0])
+        named = int((pool == 0).sum()) + 1 if count else 0
+        dtypes = [column.dtype for column in (pool, *columns)]
+        if (
+            dtypes != [np.uint8, np.uint64, np.int64, np.int64, np.int64]
+            or any(column.shape != (count,) for column in columns)
+            or named != count
         ):
             raise ValueError("its columns do not fit together")
-        index = cls(
-            text["pack_bytes"], text["pack_mtime_ns"], list(map(os.fsdecode, names)), *columns
-        )
-        ends = index.offsets + index.sizes
-        if (index.offsets < 0).any() or (index.sizes < 0).any() or (ends > index.pack_bytes).any():
-            raise ValueError("a member lies outside the tar")
+        index = cls(text["pack_bytes"], text["pack_mtime_ns"], pool, *columns)
+        ends, most = index.offsets + index.sizes, index.pack_bytes
+        for numbers in (index.offsets, index.sizes, ends):  # a sum may have overflowed
+            if ((numbers < 0) | (numbers > most)).any():
+                raise ValueError("a member lies outside the tar")
         if (index.offsets[1:] < ends[:-1]).any():
             raise ValueError("its members overlap")
         return index

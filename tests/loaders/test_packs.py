@@ -72,10 +72,10 @@ def test_the_index_says_where_every_file_lies(root: Path, tmp_path: Path) -> Non
     pack = tmp_path / "train.tar"
     write_pack(root, pack)
     index, whole = PackIndex.load(pack), pack.read_bytes()
-    assert sorted(index.names) == sorted(NAMES)
+    assert sorted(index.names()) == sorted(NAMES)
     assert (np.diff(index.offsets) >= 0).all()
     for name, offset, size, mtime_ns in zip(
-        index.names, index.offsets, index.sizes, index.mtimes_ns, strict=True
+        index.names(), index.offsets, index.sizes, index.mtimes_ns, strict=True
     ):
         assert whole[offset : offset + size] == content(name)
         assert mtime_ns == (root / name).stat().st_mtime_ns
@@ -106,7 +106,7 @@ def test_a_small_file_that_changes_is_left_out_and_a_large_one_ends_it(
     packed = write_pack(root, write_to)
     assert packed.changed == (chosen,)
     assert packed.files == len(NAMES)
-    assert sorted(PackIndex.load(write_to).names) == sorted(set(NAMES) - {chosen})
+    assert sorted(PackIndex.load(write_to).names()) == sorted(set(NAMES) - {chosen})
     with tarfile.open(write_to) as written:
         assert chosen not in written.getnames()
     chosen, old = "large", write_to.read_bytes()
@@ -166,9 +166,9 @@ def test_the_index_of_a_tar_of_whole_seconds(root: Path, tmp_path: Path) -> None
     assert sorted(packed.changed) == [f"./{name}" for name in changed]
     assert packed.files == len(NAMES)
     index, whole = PackIndex.load(pack), pack.read_bytes()
-    assert sorted(index.names) == sorted(set(NAMES) - set(changed))
+    assert sorted(index.names()) == sorted(set(NAMES) - set(changed))
     for name, offset, size, mtime_ns in zip(
-        index.names, index.offsets, index.sizes, index.mtimes_ns, strict=True
+        index.names(), index.offsets, index.sizes, index.mtimes_ns, strict=True
     ):
         assert whole[offset : offset + size] == content(name)
         assert mtime_ns == (root / name).stat().st_mtime_ns
@@ -180,7 +180,7 @@ def test_the_index_of_a_tar_with_nanoseconds(root: Path, tmp_path: Path) -> None
     os.utime(root / "a/0", ns=(0, (root / "a/0").stat().st_mtime_ns + 1))
     packed = index_pack(root, pack)
     assert packed.changed == ("./a/0",)
-    assert sorted(packed.index.names) == sorted(set(NAMES) - {"a/0"})
+    assert sorted(packed.index.names()) == sorted(set(NAMES) - {"a/0"})
 
 
 def test_of_two_members_with_one_name_the_last_one_counts(root: Path, tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_no_damage_gives_other_bytes(
         return
     for column in ("hashes", "offsets", "sizes", "mtimes_ns"):
         assert (getattr(found, column) == getattr(right, column)).all()
-    assert found.names == right.names
+    assert found.names() == right.names()
 
 
 # --- the command ----------------------------------------------------------------------------------
