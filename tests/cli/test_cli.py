@@ -26,6 +26,7 @@ COMMANDS = [
         "doctor",
         "env",
         "logs",
+        "pack",
         "plan",
         "run",
         "serve",
