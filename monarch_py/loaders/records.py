@@ -26,6 +26,8 @@ from monarch_py.plan.index import Index
 
 # Kinds of files, as `monarch plan index` names them.
 KINDS = ("fixed", "hdf5", "tfrecord", "webdataset")
+# The most unwanted bytes between two samples that one read brings: others need the source too.
+MOST_GAP = PIECE // 2
 # The bytes of a TFRecord's frame before and after its data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
@@ -304,7 +306,7 @@ class RecordDataset:
 
 
 def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int) -> int:
-    """How many unwanted bytes a read may go on over [bytes], at most a piece.
+    """How many unwanted bytes a read may go on over [bytes], at most half a piece.
 
     A request takes a latency, and then a time for each byte; while it waits, others do too. So it
     costs a share of its latency, which would have brought these bytes.
@@ -313,9 +315,9 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
     """
     each = (longer - seconds) / (more - size)
     if each <= 0:
-        return PIECE
+        return MOST_GAP
     latency = max(0.0, seconds - size * each)
-    return min(PIECE, int(latency / in_flight / each))
+    return min(MOST_GAP, int(latency / in_flight / each))
 
 
 def _placed(extents: Extents, base: Any, start: Ints | None = None) -> Extents:
