@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
@@ -22,6 +21,7 @@ import numpy as np
 from benchmarks.common import scratch
 from benchmarks.numbers import Result, describe_machine, file_system, report
 from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
+from monarch_py.loaders.joining import Extents, join
 from monarch_py.loaders.records import RecordDataset
 
 # Latency of a request [s], rate [bytes/s].
@@ -62,82 +62,78 @@ def make_sparse(path: Path, samples: int) -> None:
         stream.truncate(path.stat().st_size)
 
 
-@dataclass
-class Batches:
-    """Batches that were read in one way: their times [s], and what the source was asked for."""
-
-    seconds: list[float]
-    requests: int
-    n_bytes: int
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
+Numbers = list[list[int]]
 
 
-def read_one_by_one(slow: SlowSource, path: Path, batches: list[list[int]]) -> Batches:
+def read_one_by_one(path: Path, batches: Numbers) -> float:
+    """The median time of a batch [s]."""
     seconds = []
     with h5py.File(path, "r") as file:
         found = file["x"]
         found[0]
-        slow.reset()
         for wanted in batches:
             began = time.perf_counter()
             for number in wanted:
                 found[number]
             seconds.append(time.perf_counter() - began)
-    counts = slow.counts()
-    return Batches(seconds, counts["read"], counts["bytes_read"])
+    return statistics.median(seconds)
 
 
-def read_together(
-    slow: SlowSource, datasets: tuple[RecordDataset, RecordDataset], batches: list[list[int]]
-) -> tuple[Batches, Batches]:
-    """Both take turns with the batches, and each has batches of its own: no page is there."""
+def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[float, float]:
+    """The median times of a batch [s]. Both datasets take turns with the batches, and each has
+    batches of its own, so that no page is there yet."""
     for dataset in datasets:
         dataset.close()
     for dataset in datasets:
         # The first batch opens the file, and measures what joining is worth.
         dataset.__getitems__([0, SAMPLES // 2])
-    found = Batches([], 0, 0), Batches([], 0, 0)
+    seconds: tuple[list[float], list[float]] = ([], [])
     for number, wanted in enumerate(batches):
         which = (number + number // 2) % 2  # 0 1 1 0 0 1 1 0
-        slow.reset()
         began = time.perf_counter()
         datasets[which].__getitems__(wanted)
-        found[which].seconds.append(time.perf_counter() - began)
-        counts = slow.counts()
-        found[which].requests += counts["read"]
-        found[which].n_bytes += counts["bytes_read"]
-    return found
+        seconds[which].append(time.perf_counter() - began)
+    return statistics.median(seconds[0]), statistics.median(seconds[1])
+
+
+def joined_reads(batches: Numbers, gap: int) -> tuple[float, float]:
+    """(requests, bytes) of joined reads over those of single ones."""
+    reads, n_bytes = 0, 0
+    for wanted in batches:
+        offset = SAMPLE_BYTES * np.array(wanted)
+        length = np.full(len(wanted), SAMPLE_BYTES)
+        start = np.cumsum(length) - length
+        found = join(Extents(np.zeros(len(wanted), np.int32), offset, length, start), gap).reads
+        reads += len(found)
+        n_bytes += int(found.length.sum())
+    samples = sum(map(len, batches))
+    return reads / samples, n_bytes / (samples * SAMPLE_BYTES)
 
 
 def measure(slow: SlowSource, name: str, rounds: int) -> list[Result]:
     pace(slow, name)
     path = slow.mountpoint / "train.h5"
     rng = np.random.default_rng(20221)
-    datasets = tuple(RecordDataset(path, dataset="x", join=way) for way in ("auto", 0))
-    assert len(datasets) == 2
-    h5, joined, apart = [], [], []
+    datasets = [RecordDataset(path, dataset="x", join=way) for way in ("auto", 0)]
+    faster, ratios, counted = [], [], []
     for _ in range(rounds):
         batches = rng.permutation(SAMPLES)[: 80 * BATCH].reshape(-1, BATCH).tolist()
-        h5.append(read_one_by_one(slow, path, batches[:3]))
-        whole, alone = read_together(slow, datasets, batches)
-        joined.append(whole)
-        apart.append(alone)
-    pairs = list(zip(joined, apart, strict=True))
-    faster = [a.median / b.median for a, b in zip(h5, joined, strict=True)]
+        h5 = read_one_by_one(path, batches[:3])
+        joined, apart = read_together(datasets, batches)
+        print(f"{name}: h5py, joined, unjoined [s]: {h5, joined, apart}", file=sys.stderr)
+        faster.append(h5 / joined)
+        ratios.append(joined / apart)
+        counted.append(joined_reads(batches, datasets[0]._gap or 0))
+    print(f"{name}: joined over {datasets[0]._gap} bytes", file=sys.stderr)
     what = f"{name}: h5py one by one / __getitems__, {BATCH} random samples"
     least = 10 if name == "4 ms" else None
-    ms = statistics.median(each.median for each in joined) * 1e3
-    print(f"{name}: a batch {ms:.1f} ms; joined over {datasets[0]._gap} bytes", file=sys.stderr)
     results = [Result(name, what, "ratio", statistics.median(faster), least, is_least=True)]
-    ratios = {
-        "time of a batch": statistics.median(a.median / b.median for a, b in pairs),
-        "requests": sum(a.requests for a, _ in pairs) / sum(b.requests for _, b in pairs),
-        "bytes": sum(a.n_bytes for a, _ in pairs) / sum(b.n_bytes for _, b in pairs),
+    values = {
+        "time of a batch": statistics.median(ratios),
+        "requests": statistics.mean(requests for requests, _ in counted),
+        "bytes": statistics.mean(n_bytes for _, n_bytes in counted),
     }
-    for key, value in ratios.items():
+    for key, value in values.items():
         what = f"{name}: joined / unjoined reads: {key}"
         results.append(Result(f"{name}: {key}", what, "ratio", value, 1.02))
     return results
