@@ -182,7 +182,29 @@ class RecordDataset:
         return len(self._file)
 
     def __getitem__(self, number: int) -> Any:
-        return self.__getitems__([number])[0]
+        sample = self._one(number)
+        return self.__getitems__([number])[0] if sample is None else sample
+
+    def _one(self, number: int) -> Any:
+        """The sample, by one read; None where that does not do, and one of a batch is read."""
+        count = len(self._file)
+        number = number + count if -count <= number < 0 else number
+        if not 0 <= number < count or not self._is_plain[self._file[number]]:
+            return None
+        size, offset = int(self.sizes[number]), int(self._offset[number])
+        if size > PIECE:
+            return None
+        descriptor = self._files.one(int(self._file[number]))
+        try:
+            if not self.rows:
+                content = os.pread(descriptor, size, offset)
+                return content if len(content) == size else None
+            row = np.empty(self.rows[0].shape, dtype=self.rows[0].dtype)
+            memory: Any = row.reshape(-1).view(np.uint8)
+            got = os.preadv(descriptor, [memory], offset)
+        except OSError:
+            return None
+        return row if got == size else None
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         wanted = self._checked(numbers)
