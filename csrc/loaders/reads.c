@@ -43,8 +43,8 @@ static int was_fast;
 /* In a forked child only the thread that forked goes on: no thread holds the lock, and none reads.
  */
 static void forget(void) {
-    pthread_mutex_init(&lock, NULL);
-    pthread_cond_init(&more, NULL);
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    more = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     calls = NULL;
     threads = idle = 0;
 }

@@ -170,7 +170,6 @@ class GroupLoader:
         self.group = fitting(sizes, epochs, ranks, room) if group == "auto" else group
         self._start_method = start_method
         self.epoch = self._begin = self._given = 0
-        self._rank_groups: RankGroups | None = None
         self._reader: GroupReader | None = None
         self._iteration = 0
         self.times = GroupTimes()
