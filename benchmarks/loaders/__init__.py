@@ -1,1 +1,1 @@
-"""Benchmarks of monarch_py.loaders and of packs."""
+"""What loaders do for training programs that may be changed, beside what they are compared with."""

@@ -36,7 +36,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
 static struct call *calls; /* those that want threads, the newest first */
 static int threads, idle;  /* idle: those at no call */
-static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* Whether few reads of the last call had to wait; atomic. Then a call begins without threads: to
  * wake them costs more than to copy from memory. */
 static int was_fast;
@@ -44,13 +43,14 @@ static int was_fast;
 /* In a forked child only the thread that forked goes on: no thread holds the lock, and none reads.
  */
 static void forget(void) {
-    pthread_mutex_init(&lock, NULL);
-    pthread_cond_init(&more, NULL);
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    more = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     calls = NULL;
     threads = idle = 0;
 }
 
-static void heed_forks(void) { pthread_atfork(NULL, NULL, forget); }
+/* When this code is loaded, and not later: a fork that has begun would not heed it any more. */
+__attribute__((constructor)) static void heed_forks(void) { pthread_atfork(NULL, NULL, forget); }
 
 /* Returns 0, an errno, or -1 if the file ends too early. */
 static int read_one(int fd, char *to, int64_t length, int64_t offset) {
@@ -106,7 +106,8 @@ static void unlink_call(struct call *c) {
         }
 }
 
-static void *read_thread(void *unused) {
+static void *read_thread(void *arg) {
+    (void)arg;
     pthread_setname_np(pthread_self(), "monarch-read");
     pthread_mutex_lock(&lock);
     for (;; idle++) {
@@ -148,7 +149,6 @@ static void start_threads(int missing) {
 }
 
 static void ask_for_threads(struct call *c) {
-    pthread_once(&once, heed_forks);
     pthread_mutex_lock(&lock);
     c->after = calls;
     calls = c;

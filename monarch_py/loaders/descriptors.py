@@ -31,10 +31,16 @@ class Descriptors:
         while self._open and len(self._open.keys() | wanted) > max(MOST_OPEN, len(wanted)):
             oldest = next(number for number in self._open if number not in wanted)
             os.close(self._open.pop(oldest))
-        found = np.fromiter(map(self._one, wanted), dtype=np.int32, count=len(wanted))
+        found = np.fromiter(map(self._opened, wanted), dtype=np.int32, count=len(wanted))
         return found[place]
 
-    def _one(self, number: int) -> int:
+    def one(self, number: int) -> int:
+        """A descriptor of a file, as `of` gives it."""
+        if number in self._open:
+            return self._open[number]
+        return int(self.of(np.array([number], dtype=np.int32))[0])
+
+    def _opened(self, number: int) -> int:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]

@@ -6,8 +6,8 @@ import numpy as np
 
 from monarch_py.native import Array, Int32s, Ints
 
-# Reads are cut at multiples of this [bytes]. It is what Linux reads ahead by default, and what many
-# mounted file systems ask their servers for at once.
+# Longer reads are cut at multiples of this [bytes]. It is what Linux reads ahead by default, and
+# what many mounted file systems ask their servers for at once.
 PIECE = 128 << 10
 
 
@@ -91,14 +91,15 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
 
 
 def pieces(reads: Extents, piece: int = PIECE) -> Extents:
-    """The reads, cut at each multiple of `piece` in their files."""
-    number = (reads.offset + reads.length - 1) // piece - reads.offset // piece + 1
-    if np.all(number <= 1):
+    """The reads; those longer than `piece` are cut at each multiple of it in their files."""
+    long = reads.length > piece
+    if not long.any():
         return reads
-    number = np.maximum(number, 1)
+    last = (reads.offset + reads.length - 1) // piece
+    number = np.where(long, last - reads.offset // piece + 1, 1)
     of = np.repeat(np.arange(len(reads)), number)
     nth = np.arange(len(of)) - (np.cumsum(number) - number)[of]
     begin, end = reads.offset[of], (reads.offset + reads.length)[of]
     low = np.maximum(begin, (begin // piece + nth) * piece)
-    high = np.minimum(end, (begin // piece + nth + 1) * piece)
+    high = np.where(long[of], np.minimum(end, (begin // piece + nth + 1) * piece), end)
     return Extents(reads.file[of], low, high - low, reads.start[of] + low - begin)
