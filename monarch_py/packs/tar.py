@@ -3,6 +3,7 @@
 import os
 import stat
 import tarfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,8 @@ SMALL_BYTES = 1 << 20
 # The tar's buffer. Headers of small members are close to each other, so that one read brings many
 # [bytes].
 BUFFER_BYTES = 1 << 20
+# A file that changes again within this time after a change may keep its time of modification [s].
+TIME_STEP_S = 2.0
 SECOND_NS = 1_000_000_000
 RECORD_BYTES = tarfile.BLOCKSIZE
 
@@ -106,18 +109,36 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
+def _young_s(found: os.stat_result) -> float:
+    """How long a file may still change without its time showing it [s]; 0 if it cannot."""
+    left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
+    # The server's clock may differ. A time far ahead was set: no change would keep it.
+    return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
+
+
+def _look(path: Path) -> os.stat_result:
+    """Looks at a file once each further change would show."""
+    found = os.lstat(path)
+    left_s = _young_s(found)
+    if left_s and stat.S_ISREG(found.st_mode):
+        time.sleep(left_s)
+        found = os.lstat(path)
+    return found
+
+
 def _read(root: Path, name: str) -> _Read:
     """Reads a small file whole, once more if it changes meanwhile."""
     path = root / name
     try:
-        found = os.lstat(path)
+        found = _look(path)
         if not stat.S_ISREG(found.st_mode) or found.st_size > SMALL_BYTES:
             return _Read(name, found, None)
         for _ in range(2):
             with open(path, "rb", buffering=0) as file:
                 found = os.fstat(file.fileno())
+                is_young = _young_s(found) > 0
                 content = file.read(found.st_size) if found.st_size else b""
-                is_whole = len(content) == found.st_size
+                is_whole = len(content) == found.st_size and not is_young
                 is_whole &= _version(os.fstat(file.fileno())) == _version(found)
             if is_whole:
                 break
@@ -235,7 +256,7 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
     info, mtime_ns = member
     name = os.path.normpath(info.name)
     try:
-        found = os.lstat(root / name)
+        found = _look(root / name)
     except OSError:
         return None
     its_ns = found.st_mtime_ns

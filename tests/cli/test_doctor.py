@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import FILES, Factory, Monarch
+from support.files import age
 from support.mounts import Mounts
 from support.session import MIB, Session
 
@@ -231,6 +232,7 @@ def test_a_pack_that_is_not_that_of_its_index_is_a_warning(
     session_factory: Factory, source: Path, tmp_path: Path
 ) -> None:
     pack = tmp_path / "train.tar"
+    age(source)
     write_pack(source, pack)
     session = session_factory([{"path": str(source), "pack": str(pack)}])
     _, findings = examined(session)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.files import Files, check_all, random_bytes
+from support.files import Files, age, check_all, random_bytes
 from support.session import Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
@@ -38,6 +38,7 @@ class Site:
         return {"path": str(self.files.root), "pack": str(self.pack)}
 
     def write_pack(self) -> None:
+        age(self.files.root)
         write_pack(self.files.root, self.pack)
 
     def alter(self, names: Sequence[str], *, later_ns: int = 0) -> None:

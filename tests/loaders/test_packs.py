@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import run_monarch
-from support.files import random_bytes
+from support.files import age, random_bytes
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.packs import PackDataset
+from monarch_py.packs import tar as packing
 from monarch_py.packs.index import PackIndex, index_path
 from monarch_py.packs.tar import index_pack, write_pack
 
@@ -142,6 +143,17 @@ def test_a_large_file_that_shrinks_is_one_sentence(
     monkeypatch.setattr(os, "fstat", cutting)
     with pytest.raises(MonarchError, match=r"large: it has changed; pack it when nobody writes"):
         write_pack(root, tmp_path / "train.tar")
+
+
+def test_a_file_that_has_just_changed_is_read_when_its_time_would_tell_a_change(
+    root: Path, tmp_path: Path
+) -> None:
+    os.utime(root / "a/0")
+    packed = write_pack(root, tmp_path / "train.tar")
+    written = (tmp_path / "train.tar").stat().st_mtime_ns
+    age_s = (written - (root / "a/0").stat().st_mtime_ns) / 1e9
+    assert age_s > packing.TIME_STEP_S - 0.1  # the kernel's clock for files is a tick late
+    assert packed.changed == ()
 
 
 # --- an existing tar ------------------------------------------------------------------------------
@@ -272,6 +284,7 @@ def test_no_damage_gives_other_bytes(
         root = tmp_path_factory.mktemp("any")
         for number in range(5):
             (root / f"f{number}").write_bytes(random_bytes(600, number))
+        age(root)
         write_pack(root, pack)
     right = PackIndex.load(pack)
     stored = bytearray(index_path(pack).read_bytes())
@@ -346,6 +359,7 @@ def test_a_batch_is_read_at_once(slow_factory: Callable[..., SlowSource], tmp_pa
     root.mkdir()
     for number in range(200):
         (root / f"{number:03d}").write_bytes(random_bytes(4096, number))
+    age(root)
     write_pack(root, slow.backing / "train.tar")
     dataset = PackDataset(slow.mountpoint / "train.tar", join=4096)
     slow.reset()

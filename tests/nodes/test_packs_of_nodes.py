@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from support.epoch import make_files
+from support.files import age
 from support.nodes import MIB, Nodes
 
 from monarch_py.demo.slowsource import SlowSource
@@ -21,6 +22,7 @@ def test_no_node_opens_a_file_that_is_in_the_pack(
     sources = mounts(2)
     backing = sources[0].backing
     make_files(backing / "data", FILES, SIZE)
+    age(backing / "data")
     write_pack(backing / "data", backing / "train.tar")
     served: list[Any] = [
         [{"path": str(mount.mountpoint / "data"), "pack": str(mount.mountpoint / "train.tar")}]
