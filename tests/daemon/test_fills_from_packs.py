@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,10 +161,11 @@ def test_a_reader_that_waits_gets_its_file_from_the_pack(
     assert from_pack(session, site) == names(site)
 
 
-def test_what_a_program_hands_over_is_what_it_has_read(
-    session_factory: Factory, site: Site
+@pytest.mark.parametrize("prefetch", ["on_demand", "auto"])
+def test_what_a_program_reads_while_copies_are_made_is_right(
+    session_factory: Factory, site: Site, prefetch: str
 ) -> None:
-    session = session_factory([site.source()], prefetch="on_demand").start()
+    session = session_factory([site.source()], prefetch=prefetch).start()
     session.wait_scanned()
     check_all(session, site.files)
     session.wait_idle()
@@ -312,6 +314,20 @@ def test_files_come_when_the_pack_cannot_be_read(
     slow.fail(0)
     check_all(session, site.files)
     assert "files are read one by one: Input/output error" in session.log.read_text()
+
+
+def test_a_window_counts_with_all_its_bytes(
+    session_factory: Factory, slow_site: tuple[SlowSource, Site]
+) -> None:
+    """Of 1.8 MB, all but the first window have to wait."""
+    _, site = slow_site
+    limits = {"bandwidth": "250kB"}
+    session = session_factory([site.source()], prefetch="none", source_limits=limits).start()
+    session.wait_scanned()
+    began = time.monotonic()
+    warm(session)
+    assert time.monotonic() - began > 0.9 * (site.pack.stat().st_size - 2**20) / 250e3
+    check_all(session, site.files)
 
 
 def test_a_command_that_is_interrupted_leaves_the_rest_to_the_next_one(
