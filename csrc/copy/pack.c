@@ -283,11 +283,16 @@ static struct window *begin_window(struct pack *p, uint64_t member, uint64_t mos
     return w;
 }
 
-static int is_unchanged(const struct pack *p) {
+/* Returns 0 if the pack is unchanged, ESTALE if it has changed, or the errno of the look. */
+static int look_again(const struct pack *p) {
     const struct statx *was = &p->identity;
     struct statx now;
-    return identity_of(p->fd, &now) == 0 && now.stx_size == was->stx_size &&
-           ns(now.stx_mtime) == ns(was->stx_mtime) && ns(now.stx_ctime) == ns(was->stx_ctime);
+    int error = identity_of(p->fd, &now);
+    if (error)
+        return -error;
+    int is_same = now.stx_size == was->stx_size && ns(now.stx_mtime) == ns(was->stx_mtime) &&
+                  ns(now.stx_ctime) == ns(was->stx_ctime);
+    return is_same ? 0 : ESTALE;
 }
 
 /* Reads a window, and finds out whether the pack is still what its index describes: as of a file,
@@ -305,7 +310,7 @@ static int read_window(struct monarch_engine *e, const struct job *job, struct p
         return (int)-got;
     __atomic_fetch_add(&e->counts[MONARCH_BYTES], (uint64_t)got, __ATOMIC_RELAXED);
     monarch_note_source(e);
-    return got == n && is_unchanged(p) ? 0 : ESTALE;
+    return got == n ? look_again(p) : ESTALE;
 }
 
 /* Reads a prepared window without the lock, which the caller holds. */
