@@ -255,6 +255,8 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
     None."""
     info, mtime_ns = member
     name = os.path.normpath(info.name)
+    if os.path.isabs(name) or name.startswith("../"):
+        return None  # it lies outside the directory
     try:
         found = _look(root / name)
     except OSError:
