@@ -276,8 +276,9 @@ class RecordDataset:
         return self._decoders[number]
 
     def _read_all(self, extents: Extents, parts: list[Part], out: Array) -> None:
-        gap = self._measured_gap(extents) if self._gap is None else self._gap
-        joined = join(extents, gap)
+        joined = join(extents, self._gap or 0)
+        if self._gap is None and len(joined.reads) > 1:
+            joined = join(extents, self._measured_gap(extents))
         scratch = np.empty(joined.scratch, dtype=np.uint8)
         base = np.where(joined.in_scratch, address(scratch), address(out))
         reads = [_placed(joined.reads, base)]
@@ -307,8 +308,6 @@ class RecordDataset:
     def _measured_gap(self, extents: Extents) -> int:
         """How many bytes cost as much as one more request, of which `in_flight` are under way at
         once. Two reads are timed: of the first sample, and of a piece that begins at the second."""
-        if len(extents) < 2:
-            return 0
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)
