@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.joining import PIECE, Extents, join, pieces
-from monarch_py.loaders.records import MOST_GAP, RecordDataset, crossing, tar_members
+from monarch_py.loaders.records import LEAST_GAP, MOST_GAP, RecordDataset, crossing, tar_members
 from monarch_py.native import Array
 from monarch_py.plan.builders import index_hdf5
 
@@ -266,12 +266,27 @@ def test_a_run_of_samples_is_one_read_into_its_place() -> None:
     [
         (4e-3 + 20_000e-9, 4e-3 + 120_000e-9, MOST_GAP),  # 4 ms, 1 GB/s: 250 kB
         (0.5e-3 + 100e-6, 0.5e-3 + 600e-6, 6250),  # 0.5 ms, 200 MB/s
-        (10e-6, 60e-6, 0),  # memory
+        (10e-6, 60e-6, LEAST_GAP),  # memory
         (4e-3, 3e-3, MOST_GAP),  # the rate cannot be seen
     ],
 )
 def test_the_gap_costs_as_much_as_a_request(seconds: float, longer: float, expected: int) -> None:
     assert crossing(seconds, 20_000, longer, 120_000, 16) == pytest.approx(expected, abs=1)
+
+
+def test_neighbours_in_frames_are_one_read(slow_factory: Callable[..., SlowSource]) -> None:
+    """Between the data of two TFRecords lie frames of 16 bytes."""
+    source = slow_factory()
+    data = np.random.default_rng(9).bytes(1000)
+    framed = struct.pack("<QI", 1000, 0) + data + bytes(4)
+    (source.backing / "a.tfrecord").write_bytes(framed * 300)
+    dataset = RecordDataset(source.mountpoint / "a.tfrecord")
+    dataset.__getitems__([0, 299])  # measures what joining is worth
+    dataset.close()
+    dataset[0]  # drops what is in memory
+    source.reset()
+    assert dataset.__getitems__(range(100, 228)) == [data] * 128
+    assert source.counts()["read"] <= 3
 
 
 def test_reads_of_a_batch(slow_factory: Callable[..., SlowSource]) -> None:
