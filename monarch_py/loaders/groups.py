@@ -370,7 +370,8 @@ class _Groups:
             if self._row is None:
                 out += self._bytes(places)
             else:
-                out[at - begin : high - begin] = self._rows(len(run.samples))[places]
+                part, table = out[at - begin : high - begin], self._rows(len(run.samples))
+                np.take(table, places, axis=0, out=part, mode="clip")  # "raise" would copy twice
             at = high
             if at == run.end:
                 self._run = None
