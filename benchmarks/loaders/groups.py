@@ -63,10 +63,13 @@ class Groups:
         loader = GroupLoader(dataset, BATCH, GROUP, epochs=0, rank=0, world_size=1, collate=len)
         self._slow.reset()
         began = time.perf_counter()
-        pause_s = compute_s * BATCH / GROUP
+        pause_s, owed_s = compute_s * BATCH / GROUP, 0.0
         for _ in loader:
-            if pause_s:
-                time.sleep(pause_s)
+            owed_s += pause_s
+            if owed_s > 0:
+                before = time.perf_counter()
+                time.sleep(owed_s)
+                owed_s -= time.perf_counter() - before  # a sleep takes longer than it was told
         took_s = time.perf_counter() - began
         loader.close()
         return loader.times, took_s, self._slow.counts()
@@ -116,7 +119,7 @@ def waiting(groups: Groups, name: str, rounds: int) -> list[Result]:
         slow, _, _ = groups.epoch(2 * reading_s)
         shares.append(slow.wait_s / (2 * reading_s * (GROUPS - 1)))
         fast, took_s, _ = groups.epoch(0.4 * reading_s)
-        # All that is no waiting: a sleep is longer than it was told to be, and batches are copied.
+        # All that is no waiting: to copy the batches takes time too.
         computed_s = (took_s - fast.wait_s - fast.first_wait_s) / GROUPS
         reading_s = fast.reading_s / GROUPS
         print(f"{name}: reading, compute {reading_s:.4f} {computed_s:.4f} s", file=sys.stderr)
