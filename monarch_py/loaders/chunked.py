@@ -66,7 +66,8 @@ class RowParts:
 
 
 class Bands:
-    """Rows in filtered chunks. Arguments as for RowParts; the decoder is of the same file."""
+    """Rows in filtered chunks. Arguments as for RowParts; the decoder is of the same file, and its
+    last band is not read again."""
 
     def __init__(
         self, file: int, rows: Rows, numbers: Ints, places: Ints, decoder: Decoder
@@ -77,16 +78,22 @@ class Bands:
         self._places = places
         band, self._within = np.divmod(numbers, chunks.shape[0])
         self._bands, self._band_of = np.unique(band, return_inverse=True)
-        there = chunks.offset[self._bands] != NOWHERE
+        self._kept = decoder.last if decoder.last and decoder.last[0] in self._bands else None
+        read = self._bands if self._kept is None else self._bands[self._bands != self._kept[0]]
+        there = chunks.offset[read] != NOWHERE
         self.extents, self.scratch = _extents(
-            file, chunks.offset[self._bands][there], chunks.size[self._bands][there]
+            file, chunks.offset[read][there], chunks.size[read][there]
         )
 
     def finish(self, content: Array, out: Array) -> None:
         at = 0
         for number, band in enumerate(self._bands.tolist()):
-            decoded = np.empty((self._chunks.shape[0], *self._rows.shape), self._rows.dtype)
-            at = self._decode(band, content, at, decoded)
+            if self._kept is not None and self._kept[0] == band:
+                decoded = self._kept[1]
+            else:
+                decoded = np.empty((self._chunks.shape[0], *self._rows.shape), self._rows.dtype)
+                at = self._decode(band, content, at, decoded)
+                self._decoder.last = band, decoded
             wanted = self._band_of == number
             out[self._places[wanted]] = decoded[self._within[wanted]]
 
@@ -101,7 +108,7 @@ class Bands:
                 out[_at(slice(None), corner)] = chunks.fill
                 continue
             skipped = int(chunks.skipped[band, column])
-            self._decoder.decode(content[at : at + size].tobytes(), skipped, offset, chunk)
+            self._decoder.decode(content[at : at + size], skipped, offset, chunk)
             out[_at(slice(None), corner)] = chunk[_at(slice(None), chunks.part(corner))]
             at += size
         return at

@@ -161,6 +161,9 @@ class GroupReader:
 def _end(process: Any, link: Connection, owner: int) -> None:
     if os.getpid() != owner:  # a forked child of the training
         return
+    # The end of the pipe alone is not enough: other forked processes may have this end of it.
+    with suppress(OSError):
+        link.send(None)
     link.close()
     if not _is_stopped(process.pid):
         process.join(END_S)
@@ -188,13 +191,12 @@ def _serve(
         other.close()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with suppress(OSError, EOFError):  # the training has ended, or needs no more
-        while True:
-            link.send(_do(dataset, ring, link.recv()))
+        while (task := link.recv()) is not None:
+            link.send(_do(dataset, ring, task))
 
 
 def _end_with(parent: Identity) -> None:
-    """Ends this process with its parent, also from the middle of a read. The pipe alone is not
-    enough: other forked processes may have the parent's end of it."""
+    """Ends this process with its parent, also from the middle of a read."""
     while not parent.has_ended:
         time.sleep(LOOK_S)
     os._exit(1)

@@ -104,6 +104,20 @@ class RankGroups:
             yield Run(low, high, samples.astype(np.int64), within)
 
 
+# A group that the other process reads: with its slot and the number of its task.
+Asked = tuple[Run, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Ahead:
+    """The first groups of the epoch that is expected next. runs : those not asked for yet"""
+
+    epoch: int
+    groups: RankGroups
+    runs: Iterator[Run]
+    asked: list[Asked]
+
+
 class GroupLoader:
     """Yields batches of samples, as a DataLoader does, group by group::
 
@@ -115,7 +129,8 @@ class GroupLoader:
                 ...
 
     One process of each rank reads a group, its pieces in flight together, into one of two shared
-    buffers while the training uses the other. Samples are mixed less than by a full shuffle: in the
+    buffers while the training uses the other; towards the end of an epoch, the first groups of the
+    next one. Samples are mixed less than by a full shuffle: in the
     paper a training needs fewer epochs than a group has samples to become as good, and a dataset
     that is sorted by class does not become as good at all. The loader warns in both cases.
 
@@ -125,7 +140,8 @@ class GroupLoader:
     dataset : with `sizes` and `read_into`, as RecordDataset and PackDataset have them
     group : samples of a group; 'auto' takes 16 MiB and more than `epochs` samples, within `memory`,
         and so few that each rank gets a group
-    epochs : for how many the training runs, to be compared with the group
+    epochs : for how many the training runs: they are compared with the group, and nothing is read
+        for further ones
     labels : (samples,); a batch is then a pair of samples and labels
     rank, world_size : by default those of torch.distributed
     memory : what the two buffers of a rank may take, as bytes or as text
@@ -171,9 +187,11 @@ class GroupLoader:
         self._start_method = start_method
         self.epoch = self._begin = self._given = 0
         self._reader: GroupReader | None = None
-        self._iteration = 0
+        self._ahead: Ahead | None = None
+        self._epochs, self._iteration = epochs, 0
+        self._is_told = False  # whether the training says which epoch begins
         self.times = GroupTimes()
-        self._steps = self._schedule().steps
+        self._steps = self._schedule(0).steps
         self._slot_bytes = largest(sizes, self.group)
         if GroupReader.SLOTS * self._slot_bytes > room:
             raise ConfigError(
@@ -190,6 +208,7 @@ class GroupLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch begins, before the loader is iterated over."""
+        self._is_told = True
         if epoch != self.epoch:
             self.epoch, self._begin, self._given = epoch, 0, 0
 
@@ -216,6 +235,7 @@ class GroupLoader:
         done = 0 if state["done"] == 0 else len(self) if is_whole else int(state["done"])
         self.epoch, self._begin = int(state["epoch"]), done
         self._given = done
+        self._is_told = True
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -229,12 +249,12 @@ class GroupLoader:
             "steps": self._steps,
         }
 
-    def _schedule(self) -> EpochSchedule:
+    def _schedule(self, epoch: int) -> EpochSchedule:
         return group_schedule(
             len(self.dataset),
             self.group,
             self.seed,
-            self.epoch,
+            epoch,
             self.ranks.world_size,
             self.batch_size,
             self.drop_last,
@@ -247,16 +267,38 @@ class GroupLoader:
         self._given = begin
         self._iteration += 1
         self.times = GroupTimes()
-        epoch = RankGroups.of(self._schedule(), self.ranks.rank, self.group)
-        return self._batches(epoch, begin, self._iteration)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.epoch != self.epoch or begin > 0:
+            ahead = self._expected(self.epoch, begin)
+        return self._batches(ahead, begin, self._iteration)
 
-    def _batches(self, epoch: RankGroups, begin: int, iteration: int) -> Iterator[Any]:
+    def _expected(self, epoch: int, begin: int = 0) -> Ahead:
+        """An epoch from a step on, of which no group was asked for yet."""
+        groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
+        at = int(groups.ends[begin - 1]) if begin else 0
+        return Ahead(epoch, groups, groups.runs(at), [])
+
+    def read_ahead(self, reader: GroupReader, slot: int) -> None:
+        """Has a group of the next epoch read, if there is one."""
+        epoch = self.epoch + 1 if self._is_told else self.epoch
+        if (epoch if self._is_told else self._iteration) >= self._epochs:
+            return
+        if self._ahead is None:
+            self._ahead = self._expected(epoch)
+        run = next(self._ahead.runs, None)
+        if run is not None:
+            self._ahead.asked.append((run, slot, reader.ask(slot, run.samples)))
+
+    def _batches(self, ahead: Ahead, begin: int, iteration: int) -> Iterator[Any]:
+        epoch = ahead.groups
         if begin >= len(epoch.ends):
             return
         at = int(epoch.ends[begin - 1]) if begin else 0
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
-        groups = _Groups(self, self._reader, epoch.runs(at))
+            if ahead.asked:  # of a process that was closed meanwhile
+                ahead = self._expected(ahead.epoch, begin)
+        groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):
             if self._iteration != iteration:
                 raise MonarchError(
@@ -288,27 +330,31 @@ class GroupLoader:
         """Ends the process that reads; the next epoch starts another one."""
         if self._reader is not None:
             self._reader.close()
-            self._reader = None
+            self._reader = self._ahead = None
 
 
 class _Groups:
     """The groups of an iteration: at most two are in the slots, read or being read."""
 
-    def __init__(self, loader: GroupLoader, reader: GroupReader, runs: Iterator[Run]) -> None:
-        self._loader, self._reader, self._runs = loader, reader, runs
+    def __init__(self, loader: GroupLoader, reader: GroupReader, ahead: Ahead) -> None:
+        self._loader, self._reader, self._runs = loader, reader, ahead.runs
         self._sizes = np.asarray(loader.dataset.sizes)
         rows = getattr(loader.dataset, "rows", None)
         self._row = rows[0] if rows else None  # None: samples are bytes
-        self._asked: list[tuple[Run, int, int]] = []  # with slot and task
+        self._asked = ahead.asked
         self._run: Run | None = None
         self._slot = 0
         self._starts: Ints | None = None
+        taken = {slot for _, slot, _ in self._asked}
         for slot in range(reader.SLOTS):
-            self._ask(slot)
+            if slot not in taken:
+                self._ask(slot)
 
     def _ask(self, slot: int) -> None:
         run = next(self._runs, None)
-        if run is not None:
+        if run is None:
+            self._loader.read_ahead(self._reader, slot)
+        else:
             self._asked.append((run, slot, self._reader.ask(slot, run.samples)))
 
     def samples(self, begin: int, end: int) -> Any:
@@ -324,7 +370,8 @@ class _Groups:
             if self._row is None:
                 out += self._bytes(places)
             else:
-                out[at - begin : high - begin] = self._rows(len(run.samples))[places]
+                part, table = out[at - begin : high - begin], self._rows(len(run.samples))
+                np.take(table, places, axis=0, out=part, mode="clip")  # "raise" would copy twice
             at = high
             if at == run.end:
                 self._run = None

@@ -4,9 +4,11 @@ Rows are read by offset, many at a time; h5py, which reads one after the other u
 asked where they lie, and decodes chunks in memory by HDF5's own filters.
 """
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from monarch_py.plan.builders import hdf5_chunks
 
 # Where a chunk has no place in the file, since it was never written.
 NOWHERE = -1
+# HDF5's numbers of two filters.
+DEFLATE, SHUFFLE = 1, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,41 +150,85 @@ def _chunks_of(found: Any) -> Chunks:
 
 
 class Decoder:
-    """Decodes the chunks of a dataset: a dataset in memory with the same filters gets a chunk's
-    bytes as they are in the file, and HDF5 reads them. Raises MonarchError as `rows_of` does."""
+    """Decodes the chunks of a dataset in one file.
+
+    zlib and NumPy undo `gzip` and `shuffle`. Of other filters HDF5 knows more: a dataset in memory
+    with the same ones gets a chunk's bytes as they are in the file, and HDF5 reads them. Raises
+    MonarchError as `rows_of` does.
+
+    last : the rows of the band that was decoded last, and the band's number
+    """
 
     def __init__(self, path: Path, dataset: str, chunk: tuple[int, ...]) -> None:
-        h5py = import_h5py()
         self._path, self._dataset = path, dataset
-        self._file = h5py.File(f"{path}:decoded", "w", driver="core", backing_store=False)
+        self.last: tuple[int, Array] | None = None
         with _opened(path, dataset) as found:
             settings = found.id.get_create_plist()
-            space = h5py.h5s.create_simple((2 * chunk[0], *chunk[1:]))  # see _forget_chunk
-            kind = found.id.get_type()
-            # No cache: each chunk is read once.
-            access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-            access.set_chunk_cache(1, 0, 1.0)
-            made = h5py.h5d.create(self._file.id, b"x", kind, space, dcpl=settings, dapl=access)
-        self._found = h5py.Dataset(made)
-        self._rows = np.s_[: chunk[0]]
-        self._behind = (chunk[0],) + (0,) * (len(chunk) - 1)
-        self._skipped = 0
+            filters = [settings.get_filter(at)[:3:2] for at in range(settings.get_nfilters())]
+            # (number of the filter, its parameters)
+            self._filters: list[tuple[int, tuple[int, ...]]] = filters
+            is_simple = all(number in (DEFLATE, SHUFFLE) for number, _ in filters)
+            self._other = None if is_simple else _InMemory(found, settings, chunk)
 
-    def decode(self, content: Any, skipped: int, at: int, out: Array) -> None:
+    def decode(self, content: Array, skipped: int, at: int, out: Array) -> None:
         """Decodes one chunk into `out`, which has the shape of a chunk.
 
         content : the chunk's bytes in the file;  skipped : the filters that were left out
         at : its offset in the file, for errors
         """
         try:
-            self._found.id.write_direct_chunk((0,) * out.ndim, content, skipped)
-            self._forget_chunk(skipped)
-            self._found.read_direct(out, self._rows)
-        except (OSError, RuntimeError) as error:
+            if self._other is None:
+                self._undo(content, skipped, out)
+            else:
+                self._other.decode(content.tobytes(), skipped, out)
+        except (OSError, RuntimeError, ValueError, zlib.error) as error:
             raise MonarchError(
                 f"{self._path}: the chunk of {self._dataset!r} at byte {at} cannot be decoded"
                 f" ({error}); check the file"
             ) from error
+
+    def _undo(self, content: Any, skipped: int, out: Array) -> None:
+        for place in reversed(range(len(self._filters))):
+            number, parameters = self._filters[place]
+            if skipped >> place & 1:
+                continue
+            if number == DEFLATE:
+                content = zlib.decompress(content, zlib.MAX_WBITS, out.nbytes)
+            else:  # the first bytes of all elements come first, then the second ones
+                shuffled = np.frombuffer(content, dtype=np.uint8).reshape(parameters[0], -1)
+                content = np.ascontiguousarray(shuffled.T).reshape(-1)
+        out[...] = np.frombuffer(content, dtype=out.dtype).reshape(out.shape)
+
+    def close(self) -> None:
+        if self._other is not None:
+            self._other.close()
+
+
+class _InMemory:
+    """A dataset of two chunks in memory, with the filters of another one."""
+
+    _numbers = count()
+
+    def __init__(self, found: Any, settings: Any, chunk: tuple[int, ...]) -> None:
+        h5py = import_h5py()
+        # HDF5 opens no two files of one name, not even in memory.
+        name = f"monarch-decoded-{next(self._numbers)}"
+        self._file = h5py.File(name, "w", driver="core", backing_store=False)
+        space = h5py.h5s.create_simple((2 * chunk[0], *chunk[1:]))  # see _forget_chunk
+        # No cache: each chunk is read once.
+        access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+        access.set_chunk_cache(1, 0, 1.0)
+        kind = found.id.get_type()
+        made = h5py.h5d.create(self._file.id, b"x", kind, space, dcpl=settings, dapl=access)
+        self._found = h5py.Dataset(made)
+        self._rows = np.s_[: chunk[0]]
+        self._behind = (chunk[0],) + (0,) * (len(chunk) - 1)
+        self._skipped = 0
+
+    def decode(self, content: bytes, skipped: int, out: Array) -> None:
+        self._found.id.write_direct_chunk((0,) * out.ndim, content, skipped)
+        self._forget_chunk(skipped)
+        self._found.read_direct(out, self._rows)
 
     def _forget_chunk(self, skipped: int) -> None:
         """HDF5 remembers the chunk that it has looked up last, with its filters, and misses that a

@@ -1,5 +1,6 @@
 """Datasets of many samples in few files, with all reads of a batch in flight at once."""
 
+import mmap
 import os
 import time
 from collections.abc import Sequence
@@ -26,8 +27,9 @@ from monarch_py.plan.index import Index
 
 # Kinds of files, as `monarch plan index` names them.
 KINDS = ("fixed", "hdf5", "tfrecord", "webdataset")
-# The most unwanted bytes between two samples that one read brings: others need the source too.
-MOST_GAP = PIECE // 2
+# Bounds of the unwanted bytes between two samples that one read brings. Sources give whole pages
+# anyway, so that less than one costs nothing; and others need the source too.
+LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # The bytes of a TFRecord's frame before and after its data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
@@ -276,8 +278,9 @@ class RecordDataset:
         return self._decoders[number]
 
     def _read_all(self, extents: Extents, parts: list[Part], out: Array) -> None:
-        gap = self._measured_gap(extents) if self._gap is None else self._gap
-        joined = join(extents, gap)
+        joined = join(extents, self._gap or 0)
+        if self._gap is None and len(joined.reads) > 1:
+            joined = join(extents, self._measured_gap(extents))
         scratch = np.empty(joined.scratch, dtype=np.uint8)
         base = np.where(joined.in_scratch, address(scratch), address(out))
         reads = [_placed(joined.reads, base)]
@@ -307,8 +310,6 @@ class RecordDataset:
     def _measured_gap(self, extents: Extents) -> int:
         """How many bytes cost as much as one more request, of which `in_flight` are under way at
         once. Two reads are timed: of the first sample, and of a piece that begins at the second."""
-        if len(extents) < 2:
-            return 0
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)
@@ -328,7 +329,7 @@ class RecordDataset:
 
 
 def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int) -> int:
-    """How many unwanted bytes a read may go on over [bytes], at most half a piece.
+    """How many unwanted bytes a read may go on over, from LEAST_GAP to MOST_GAP [bytes].
 
     A request takes a latency, and then a time for each byte; while it waits, others do too. So it
     costs a share of its latency, which would have brought these bytes.
@@ -339,7 +340,7 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
     if each <= 0:
         return MOST_GAP
     latency = max(0.0, seconds - size * each)
-    return min(MOST_GAP, int(latency / in_flight / each))
+    return max(LEAST_GAP, min(MOST_GAP, int(latency / in_flight / each)))
 
 
 def _placed(extents: Extents, base: Any, start: Ints | None = None) -> Extents:

@@ -32,7 +32,8 @@ Extents = tuple[Ints, Ints]
 
 
 def _cannot_read(path: str | Path, error: OSError) -> MonarchError:
-    return MonarchError(f"{path}: {error.strerror}; check the path and its permissions")
+    # h5py's errors have no strerror.
+    return MonarchError(f"{path}: {error.strerror or error}; check the path and its permissions")
 
 
 def _walk(root: Path, patterns: tuple[str, ...]) -> list[str]:

@@ -67,7 +67,7 @@ def test_every_sample_comes_once_with_its_label(tmp_path: Path) -> None:
     values = write(tmp_path / "a.bin", 1000)
     dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
     orders = []
-    with loading(dataset, 32, 60, seed=3, labels=np.arange(1000)) as loader:
+    with loading(dataset, 32, 60, seed=3, labels=np.arange(1000), epochs=3) as loader:
         assert len(loader) == 32
         for epoch in range(3):
             loader.set_epoch(epoch)
@@ -209,10 +209,64 @@ def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
         assert times.reading_s >= 0.4
         assert times.wait_s <= 0.1 * times.reading_s
         loader.close()  # the next process opens the file again, which drops what is in memory
-        loader.set_epoch(1)
+        loader.set_epoch(2)
         for _ in loader:
             pass
         assert loader.times.wait_s >= 0.1, "a training that computes nothing waits"
+
+
+@pytest.mark.parametrize("group", [8, 20, 64])
+def test_the_next_epoch_is_read_ahead(tmp_path: Path, group: int) -> None:
+    """The first groups of the epoch that comes, whether the training names it or not; and if
+    another one comes, that one's samples."""
+    values = write(tmp_path / "a.bin", 64)
+    dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
+
+    def order(loader: GroupLoader) -> list[int]:
+        found = []
+        for samples, labels in loader:
+            assert [bytes(sample) for sample in samples] == [values[i].tobytes() for i in labels]
+            found += labels.tolist()
+        return found
+
+    options: Any = {"labels": np.arange(64), "epochs": 6, "seed": 2}
+    with loading(dataset, 5, group, **options) as loader:
+        expected = {}
+        for epoch in range(8):
+            loader.close()  # nothing is ahead
+            loader.set_epoch(epoch)
+            expected[epoch] = order(loader)
+        assert len({tuple(each) for each in expected.values()}) == 8
+        for epoch in (0, 1, 2, 5, 3, 3, 4, 5, 6, 7):
+            loader.set_epoch(epoch)
+            assert order(loader) == expected[epoch]
+        loader.set_epoch(2)
+        left = iter(loader)
+        next(left)
+        assert order(loader) == expected[2]
+        later = iter(loader)
+        loader.close()
+        assert len(list(later)) == len(loader)
+    with loading(dataset, 5, group, **options) as loader:
+        for _ in range(8):
+            assert order(loader) == expected[0]
+
+
+def test_nothing_is_read_for_epochs_that_do_not_come(
+    slow_factory: Callable[..., SlowSource],
+) -> None:
+    source = slow_factory(direct=True)
+    size = 64 << 10
+    (source.backing / "a.bin").write_bytes(bytes(16 * size))
+    dataset = RecordDataset(source.mountpoint / "a.bin", record_bytes=size)
+    for is_told in (False, True):
+        source.reset()
+        with loading(dataset, 4, 4, epochs=3) as loader:
+            for epoch in range(3):
+                if is_told:
+                    loader.set_epoch(epoch)
+                assert len(list(loader)) == 4
+        assert source.counts()["bytes_read"] == 3 * 16 * size
 
 
 # --- state ---------------------------------------------------------------------------------------

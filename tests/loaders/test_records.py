@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.joining import PIECE, Extents, join, pieces
-from monarch_py.loaders.records import MOST_GAP, RecordDataset, crossing, tar_members
+from monarch_py.loaders.records import LEAST_GAP, MOST_GAP, RecordDataset, crossing, tar_members
 from monarch_py.native import Array
 from monarch_py.plan.builders import index_hdf5
 
@@ -33,7 +33,8 @@ STORED: dict[str, dict[str, Any]] = {
     "chunks": {"chunks": (10, 20, 12)},
     "parts": {"chunks": (10, 7, 5)},
     "wide": {"chunks": (16, 32, 12), "maxshape": (None, None, None)},
-    "gzip": {"chunks": (10, 7, 12), "compression": "gzip", "shuffle": True, "fletcher32": True},
+    "gzip": {"chunks": (10, 7, 12), "compression": "gzip", "shuffle": True},
+    "summed": {"chunks": (10, 7, 12), "compression": "gzip", "shuffle": True, "fletcher32": True},
     "lzf": {"chunks": (64, 20, 12), "compression": "lzf"},
 }
 
@@ -70,6 +71,30 @@ def test_rows_are_those_of_h5py(tmp_path: Path, name: str, file: dict[str, Any])
     dataset.read_into(range(50, 200), out)
     assert bytes(out) == values[50:200].tobytes()
     dataset.close()
+
+
+def test_a_chunk_is_read_once_for_rows_one_after_the_other(
+    slow_factory: Callable[..., SlowSource],
+) -> None:
+    source = slow_factory(direct=True)
+    values = content()
+    write_hdf5(source.backing / "a.h5", values, **STORED["lzf"])
+    dataset = RecordDataset(source.mountpoint / "a.h5", dataset="x")
+    dataset[299]
+    source.reset()
+    assert all(np.array_equal(dataset[i], values[i]) for i in range(128))
+    assert source.counts()["read"] == 2
+    assert np.array_equal(np.array(dataset.__getitems__([130, 3, 100])), values[[130, 3, 100]])
+    assert source.counts()["read"] == 4, "the chunk of row 100 is there"
+    assert len(dataset.__getitems__([])) == 0
+
+
+def test_datasets_of_one_file(tmp_path: Path) -> None:
+    values = content()
+    path = write_hdf5(tmp_path / "a.h5", values, **STORED["summed"])
+    first, second = (RecordDataset(path, dataset="x") for _ in range(2))
+    assert np.array_equal(first[0], values[0])
+    assert np.array_equal(second[1], values[1])
 
 
 @pytest.mark.parametrize("stored", [{"chunks": (4, 3)}, {"chunks": (4, 3), "compression": "gzip"}])
@@ -266,12 +291,27 @@ def test_a_run_of_samples_is_one_read_into_its_place() -> None:
     [
         (4e-3 + 20_000e-9, 4e-3 + 120_000e-9, MOST_GAP),  # 4 ms, 1 GB/s: 250 kB
         (0.5e-3 + 100e-6, 0.5e-3 + 600e-6, 6250),  # 0.5 ms, 200 MB/s
-        (10e-6, 60e-6, 0),  # memory
+        (10e-6, 60e-6, LEAST_GAP),  # memory
         (4e-3, 3e-3, MOST_GAP),  # the rate cannot be seen
     ],
 )
 def test_the_gap_costs_as_much_as_a_request(seconds: float, longer: float, expected: int) -> None:
     assert crossing(seconds, 20_000, longer, 120_000, 16) == pytest.approx(expected, abs=1)
+
+
+def test_neighbours_in_frames_are_one_read(slow_factory: Callable[..., SlowSource]) -> None:
+    """Between the data of two TFRecords lie frames of 16 bytes."""
+    source = slow_factory()
+    data = np.random.default_rng(9).bytes(1000)
+    framed = struct.pack("<QI", 1000, 0) + data + bytes(4)
+    (source.backing / "a.tfrecord").write_bytes(framed * 300)
+    dataset = RecordDataset(source.mountpoint / "a.tfrecord")
+    dataset.__getitems__([0, 299])  # measures what joining is worth
+    dataset.close()
+    dataset[0]  # drops what is in memory
+    source.reset()
+    assert dataset.__getitems__(range(100, 228)) == [data] * 128
+    assert source.counts()["read"] <= 3
 
 
 def test_reads_of_a_batch(slow_factory: Callable[..., SlowSource]) -> None:
@@ -302,6 +342,14 @@ def test_a_missing_file(tmp_path: Path) -> None:
         dataset[0]
 
 
+def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "train.h5", content())
+    with path.open("r+b") as stream:
+        stream.truncate(3000)
+    with pytest.raises(MonarchError, match=re.escape(f"{path}: ") + ".*truncated"):
+        RecordDataset(path, dataset="x")
+
+
 def test_a_length_other_than_the_plan(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "train.h5", content(100))
     index = index_hdf5(path, "x")
@@ -326,9 +374,10 @@ def test_a_file_that_has_changed_since(tmp_path: Path) -> None:
         dataset[0]
 
 
-def test_an_unreadable_chunk(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gzip", "summed"])
+def test_an_unreadable_chunk(tmp_path: Path, name: str) -> None:
     values = content()
-    path = write_hdf5(tmp_path / "train.h5", values, **STORED["gzip"])
+    path = write_hdf5(tmp_path / "train.h5", values, **STORED[name])
     with h5py.File(path) as file:
         chunk = file["x"].id.get_chunk_info_by_coord((20, 0, 0))
     with path.open("r+b") as stream:
@@ -336,6 +385,7 @@ def test_an_unreadable_chunk(tmp_path: Path) -> None:
         stream.write(b"rotten bytes")
     dataset = RecordDataset(path, dataset="x")
     assert np.array_equal(dataset[0], values[0])
+    dataset.__getitems__([250])  # another chunk is the last one
     said = f"{path}: the chunk of 'x' at byte {chunk.byte_offset} cannot be decoded"
     with pytest.raises(MonarchError, match=re.escape(said)):
         dataset.__getitems__([0, 25])
