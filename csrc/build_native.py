@@ -30,6 +30,7 @@ SOURCES = [
     "serving/holdings.c",
     "copy/job.c",
     "copy/origin.c",
+    "copy/pack.c",
     "engine/queue.c",
     "engine/orders.c",
     "engine/grant.c",
@@ -56,6 +57,7 @@ SOURCES = [
     "plan/deal.c",
     "plan/holder.c",
     "plan/digest.c",
+    "loaders/reads.c",
     "simulator/filling.c",
     "simulator/links.c",
     "simulator/machine.c",
@@ -72,6 +74,7 @@ HEADERS = [
     "peers/peers.h",
     "serving/serving.h",
     "plan/plan.h",
+    "loaders/loaders.h",
     "simulator/simulator.h",
     "testing/testing.h",
 ]

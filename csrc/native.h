@@ -261,6 +261,25 @@ void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 /* Makes the engine stamp a tier's copies with their entries' numbers (monarch_stamp). */
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
+/* Gives the engine a pack: an archive that has files of the source as members, in which the engine
+ * then reads files of one unit that are members of the same name, size and time of modification.
+ * `fd` is duplicated. size, mtime_ns: those of the archive for which the members were listed. The
+ * members are in the order in which they lie in it. Call before the first order. Returns 0 or
+ * -errno; ESTALE: the archive has changed since. */
+struct monarch_member {
+    uint64_t hash; /* XXH3-64 of the path in the source, relative to its root */
+    uint64_t offset, size;
+    int64_t mtime_ns;
+};
+int monarch_engine_pack(struct monarch_engine *e, unsigned source, int fd, uint64_t size,
+                        int64_t mtime_ns, uint64_t n, const struct monarch_member *members);
+/* The errno of the last failed read of a source's pack; 0 for none. ESTALE: the pack has changed
+ * and is not read any more. */
+int monarch_engine_pack_error(struct monarch_engine *e, unsigned source);
+/* Sets places[i] to the position of the file's member in the pack of its source, for `n` entries;
+ * -1 where no member has its name, size and time. */
+void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_catalog *c,
+                               uint64_t n, const uint64_t *ids, int64_t *places);
 /* Limits what the sources are asked for each second; 0: no limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
 /* Sets how many threads may at a time copy what no reader waits for, from the sources and from

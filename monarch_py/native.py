@@ -101,6 +101,7 @@ RESULT = struct_dtype("struct monarch_result")
 ROOM = struct_dtype("struct monarch_room")
 PLACED = struct_dtype("struct monarch_placed")
 HOME = struct_dtype("struct monarch_home")
+MEMBER = struct_dtype("struct monarch_member")
 
 
 def pointer(array: Array, dtype: npt.DTypeLike | None = None) -> Any:

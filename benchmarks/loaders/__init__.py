@@ -1,1 +1,1 @@
-"""Benchmarks of the loaders: schedules, readers, batches."""
+"""What loaders do for training programs that may be changed, beside what they are compared with."""

@@ -15,6 +15,7 @@
 #include "copy/flow.h"
 #include "copy/job.h"
 #include "copy/origin.h"
+#include "copy/pack.h"
 #include "copy/state.h"
 #include "serving/serving.h"
 #include "shared/clock.h"
@@ -227,7 +228,9 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     f->peers = !is_by_peer ? 0 : job->peer[1] < 0 ? 1 : MONARCH_ASKED;
     f->to = to;
     show(e, f);
-    if (is_by_peer || begin_reading(e, f) == 0)
+    if (job->handed >= 0)
+        monarch_pack_leave(job);
+    if (is_by_peer || job->pack || begin_reading(e, f) == 0)
         return f;
     monarch_fill_end(e, f);
     return NULL;
@@ -364,9 +367,35 @@ static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int fr
     return got;
 }
 
+/* Writes bytes to the copy, and adds them to the sum; returns whether it could. */
+static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t at,
+                      struct block_sum_stream *stream) {
+    int error = monarch_write_fully(f->to, buffer, n, (off_t)at);
+    if (error) {
+        give_up(f, monarch_tier_status(-error), -error);
+        return 0;
+    }
+    if (stream)
+        monarch_block_sum_add(stream, buffer, n);
+    return 1;
+}
+
+/* Gets the file from its pack, if it has one that can be read. Only a file of one unit has one, so
+ * that no other thread moves a part of it. */
+static int read_pack(struct monarch_engine *e, struct fill *f, char *buffer) {
+    return f->job->pack && __atomic_load_n(&f->from, __ATOMIC_ACQUIRE) < 0 &&
+           monarch_pack_read(e, f->job, buffer) == 0;
+}
+
 /* Copies bytes [at, end) from the source; returns whether the copy has them now. */
 static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t end,
                        char *buffer, struct block_sum_stream *stream) {
+    if (read_pack(e, f, buffer))
+        return write_copy(f, buffer, end - at, at, stream);
+    if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED)) {
+        give_up(f, MONARCH_ABANDONED, 0);
+        return 0;
+    }
     int status, from = monarch_source_of(e, f, &status);
     if (from < 0) {
         give_up(f, status, errno);
@@ -390,13 +419,8 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
             give_up(f, MONARCH_SOURCE_CHANGED, 0); /* the file has shrunk */
         if (got != (ssize_t)n)
             return 0;
-        int error = monarch_write_fully(f->to, buffer, n, (off_t)at);
-        if (error) {
-            give_up(f, monarch_tier_status(-error), -error);
+        if (!write_copy(f, buffer, n, at, stream))
             return 0;
-        }
-        if (stream)
-            monarch_block_sum_add(stream, buffer, n);
         at += n;
     }
     return 1;
@@ -470,7 +494,8 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         if (r == 0 && f->units == 1 && job->peer[0] < 0 && !was_handed && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);
     } else {
-        __atomic_fetch_add(&e->counts[MONARCH_PEER_FILES], r == 0, __ATOMIC_RELAXED);
+        enum monarch_count whose = f->gave ? MONARCH_PEER_FILES : MONARCH_FILES; /* or its pack */
+        __atomic_fetch_add(&e->counts[whose], r == 0, __ATOMIC_RELAXED);
     }
     if (r == 0) {
         monarch_holdings_sums(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE), job->result.copy,

@@ -14,11 +14,13 @@ struct job {
     struct job *same;          /* the next one in its bucket, see schedule.c */
     struct queue *queue;
     struct monarch_result result;
-    int slot;       /* of the fills segment, -1 for none */
-    int handed;     /* atomic: a descriptor of its file, from a reader; -1 for none */
-    int is_read;    /* its reader has read all of the file */
-    int is_kept;    /* a descriptor waits for it, see monarch_take_kept */
-    uint64_t claim; /* the number under which its file is claimed */
+    int slot;          /* of the fills segment, -1 for none */
+    int handed;        /* atomic: a descriptor of its file, from a reader; -1 for none */
+    int is_read;       /* its reader has read all of the file */
+    int is_kept;       /* a descriptor waits for it, see monarch_take_kept */
+    uint64_t claim;    /* the number under which its file is claimed */
+    struct pack *pack; /* the pack that has its file as a member; NULL for none, see pack.h */
+    uint32_t member;   /* which one */
     /* The peers to copy from, in this order, and -1 after the last one. The places after the first
      * MONARCH_ASKED are atomic and filled later: a node that has no room for the file names the
      * next one. */

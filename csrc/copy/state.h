@@ -7,6 +7,7 @@ struct monarch_holdings;
 struct monarch_peer;
 struct monarch_writer;
 struct endpoint;
+struct pack;
 
 /* One read and one write move this much at most: long enough that a system call costs nothing,
  * short enough that the bytes are still in the second-level cache when they are hashed and
@@ -36,6 +37,7 @@ struct monarch_engine {
     uint32_t kept_sources; /* atomic: a bit for each source whose pages stay after a read */
     struct monarch_clients *clients;
     struct monarch_fills *fills;
+    struct pack *pack[MONARCH_MAX_SOURCES]; /* of each source; NULL for none, see pack.h */
     struct endpoint *endpoint; /* the sources, then each peer by its number: see flow.c */
     /* Atomic: see monarch_note_speed and monarch_note_pages. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];

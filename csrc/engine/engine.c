@@ -8,7 +8,7 @@
 
 #include "copy/fill.h"
 #include "copy/flow.h"
-#include "copy/job.h"
+#include "copy/pack.h"
 #include "engine/orders.h"
 #include "engine/schedule.h"
 #include "engine/waking.h"
@@ -123,6 +123,7 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
 static void free_job(struct job *job) {
     if (job->handed >= 0)
         close(job->handed);
+    monarch_pack_leave(job);
     free(job->result.block_sums);
     free(job);
 }
@@ -219,6 +220,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
         for (int in_use = 0; in_use < 2; in_use++)
             free_orders(&p->late[in_use].of[i]);
     pthread_mutex_destroy(&p->lock);
+    for (int i = 0; i < MONARCH_MAX_SOURCES; i++)
+        monarch_pack_free(e->pack[i]);
     free(p->grant.home);
     free(e->endpoint);
     free(p);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "copy/job.h"
+#include "copy/pack.h"
 #include "engine/waking.h"
 #include "publish/writer.h"
 
@@ -37,6 +37,8 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
     job->is_stamped = p->stamped >> tier & 1;
     job->stamp = monarch_stamp(p->salt, id);
     memcpy(job->path, monarch_pool(c, entry->path), entry->path_len + 1u);
+    if (kind == MONARCH_FILL)
+        monarch_pack_meet(&p->shared, job);
     return job;
 }
 

@@ -30,6 +30,7 @@ MODULES = {
     "lifecycle": ("run", "serve", "start", "stop"),
     "logs": ("logs",),
     "metrics": ("metrics",),
+    "pack": ("pack",),
     "plan": ("plan",),
     "setup": ("config", "demo", "env", "init"),
     "simulate": ("calibrate", "simulate"),

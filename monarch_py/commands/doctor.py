@@ -20,6 +20,7 @@ from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, holder_of, least_shm_bytes, shm_root
 from monarch_py.native import LIBRARY, ffi, lib
+from monarch_py.packs.index import PackIndex
 from monarch_py.peers.handshake import LIBCRYPTO_HINT, NO_LIBCRYPTO, has_libcrypto
 from monarch_py.storage import memory
 from monarch_py.storage.manifest import Manifest
@@ -194,10 +195,21 @@ def _manifests(config: Config) -> Iterator[Finding]:
             yield Finding("warning", f"tier ({tier.kind})", str(error))
 
 
+def _pack(pack: Path) -> Finding:
+    """The finding on a pack and its index, which the daemon reads when it starts."""
+    try:
+        return Finding("ok", "pack", f"{pack}: {len(PackIndex.load(pack)):,} files")
+    except MonarchError as error:
+        problem, _, hint = str(error).rpartition("; ")
+        return Finding("warning", "pack", f"not used: {problem}", hint)
+
+
 def _sources(config: Config) -> Iterator[Finding]:
     for source in config.sources:
         if os.access(source.path, os.R_OK | os.X_OK):
             yield Finding("ok", "source", str(source.path))
+            if source.pack is not None:
+                yield _pack(source.pack)
         else:
             hint = "ask its owner for read and search permission"
             yield Finding("problem", "source", f"{source.path} is not readable", hint)

@@ -28,8 +28,9 @@ DIRECTORIES = 32
 # Number of files that the daemon looks at in one request. It is small because other commands wait
 # during the request.
 LOOKS = 64
-# Least pause between two looks at the catalog [s]. The pause is longer if the looks would take more
-# than a tenth of the time.
+# Least pause between two looks at the catalog [s]. The pause is longer if the looks would keep a
+# processor busy for more than a tenth of the time. What the command waits for the daemon does not
+# count: copies may be there by then.
 LOOK_S = 0.1
 
 
@@ -139,12 +140,12 @@ class Warm:
         """
         try:
             while not (self.progress.is_done if wait else self.progress.complete):
-                start = time.monotonic()
+                start = time.process_time()
                 self._step()
                 show(self.progress)
                 is_asking = self.chosen.unknown or len(self._to_compare)
                 if self.progress.left_files and not is_asking:
-                    time.sleep(max(LOOK_S, 9 * (time.monotonic() - start)))
+                    time.sleep(max(LOOK_S, 9 * (time.process_time() - start)))
             self._leave_out_gone()
         except BaseException:
             with suppress(SessionError):

@@ -20,6 +20,7 @@ from monarch_py.config.schema import (
     MAX_SWITCH_FILE_BYTES,
     MAX_TIER_PATH_BYTES,
     MAX_TIERS,
+    PACK_INDEX,
     Config,
     SourceConfig,
     TierConfig,
@@ -57,7 +58,9 @@ def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> C
     if config.staging_area is not None:
         staging = [(config.staging_area.mount_point, top.of("staging").of("mount_point"))]
     looked_at = sources if with_sources else []
-    _refuse_hanging([*looked_at, *tiers, *staging])
+    packs = _packs(config, top) if with_sources else []
+    _refuse_hanging([*looked_at, *packs, *tiers, *staging])
+    _check_packs(packs)
     _check_settings(config, top)
     config = replace(
         config,
@@ -116,6 +119,22 @@ def _source_of_level(config: Config, level: Spot) -> Config:
 def _check_count(spot: Spot, found: Sequence[Any], most: int) -> None:
     if len(found) > most:
         raise spot.error(f"has {len(found)} entries", f"keep at most {most}")
+
+
+def _packs(config: Config, top: Spot) -> list[_Place]:
+    spots = [top.of("sources").of(number).of("pack") for number in range(len(config.sources))]
+    found = zip(config.sources, spots, strict=True)
+    return [(source.pack, spot) for source, spot in found if source.pack is not None]
+
+
+def _check_packs(packs: Sequence[_Place]) -> None:
+    for pack, spot in packs:
+        if not os.path.isfile(pack):
+            problem = f"{str(pack)!r} is not a file"
+            raise spot.error(problem, "make it with `monarch pack DIR -o TAR`, or remove the key")
+        if not os.path.isfile(f"{pack}{PACK_INDEX}"):
+            problem = f"{str(pack)!r} has no index beside it, {pack.name + PACK_INDEX!r}"
+            raise spot.error(problem, "make it with `monarch pack DIR -o TAR --index-only`")
 
 
 def _refuse_hanging(places: Sequence[_Place]) -> None:

@@ -48,6 +48,9 @@ MAX_TIER_PATH_BYTES = 180
 MAX_SOURCE_PATH_BYTES = 1023
 MAX_SWITCH_FILE_BYTES = 239
 
+# The index of a pack lies beside it, under its name with this added.
+PACK_INDEX = ".monarch"
+
 # While this file exists, Monarch is off on the node, whatever a user's configuration says.
 SYSTEM_SWITCH_FILE = Path("/etc/monarch/disabled")
 
@@ -87,6 +90,7 @@ Reads = Annotated[int, Meta(ge=1, le=256, title="reads")]
 Operations = Annotated[int, Meta(ge=1, title="operations per second")]
 # `disk` is the word for file_system in older configurations of the original Monarch.
 TierKind = Annotated[str, choice("ram", "ssd", "file_system", disk="file_system")]
+PackFile = Annotated[Path, file("name what `monarch pack` has written")]
 PlanFile = Annotated[Path, file("name what `monarch plan make` has written")]
 SwitchFile = Annotated[Path, Kind(path, f"path of at most {MAX_SWITCH_FILE_BYTES} bytes", TEXT)]
 AnyFile = Annotated[Path, file("write its name")]
@@ -102,6 +106,8 @@ class SourceConfig(Keys):
     exclude : files to leave out nevertheless
     min_size : smaller files are left out
     max_size : larger files are left out
+    pack : a tar of the files that `monarch pack` has made; copies are then made from it, many at a
+        time, see [Packs](packs.md)
     """
 
     SCALAR: ClassVar[str] = "path"
@@ -112,6 +118,7 @@ class SourceConfig(Keys):
     exclude: tuple[Glob, ...] = ()
     min_size_bytes: Annotated[Size, Key("min_size")] = 0
     max_size_bytes: Annotated[Size | None, Key("max_size")] = None
+    pack: PackFile | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ Extents = tuple[Ints, Ints]
 
 
 def _cannot_read(path: str | Path, error: OSError) -> MonarchError:
-    return MonarchError(f"{path}: {error.strerror}; check the path and its permissions")
+    # h5py's errors have no strerror.
+    return MonarchError(f"{path}: {error.strerror or error}; check the path and its permissions")
 
 
 def _walk(root: Path, patterns: tuple[str, ...]) -> list[str]:
@@ -99,8 +100,15 @@ def _index_shards(
     kind: str, root: Path, patterns: tuple[str, ...], read: Callable[[Path], Extents]
 ) -> Index:
     """The index of files with many samples each: the files are sorted by path, and the samples of a
-    file are in the order in which they lie in it. read : returns the samples of a file"""
-    names = _walk(root, patterns)
+    file are in the order in which they lie in it.
+
+    root : a directory, or one file
+    read : returns the samples of a file
+    """
+    if root.is_file():
+        root, names = root.parent, [root.name]
+    else:
+        names = _walk(root, patterns)
     extents = []
     for name in names:
         try:
@@ -239,11 +247,20 @@ def _chunk_rows(found: Any) -> Extents:
     rows, tall = found.shape[0], found.chunks[0]
     low = np.full(-(-rows // tall), np.iinfo(np.int64).max, dtype=np.int64)
     high = np.zeros(len(low), dtype=np.int64)
-    for number in range(found.id.get_num_chunks()):
-        chunk = found.id.get_chunk_info(number)
+    for chunk in hdf5_chunks(found):
         band = chunk.chunk_offset[0] // tall
         low[band] = min(low[band], chunk.byte_offset)
         high[band] = max(high[band], chunk.byte_offset + chunk.size)
     low = np.minimum(low, high)  # chunks that were never written take no bytes
     band_of = np.arange(rows) // tall
     return low[band_of], (high - low)[band_of]
+
+
+def hdf5_chunks(found: Any) -> list[Any]:
+    """Where the chunks of an HDF5 dataset lie that were written, as h5py's StoreInfo."""
+    chunks: list[Any] = []
+    try:
+        found.id.chunk_iter(chunks.append)
+    except AttributeError:  # HDF5 before 1.12.3: each question takes as long as there are chunks
+        return [found.id.get_chunk_info(at) for at in range(found.id.get_num_chunks())]
+    return chunks

@@ -30,6 +30,7 @@ COMMANDS = [
         "logs",
         "ls",
         "metrics",
+        "pack",
         "plan",
         "run",
         "serve",

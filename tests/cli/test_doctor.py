@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import Factory, Monarch
+from cli.conftest import FILES, Factory, Monarch
+from support.files import age
 from support.mounts import Mounts
 from support.session import MIB, Session
 
 from monarch_py.commands import doctor
 from monarch_py.commands.doctor import Finding, examine
 from monarch_py.native import LIBRARY
+from monarch_py.packs.tar import write_pack
 from monarch_py.storage import memory
 
 MACHINE = ["machine", "C library", "preload library", "shared memory", "many nodes"]
@@ -224,6 +226,23 @@ def test_a_configurations_warnings_are_shown(session_factory: Factory, source: P
     status, findings = examined(session_factory(source, home_dir="/tmp"))
     assert (status, findings["configuration"]["level"]) == (0, "warning")
     assert "home_dir" in findings["configuration"]["found"]
+
+
+def test_a_pack_that_is_not_that_of_its_index_is_a_warning(
+    session_factory: Factory, source: Path, tmp_path: Path
+) -> None:
+    pack = tmp_path / "train.tar"
+    age(source)
+    write_pack(source, pack)
+    session = session_factory([{"path": str(source), "pack": str(pack)}])
+    _, findings = examined(session)
+    assert findings["pack"]["level"] == "ok"
+    assert findings["pack"]["found"] == f"{pack}: {len(FILES)} files"
+    os.utime(pack)
+    status, findings = examined(session)
+    assert (status, findings["pack"]["level"]) == (0, "warning")
+    assert findings["pack"]["found"] == f"not used: {pack}: has changed since its index was made"
+    assert "--index-only" in findings["pack"]["hint"]
 
 
 def test_a_switch_file_is_a_warning(session_factory: Factory, source: Path) -> None:

@@ -365,6 +365,24 @@ def test_a_calibration_that_is_not_there_is_refused_where_it_is_named(site: Site
     assert re.search(rf":{line}: performance: '.*/mine.yaml' is not a file; make it with", said)
 
 
+PACKED = SMALLEST.replace("[@/pfs]", "[{path: @/pfs, pack: @/train.tar}]")
+
+
+def test_a_pack_and_its_index_have_to_be_there(site: Site) -> None:
+    pack = site.root / "train.tar"
+    site.check_refused(PACKED, 1, "sources[0].pack", "is not a file", "make it with `monarch pack")
+    pack.touch()
+    site.check_refused(PACKED, 1, "sources[0].pack", "has no index beside it", "--index-only`")
+    pack.with_name("train.tar.monarch").touch()
+    assert site.load(PACKED).sources == (site.source(pack=pack),)
+
+
+def test_a_pack_is_not_looked_at_where_sources_are_not(site: Site) -> None:
+    site.file.write_text(PACKED.replace("@", str(site.root)))
+    config = load_config(site.file, with_sources=False)
+    assert config.sources[0].pack == site.root / "train.tar"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -6,6 +6,7 @@
  * main() is the daemon's one thread. It and the engine's threads write the catalog, which moves
  * into others while they do. */
 #include <dirent.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -522,6 +523,72 @@ static void order_under_grants(void) {
         __atomic_store_n(&clients->demand[i], 0, __ATOMIC_SEQ_CST);
 }
 
+/* --- a pack ----------------------------------------------------------------------------------- */
+
+static int is_packed(uint64_t id) {
+    return entry(id)->kind == MONARCH_FILE && entry(id)->source == 0 && id % 3 &&
+           !is_moving(catalog, entry(id)) && entry(id)->size <= MONARCH_UNIT;
+}
+
+/* Two thirds of the files, with something before each, as a tar has its headers. Every fifth one is
+ * there with another time, so that it does not count. Returns how many members there are. */
+static uint64_t make_pack(int pack, struct monarch_member *members) {
+    char *bytes = malloc(MONARCH_UNIT);
+    uint64_t n = 0, at = 0;
+    CHECK(bytes);
+    for (uint64_t id = 0; id < catalog->count; id++) {
+        if (!is_packed(id))
+            continue;
+        const struct monarch_entry *e = entry(id);
+        const char *path = monarch_pool(catalog, e->path);
+        int fd = openat(root, path, O_RDONLY | O_CLOEXEC);
+        CHECK(fd >= 0 && pread(fd, bytes, e->size, 0) == (ssize_t)e->size);
+        close(fd);
+        at += 512;
+        CHECK(pwrite(pack, bytes, e->size, (off_t)at) == (ssize_t)e->size);
+        members[n] = (struct monarch_member){.hash = monarch_xxh3_of(path, e->path_len),
+                                             .offset = at,
+                                             .size = e->size,
+                                             .mtime_ns = e->mtime_ns + (n % 5 == 0)};
+        at += e->size;
+        n++;
+    }
+    free(bytes);
+    return n;
+}
+
+/* Gives the engine a pack. `pack` gets its descriptor. */
+static void add_pack(int *pack) {
+    char path[PATH_BYTES];
+    struct stat st;
+    struct monarch_member *members = calloc(catalog->count, sizeof *members);
+    CHECK(members && snprintf(path, sizeof path, "%s.pack", root_path) < PATH_BYTES);
+    *pack = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    CHECK(*pack >= 0);
+    uint64_t n = make_pack(*pack, members);
+    CHECK(n > 100 && fstat(*pack, &st) == 0);
+    int64_t mtime_ns = monarch_time_ns(st.st_mtim.tv_sec, st.st_mtim.tv_nsec);
+    uint64_t size = (uint64_t)st.st_size;
+    CHECK(monarch_engine_pack(engine, 0, *pack, size + 1, mtime_ns, n, members) == -ESTALE);
+    CHECK(monarch_engine_pack(engine, 0, *pack, size, mtime_ns, n, members) == 0);
+    free(members);
+}
+
+/* How many files the engine would read from the pack. */
+static uint64_t count_packed(void) {
+    uint64_t n = catalog->count, found = 0, *ids = calloc(n, sizeof *ids);
+    int64_t *places = calloc(n, sizeof *places);
+    CHECK(ids && places);
+    for (uint64_t id = 0; id < n; id++)
+        ids[id] = id;
+    monarch_engine_pack_order(engine, catalog, n, ids, places);
+    for (uint64_t id = 0; id < n; id++)
+        found += places[id] >= 0;
+    free(ids);
+    free(places);
+    return found;
+}
+
 static void start_engine(void) {
     engine = monarch_engine_start(3, 3, 0, BLOCK, clients, fills);
     CHECK(engine);
@@ -535,9 +602,13 @@ static void start_engine(void) {
 }
 
 static void work_round(void) {
+    int pack;
     start_engine();
+    add_pack(&pack);
+    CHECK(count_packed() > 80);
     fill_all();
     finish(MONARCH_DONE);
+    CHECK(monarch_engine_pack_error(engine, 0) == 0);
     ask_about_all(MONARCH_CHECK);
     ask_about_all(MONARCH_COMPARE);
     finish(MONARCH_DONE);
@@ -549,6 +620,7 @@ static void work_round(void) {
         if (is_in(id, MONARCH_PRESENT) && (id + next_copy) % 3 != 0)
             drop(id);
     fill_all();
+    CHECK(ftruncate(pack, 5) == 0); /* while it is read */
     ask_about_all(MONARCH_CHECK);
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
     wait_for(&seen);
@@ -556,6 +628,7 @@ static void work_round(void) {
                         60000); /* in the middle: what is done and not taken is abandoned too */
     close(handovers[0]);
     close(handovers[1]);
+    close(pack);
     for (uint64_t id = 0; id < catalog->count; id++)
         if (is_in(id, MONARCH_FILLING))
             set_word(id, 0);

@@ -29,7 +29,7 @@ LAYERS = [
     ["preload/attach"],
     ["preload/descriptors"],
     ["preload/session"],
-    ["preload/process", "plan"],
+    ["preload/process", "plan", "loaders"],
     ["native.h"],
     ["shared"],
 ]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from monarch_py import word
 from monarch_py.daemon.copies.concurrency import Counted, ReadsInFlight
 from monarch_py.daemon.copies.idle import IdleCores
+from monarch_py.daemon.copies.packs import Packs
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.native import (
     ENTRY,
@@ -82,6 +83,7 @@ class Engine:
     c : struct monarch_engine *;  width : how many threads read files from the sources for which
         nobody waits;  reads_ahead : whether PAGE_IN orders are done. Only every other thread does
         them, so that a tier that hangs never keeps all threads; a single thread does none
+    packs : those from which the threads read small files
     """
 
     def __init__(self, scanner: Scanner, peer_threads: int) -> None:
@@ -108,6 +110,7 @@ class Engine:
         lib.monarch_engine_limit(self.c, limits.bytes_per_s or 0, limits.ops_per_s or 0)
         for source in scanner.sources:
             lib.monarch_engine_source(self.c, source.number, source.fd)
+        self.packs = Packs(self.c, [source.config for source in scanner.sources])
         for number, tier in enumerate(scanner.tiers):
             if tier is not None:
                 lib.monarch_engine_tier(self.c, number, tier.fd)

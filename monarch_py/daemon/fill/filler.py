@@ -84,6 +84,7 @@ class Filler:
         self.staging = Staging(len(config.tiers), area, self.copies, self.policy)
         self.readahead = ReadAhead(self.shared, self.engine, self.tiers[: len(config.tiers)])
         self.requests = FillRequests(self.shared, eager=config.prefetch == "eager")
+        self.requests.arranged = lambda ids: self.engine.packs.arranged(ids, self.shared.catalog)
         self.checks = Checks(self.copies, self.requests)
         self.failed = FailedFills(self.copies, self.staging, self.requests)
         self._refused: list[Ids] = []
@@ -409,6 +410,7 @@ class Filler:
                 else:
                     self.failed.take(result)
         self.engine.settle()
+        self.engine.packs.look()
         self.outdated.step()
         self.failed.try_again()
         if unstaged:

@@ -29,6 +29,8 @@ class FillRequests:
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
+        # Returns the order in which files that are filled ahead are best read.
+        self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
         # Files that programs use. All come into one queue first; `part_ways` then sorts them into a
         # queue for each way, from the sources and from peers.
@@ -122,8 +124,8 @@ class FillRequests:
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
-        """Makes files that a command names WANTED, and queues them in this order, behind those that
-        programs use. Files that had no room or failed before are queued again. Files that are being
+        """Makes files that a command names WANTED, and queues them in this order (files of a pack in
+        the pack's order), behind those that programs use. Files that had no room or failed before are queued again. Files that are being
         filled for another command are noted as this command's too. Returns how many of the files
         get a copy."""
         ids = distinct(ids)
@@ -149,7 +151,7 @@ class FillRequests:
             # they are.
             states = self.shared.catalog.states(ids)
             self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
-            self.ahead.add(ids, ticket)
+            self.ahead.add(self.arranged(ids), ticket)
 
     def take_back(self, ticket: str) -> tuple[int, Ids]:
         """Cancels what a command has asked for, except files that a program or another command

@@ -1,0 +1,173 @@
+"""``python -m benchmarks.loaders.groups``: groups of 609 samples of 19.2 KB, as of Lee and others.
+
+How much a group asks of its source, how long it takes beside h5py, which reads one sample after the
+other, and how long a training waits that computes longer, or shorter, than a group's reading. Needs
+FUSE and h5py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from benchmarks.common import scratch
+from benchmarks.loaders.records import SAMPLE_BYTES, SOURCES, pace, slow_source
+from benchmarks.numbers import Result, describe_machine, file_system, report
+from monarch_py.demo.slowsource import SlowSource, why_unavailable
+from monarch_py.loaders.groups import GroupLoader, GroupTimes, RankGroups
+from monarch_py.loaders.records import RecordDataset
+from monarch_py.loaders.schedule import group_schedule
+
+GROUP, GROUPS, BATCH = 609, 24, 64
+REQUEST_BYTES = 128 << 10
+
+
+def make_dataset(path: Path) -> None:
+    rng = np.random.default_rng(20221)
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("x", (GROUP * GROUPS, SAMPLE_BYTES), dtype="u1")
+        for number in range(GROUPS):
+            rows = rng.integers(0, 256, (GROUP, SAMPLE_BYTES), dtype=np.uint8)
+            made[number * GROUP : (number + 1) * GROUP] = rows
+
+
+def ranges_of_groups(ranks: int) -> float:
+    """The mean number of contiguous ranges of a group that a rank reads, of the worst rank."""
+    schedule = group_schedule(GROUP * GROUPS, GROUP, 0, 0, ranks, BATCH)
+    most = 0.0
+    for rank in range(ranks):
+        runs = list(RankGroups.of(schedule, rank, GROUP).runs(0))
+        ranges = [1 + int((np.diff(run.samples) > 1).sum()) for run in runs]
+        most = max(most, statistics.mean(ranges))
+    return most
+
+
+class Groups:
+    """A loader over the slow source, without torch: a batch is what `collate` makes of it."""
+
+    def __init__(self, slow: SlowSource) -> None:
+        self._slow, self._path = slow, slow.mountpoint / "train.h5"
+
+    def epoch(self, compute_s: float = 0.0) -> tuple[GroupTimes, float, dict[str, int]]:
+        """What an epoch has taken, its time [s], and what the source was asked for.
+
+        compute_s : how long the training computes for a group [s]
+        """
+        dataset = RecordDataset(self._path, dataset="x")
+        loader = GroupLoader(dataset, BATCH, GROUP, epochs=0, rank=0, world_size=1, collate=len)
+        self._slow.reset()
+        began = time.perf_counter()
+        pause_s, owed_s = compute_s * BATCH / GROUP, 0.0
+        for _ in loader:
+            owed_s += pause_s
+            if owed_s > 0:
+                before = time.perf_counter()
+                time.sleep(owed_s)
+                owed_s -= time.perf_counter() - before  # a sleep takes longer than it was told
+        took_s = time.perf_counter() - began
+        loader.close()
+        return loader.times, took_s, self._slow.counts()
+
+    def h5py_s(self, samples: int) -> float:
+        """How long h5py takes for as many samples as a group has, in random order [s]."""
+        wanted = np.random.default_rng(1).permutation(GROUP * GROUPS)[:samples].tolist()
+        with h5py.File(self._path, "r") as file:
+            found = file["x"]
+            found[0]
+            began = time.perf_counter()
+            for number in wanted:
+                found[number]
+            return (time.perf_counter() - began) * GROUP / samples
+
+
+def requests(groups: Groups) -> list[Result]:
+    times, _, counts = groups.epoch()
+    least = times.n_bytes / REQUEST_BYTES
+    results = [
+        Result("requests", "requests / (bytes / 128 KiB)", "ratio", counts["read"] / least, 1.1)
+    ]
+    for ranks in (1, 2, 3, 8):
+        what = f"ranges a group, {ranks} ranks, the worst of them"
+        results.append(Result(f"ranges_{ranks}", what, "ranges", ranges_of_groups(ranks), 2))
+    return results
+
+
+def seconds(groups: Groups, name: str, rounds: int) -> Result:
+    ratios = []
+    for _ in range(rounds):
+        theirs = groups.h5py_s(200)
+        _, took_s, _ = groups.epoch()
+        ratios.append(theirs / (took_s / GROUPS))
+        print(f"{name}: a group {took_s / GROUPS:.4f} s, h5py {theirs:.3f} s", file=sys.stderr)
+    least = {"4 ms": 50, "0.5 ms": 6}[name]
+    what = f"{name}: seconds, h5py one by one / groups"
+    return Result(f"seconds_{name}", what, "ratio", statistics.median(ratios), least, is_least=True)
+
+
+def waiting(groups: Groups, name: str, rounds: int) -> list[Result]:
+    """Of the groups after the first one."""
+    shares, excesses = [], []
+    for _ in range(rounds):
+        times, _, _ = groups.epoch()
+        reading_s = times.reading_s / GROUPS
+        slow, _, _ = groups.epoch(2 * reading_s)
+        shares.append(slow.wait_s / (2 * reading_s * (GROUPS - 1)))
+        fast, took_s, _ = groups.epoch(0.4 * reading_s)
+        # All that is no waiting: to copy the batches takes time too.
+        computed_s = (took_s - fast.wait_s - fast.first_wait_s) / GROUPS
+        reading_s = fast.reading_s / GROUPS
+        print(f"{name}: reading, compute {reading_s:.4f} {computed_s:.4f} s", file=sys.stderr)
+        # On a machine with other work no sleep may be short enough.
+        if computed_s < 0.75 * reading_s:
+            excesses.append(fast.wait_s / (GROUPS - 1) / (reading_s - computed_s))
+    if not excesses:
+        raise SystemExit("the machine is too busy to compute for half as long as it reads")
+    return [
+        Result(
+            f"waiting_{name}",
+            f"{name}: waiting / compute, compute 2 x reading",
+            "ratio",
+            statistics.median(shares),
+            0.01,
+        ),
+        Result(
+            f"excess_{name}",
+            f"{name}: waiting / (reading - compute), compute 0.5 x",
+            "ratio",
+            statistics.median(excesses),
+            1.1,
+        ),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--directory", type=Path, help="where scratch files go")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if reason := why_unavailable():
+        parser.error(reason)
+    with scratch(args.directory) as place, slow_source(place) as slow:
+        make_dataset(slow.backing / "train.h5")
+        groups = Groups(slow)
+        results = requests(groups)
+        for name in SOURCES:
+            pace(slow, name)
+            results += [seconds(groups, name, args.rounds), *waiting(groups, name, args.rounds)]
+        document = {
+            "benchmark": "loaders.groups",
+            "machine": describe_machine(),
+            "file_system": file_system(place),
+        }
+    sys.exit(0 if report(document, results, args.json) else 1)
+
+
+if __name__ == "__main__":
+    main()

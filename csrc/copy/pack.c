@@ -1,0 +1,426 @@
+/* Reads files from a pack. Members that orders wait for and that lie side by side are read
+ * together, as one window, and each order takes its file from there. */
+#include "copy/pack.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "copy/flow.h"
+#include "copy/origin.h"
+#include "shared/buffer.h"
+#include "shared/clock.h"
+#include "shared/xxh3.h"
+
+/* The longest window, counted from the page in which it begins, and the longest one that is read
+ * for a file that a program uses: its reader waits for all of it [bytes]. */
+#define WINDOW_BYTES MONARCH_CHUNK
+#define SHORT_WINDOW_BYTES (256UL * 1024)
+/* Windows kept at a time. Threads are at some of them, and the others wait for their orders. */
+#define WINDOWS 32
+/* Members that no order waits for are read along if they lie between others and take no more than
+ * this, or no more than the wanted bytes before them. So at most about half of what is read is in
+ * vain, and a header costs no read of its own [bytes]. */
+#define JOINED_BYTES (16UL * 1024)
+/* How many members before the wanted one are looked at: other threads may have begun later orders
+ * first. */
+#define LOOKS_BACK 64
+/* After a failed read the pack is left alone this long [ns]. */
+#define RETRY_NS 10000000000ULL
+/* How often a thread that waits for another one's read looks whether the engine stops [ns]. */
+#define LOOK_NS 50000000L
+
+enum window_state { EMPTY, READING, READY };
+
+struct window {
+    enum window_state state;
+    uint64_t at, length; /* in the pack */
+    char *bytes;
+    unsigned users; /* threads that copy from it */
+    uint32_t left;  /* its members that orders wait for */
+    uint64_t used;  /* when it was last used, in uses of the pack */
+};
+
+struct pack {
+    int fd;
+    struct statx identity; /* when it was taken in */
+    uint64_t count;
+    struct monarch_member *members; /* in the order in which they lie in the pack */
+    uint64_t slots;                 /* a power of 2 */
+    uint32_t *slot;                 /* number + 1 of a member, found by its hash; 0: none */
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* a window was read */
+    int error;              /* under the lock: errno of the last failed read; ESTALE for good */
+    uint64_t retry_ns;      /* under the lock: before this time the pack is not read */
+    uint64_t uses;
+    uint8_t *is_ordered; /* under the lock, per member: an order waits for it */
+    struct window window[WINDOWS];
+};
+
+/* --- members ------------------------------------------------------------------------------------
+ */
+
+static int64_t find(const struct pack *p, uint64_t hash, uint64_t size, int64_t mtime_ns) {
+    for (uint64_t i = hash & (p->slots - 1); p->slot[i]; i = (i + 1) & (p->slots - 1)) {
+        const struct monarch_member *m = &p->members[p->slot[i] - 1];
+        if (m->hash == hash)
+            return m->size == size && m->mtime_ns == mtime_ns ? (int64_t)p->slot[i] - 1 : -1;
+    }
+    return -1;
+}
+
+/* Of members with one name the last one counts, as for tar. */
+static void index_members(struct pack *p) {
+    for (uint64_t n = 0; n < p->count; n++) {
+        uint64_t i = p->members[n].hash & (p->slots - 1);
+        while (p->slot[i] && p->members[p->slot[i] - 1].hash != p->members[n].hash)
+            i = (i + 1) & (p->slots - 1);
+        p->slot[i] = (uint32_t)n + 1;
+    }
+}
+
+static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *members) {
+    struct pack *p = calloc(1, sizeof *p);
+    uint64_t slots = 2;
+    while (slots < n * 2)
+        slots *= 2;
+    if (!p)
+        return NULL;
+    p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    p->count = n;
+    p->slots = slots;
+    p->members = malloc((n ? n : 1) * sizeof *members);
+    p->slot = calloc(slots, sizeof *p->slot);
+    p->is_ordered = calloc(n ? n : 1, 1);
+    p->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    p->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    if (p->fd < 0 || !p->members || !p->slot || !p->is_ordered) {
+        monarch_pack_free(p);
+        return NULL;
+    }
+    memcpy(p->members, members, n * sizeof *members);
+    index_members(p);
+    posix_fadvise(p->fd, 0, 0,
+                  POSIX_FADV_RANDOM); /* a window is asked for whole, see read_window */
+    return p;
+}
+
+void monarch_pack_free(struct pack *p) {
+    if (!p)
+        return;
+    for (int i = 0; i < WINDOWS; i++)
+        free(p->window[i].bytes);
+    if (p->fd >= 0)
+        close(p->fd);
+    pthread_mutex_destroy(&p->lock);
+    pthread_cond_destroy(&p->changed);
+    free(p->members);
+    free(p->slot);
+    free(p->is_ordered);
+    free(p);
+}
+
+/* The server is asked, because attributes that the kernel has cached may be older than the bytes.
+ */
+static int identity_of(int fd, struct statx *x) {
+    unsigned mask = STATX_TYPE | STATX_SIZE | STATX_MTIME | STATX_CTIME;
+    return statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, mask, x) == 0 ? 0 : -errno;
+}
+
+static int64_t ns(struct statx_timestamp t) { return monarch_time_ns(t.tv_sec, t.tv_nsec); }
+
+int monarch_engine_pack(struct monarch_engine *e, unsigned source, int fd, uint64_t size,
+                        int64_t mtime_ns, uint64_t n, const struct monarch_member *members) {
+    struct pack *p = n < UINT32_MAX ? new_pack(fd, n, members) : NULL;
+    int error = p ? identity_of(p->fd, &p->identity) : -ENOMEM;
+    if (!error && (p->identity.stx_size != size || ns(p->identity.stx_mtime) != mtime_ns))
+        error = -ESTALE;
+    if (error)
+        monarch_pack_free(p);
+    else
+        e->pack[source] = p;
+    return error;
+}
+
+int monarch_engine_pack_error(struct monarch_engine *e, unsigned source) {
+    struct pack *p = e->pack[source];
+    if (!p)
+        return 0;
+    pthread_mutex_lock(&p->lock);
+    int error = p->error;
+    pthread_mutex_unlock(&p->lock);
+    return error;
+}
+
+static int64_t member_of(const struct monarch_engine *e, const struct monarch_entry *entry,
+                         const char *path) {
+    const struct pack *p = e->pack[entry->source];
+    if (!p || entry->kind != MONARCH_FILE || entry->size > MONARCH_UNIT ||
+        entry->size > monarch_unit_of(entry->size, e->block_bytes))
+        return -1;
+    return find(p, monarch_xxh3(path, entry->path_len), entry->size, entry->mtime_ns);
+}
+
+void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_catalog *c,
+                               uint64_t n, const uint64_t *ids, int64_t *places) {
+    for (uint64_t i = 0; i < n; i++) {
+        const struct monarch_entry *entry = &monarch_entries(c)[ids[i]];
+        places[i] = member_of(e, entry, monarch_pool(c, entry->path));
+    }
+}
+
+/* --- windows ------------------------------------------------------------------------------------
+ */
+
+static uint64_t end_of(const struct monarch_member *m) { return m->offset + m->size; }
+
+static int holds(const struct window *w, const struct monarch_member *m) {
+    return w->state != EMPTY && w->at <= m->offset && end_of(m) <= w->at + w->length;
+}
+
+static struct window *window_of(struct pack *p, const struct monarch_member *m) {
+    for (int i = 0; i < WINDOWS; i++)
+        if (holds(&p->window[i], m))
+            return &p->window[i];
+    return NULL;
+}
+
+void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
+    int64_t member = member_of(e, &job->entry, job->path);
+    if (member < 0)
+        return;
+    struct pack *p = e->pack[job->entry.source];
+    pthread_mutex_lock(&p->lock);
+    if (p->error != ESTALE) {
+        struct window *w = window_of(p, &p->members[member]);
+        if (!p->is_ordered[member] && w)
+            w->left++;
+        p->is_ordered[member] = 1;
+        job->pack = p;
+        job->member = (uint32_t)member;
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void empty(struct window *w) {
+    free(w->bytes);
+    *w = (struct window){.state = EMPTY};
+}
+
+/* A window that can be read anew: an empty one, else one that nobody waits for, else the one that
+ * was used the longest ago. NULL if threads are at all of them. */
+static struct window *free_window(struct pack *p) {
+    struct window *oldest = NULL;
+    for (int i = 0; i < WINDOWS; i++) {
+        struct window *w = &p->window[i];
+        if (w->state == EMPTY)
+            return w;
+        if (w->state == READY && !w->users &&
+            (!oldest || !w->left > !oldest->left ||
+             (!w->left == !oldest->left && w->used < oldest->used)))
+            oldest = w;
+    }
+    if (oldest)
+        empty(oldest);
+    return oldest;
+}
+
+/* Whether an order waits for a member that no window has. */
+static int is_to_read(struct pack *p, uint64_t member) {
+    return p->is_ordered[member] && !window_of(p, &p->members[member]);
+}
+
+/* The first of the wanted members that lie side by side with this one. */
+static uint64_t first_beside(struct pack *p, uint64_t member) {
+    for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
+        member--;
+    return member;
+}
+
+/* Sets a window's bounds so that it begins with this member and ends with a wanted one. */
+static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t most) {
+    const struct monarch_member *m = p->members;
+    uint64_t end = end_of(&m[member]), wanted = m[member].size;
+    w->at = m[member].offset;
+    w->left = p->is_ordered[member];
+    uint64_t last = w->at / MONARCH_PAGE_BYTES * MONARCH_PAGE_BYTES + most;
+    for (uint64_t i = member + 1; i < p->count && end_of(&m[i]) <= last; i++) {
+        uint64_t between = m[i].offset - end;
+        int is_far = between > JOINED_BYTES && between > wanted;
+        if (is_far || (p->is_ordered[i] && !is_to_read(p, i)))
+            break;
+        if (!p->is_ordered[i])
+            continue;
+        end = end_of(&m[i]);
+        wanted += m[i].size;
+        w->left++;
+    }
+    w->length = end - w->at;
+}
+
+/* Prepares a window with this member for reading; NULL if there is no room for one. */
+static struct window *begin_window(struct pack *p, uint64_t member, uint64_t most) {
+    uint64_t first = first_beside(p, member);
+    struct window *w = free_window(p);
+    if (!w)
+        return NULL;
+    if (end_of(&p->members[member]) - p->members[first].offset > most)
+        first = member;
+    extend(p, w, first, most);
+    if (end_of(&p->members[member]) > w->at + w->length) /* a gap ended the window before it */
+        extend(p, w, member, most);
+    uint64_t page = MONARCH_PAGE_BYTES;
+    w->bytes = monarch_new_buffer((w->length + page - 1) / page * page + page);
+    if (!w->bytes) {
+        empty(w);
+        return NULL;
+    }
+    w->state = READING;
+    return w;
+}
+
+/* Returns 0 if the pack is unchanged, ESTALE if it has changed, or the errno of the look. */
+static int look_again(const struct pack *p) {
+    const struct statx *was = &p->identity;
+    struct statx now;
+    int error = identity_of(p->fd, &now);
+    if (error)
+        return -error;
+    int is_same = now.stx_size == was->stx_size && ns(now.stx_mtime) == ns(was->stx_mtime) &&
+                  ns(now.stx_ctime) == ns(was->stx_ctime);
+    return is_same ? 0 : ESTALE;
+}
+
+/* Reads a window, and finds out whether the pack is still what its index describes: as of a file,
+ * the server is asked after the last byte was read. Returns 0 or an errno. */
+static int read_window(struct monarch_engine *e, const struct job *job, struct pack *p,
+                       struct window *w) {
+    off_t at = (off_t)w->at, n = (off_t)w->length;
+    struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
+    monarch_acquire_rate(e, w->length);
+    posix_fadvise(p->fd, at, n, POSIX_FADV_WILLNEED);
+    ssize_t got = monarch_read_fully(p->fd, w->bytes, w->length, at);
+    monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
+    posix_fadvise(p->fd, at, n, POSIX_FADV_DONTNEED);
+    if (got < 0)
+        return (int)-got;
+    __atomic_fetch_add(&e->counts[MONARCH_BYTES], (uint64_t)got, __ATOMIC_RELAXED);
+    monarch_note_source(e);
+    return got == n ? look_again(p) : ESTALE;
+}
+
+/* Reads a prepared window without the lock, which the caller holds. */
+static void fill_window(struct monarch_engine *e, const struct job *job, struct pack *p,
+                        struct window *w) {
+    pthread_mutex_unlock(&p->lock);
+    int error = read_window(e, job, p, w);
+    pthread_mutex_lock(&p->lock);
+    if (error && p->error != ESTALE) {
+        p->error = error;
+        p->retry_ns = monarch_now_ns() + RETRY_NS;
+    }
+    w->used = p->uses++;
+    if (error)
+        empty(w);
+    else
+        w->state = READY;
+    pthread_cond_broadcast(&p->changed);
+}
+
+/* Whether the pack may be read now. */
+static int is_in_order(struct pack *p) {
+    return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
+}
+
+/* Reads the next window for a thread whose own window another thread reads now. Several reads in
+ * flight hide the source's latency. Returns whether it did. */
+static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
+                      const struct window *w) {
+    uint64_t next = job->member + 1, end = w->at + w->length;
+    while (next < p->count && p->members[next].offset < end)
+        next++;
+    for (int n = 0; n < LOOKS_BACK && next < p->count; n++) {
+        const struct window *of = window_of(p, &p->members[next]);
+        if (!of && p->is_ordered[next]) {
+            struct window *ahead = begin_window(p, next, WINDOW_BYTES);
+            if (ahead)
+                fill_window(e, job, p, ahead);
+            return ahead != NULL;
+        }
+        for (end = of ? of->at + of->length : 0, next++;
+             next < p->count && p->members[next].offset < end;)
+            next++;
+    }
+    return 0;
+}
+
+static void await_change(struct pack *p) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += LOOK_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(&p->changed, &p->lock, &until);
+}
+
+/* The window that has the order's member, read; NULL if it cannot be read. The caller holds the
+ * lock, which is released meanwhile. */
+static struct window *ready_window(struct monarch_engine *e, const struct job *job,
+                                   struct pack *p) {
+    uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;
+    while (!__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && is_in_order(p)) {
+        struct window *w = window_of(p, &p->members[job->member]);
+        if (w && w->state == READY)
+            return w;
+        if (!w) {
+            if (!(w = begin_window(p, job->member, most)))
+                return NULL;
+            fill_window(e, job, p, w);
+        } else if (job->result.in_use || !read_ahead(e, job, p, w)) {
+            await_change(p);
+        }
+    }
+    return NULL;
+}
+
+/* The member is not waited for any more. The caller holds the lock. */
+static void leave(struct pack *p, struct job *job) {
+    struct window *w = window_of(p, &p->members[job->member]);
+    if (p->is_ordered[job->member] && w && w->left)
+        w->left--;
+    p->is_ordered[job->member] = 0;
+    if (w && w->state == READY && !w->left && !w->users)
+        empty(w);
+    job->pack = NULL;
+}
+
+int monarch_pack_read(struct monarch_engine *e, struct job *job, char *buffer) {
+    struct pack *p = job->pack;
+    const struct monarch_member *m = &p->members[job->member];
+    pthread_mutex_lock(&p->lock);
+    struct window *w = m->size ? ready_window(e, job, p) : NULL;
+    if (w) {
+        w->users++;
+        w->used = p->uses++;
+        pthread_mutex_unlock(&p->lock);
+        memcpy(buffer, w->bytes + (m->offset - w->at), m->size);
+        pthread_mutex_lock(&p->lock);
+        w->users--;
+    }
+    leave(p, job);
+    pthread_mutex_unlock(&p->lock);
+    return w || !m->size ? 0 : -1;
+}
+
+void monarch_pack_leave(struct job *job) {
+    struct pack *p = job->pack;
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->lock);
+    leave(p, job);
+    pthread_mutex_unlock(&p->lock);
+}

@@ -1,0 +1,44 @@
+"""The command pack."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from monarch_py.cli.messages import warn
+
+_PATH = click.Path(path_type=Path)
+# So many names of files that are left out are printed.
+NAMED = 10
+
+
+@click.command(short_help="Put the small files of a dataset into one tar.")
+@click.argument("directory", metavar="DIR", type=_PATH)
+@click.option("-o", "--output", type=_PATH, required=True, help="The tar.")
+@click.option(
+    "--index-only",
+    is_flag=True,
+    help="Leave the tar as it is, and write the index of those members that DIR has unchanged.",
+)
+def pack(directory: Path, output: Path, *, index_only: bool) -> None:
+    """Put the files of DIR into one tar, with an index beside it.
+
+    With `pack: TAR` at a source, the daemon makes copies of many files by one read of the tar.
+    Exits with 1 if files are left out of the index.
+    """
+    from monarch_py.packs.index import index_path
+    from monarch_py.packs.tar import index_pack, write_pack
+    from monarch_py.util.units import format_size
+
+    if not directory.is_dir():
+        raise click.UsageError(f"{str(directory)!r} is not a directory")
+    made = (index_pack if index_only else write_pack)(directory, output)
+    n_bytes = format_size(int(made.index.sizes.sum()))
+    click.echo(f"{len(made.index)} of {made.files} files, {n_bytes}: {index_path(output)}")
+    for name in made.changed[:NAMED]:
+        warn(f"left out, since it {'differs' if index_only else 'changes'}: {name}")
+    if len(made.changed) > NAMED:
+        warn(f"left out as well: {len(made.changed) - NAMED} others")
+    sys.exit(1 if made.changed else 0)

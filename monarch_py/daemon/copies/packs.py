@@ -1,0 +1,91 @@
+"""The packs of the sources, from which the engine reads many small files at a time."""
+
+import errno
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monarch_py.config.schema import SourceConfig
+from monarch_py.errors import ConfigError
+from monarch_py.ipc.catalog import CatalogReader
+from monarch_py.native import MEMBER, Ids, lib, pointer
+from monarch_py.packs.index import PackIndex
+
+log = logging.getLogger("monarch.packs")
+
+
+def _open(pack: Path) -> int:
+    """Opens a pack so that reading it does not change its access time, if this user may."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(pack, flags | os.O_NOATIME)
+    except PermissionError:
+        return os.open(pack, flags)
+
+
+class Packs:
+    """The packs that the configuration names. One that cannot be used is logged, and its files are
+    read one by one. The engine's threads read the packs; call the constructor before its first
+    order.
+
+    engine : struct monarch_engine *;  sources : the sources in the order of their numbers
+    """
+
+    def __init__(self, engine: Any, sources: Sequence[SourceConfig]) -> None:
+        self._engine = engine
+        self._used = {
+            number: source.pack
+            for number, source in enumerate(sources)
+            if source.pack is not None and self._give(number, source.pack)
+        }
+
+    def _give(self, number: int, pack: Path) -> bool:
+        """Gives the engine a pack. Returns whether it can be used."""
+        try:
+            index = PackIndex.load(pack)
+            members = np.zeros(len(index), dtype=MEMBER)
+            members["hash"], members["offset"] = index.hashes, index.offsets
+            members["size"], members["mtime_ns"] = index.sizes, index.mtimes_ns
+            fd = _open(pack)
+            try:
+                told = index.pack_bytes, index.pack_mtime_ns, len(members), pointer(members)
+                failed = lib.monarch_engine_pack(self._engine, number, fd, *told)
+            finally:
+                os.close(fd)
+            if failed == -errno.ESTALE:
+                raise ConfigError(f"{pack}: has changed since its index was made")
+            if failed:
+                raise OSError(-failed, os.strerror(-failed))
+        except (ConfigError, OSError) as error:
+            log.warning("the pack is not used, and files are read one by one: %s", error)
+            return False
+        return True
+
+    def arranged(self, ids: Ids, catalog: CatalogReader) -> Ids:
+        """Returns (n,) files in another order: those that are read from packs take each other's
+        places, so that they follow each other as they do in the packs."""
+        if not self._used or len(ids) < 2:
+            return ids
+        places = np.empty(len(ids), dtype=np.int64)
+        entries, out = pointer(ids, np.uint64), pointer(places)
+        lib.monarch_engine_pack_order(self._engine, catalog.c, len(ids), entries, out)
+        packed = np.flatnonzero(places >= 0)
+        sources = catalog.entries["source"][ids[packed]]
+        order = np.lexsort((places[packed], sources))
+        arranged: Ids = ids.copy()
+        arranged[packed] = ids[packed[order]]
+        return arranged
+
+    def look(self) -> None:
+        """Logs that a pack has changed, once, or cannot be read."""
+        for number, pack in list(self._used.items()):
+            error = int(lib.monarch_engine_pack_error(self._engine, number))
+            if error:
+                is_changed = error == errno.ESTALE
+                why = "it has changed" if is_changed else os.strerror(error)
+                log.warning("%s: files are read one by one: %s", pack, why)
+                del self._used[number]

@@ -1,0 +1,135 @@
+"""Reads of rows that HDF5 keeps in chunks, where a row is no single range of the file.
+
+Filtered chunks are read whole and decoded, each once for all rows that are wanted of it. Of chunks
+without filters that hold parts of rows, only these parts are read.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from monarch_py.loaders.hdf5 import NOWHERE, Chunks, Decoder, Rows
+from monarch_py.loaders.joining import Extents
+from monarch_py.native import Array, Ints
+
+
+class Part(Protocol):
+    """The reads of one file, and what is made of them.
+
+    extents : the reads; `start` says where in the scratch buffer of `scratch` bytes
+    """
+
+    extents: Extents
+    scratch: int
+
+    def finish(self, content: Array, out: Array) -> None:
+        """content : (scratch,) uint8, with what was read;  out : the rows of the whole call"""
+
+
+def _extents(file: int, offset: Ints, length: Ints) -> tuple[Extents, int]:
+    """These reads, one behind the other in a scratch buffer, and its bytes."""
+    start = np.cumsum(length) - length
+    of = np.full(len(offset), file, dtype=np.int32)
+    return Extents(of, offset, length, start), int(length.sum())
+
+
+def _at(first: Any, rest: tuple[slice, ...]) -> tuple[Any, ...]:
+    return (first, *rest)
+
+
+class RowParts:
+    """Rows whose parts lie in several chunks without filters.
+
+    numbers : (rows,) int64, the rows in their file;  places : (rows,) int64, where in `out`
+    """
+
+    def __init__(self, file: int, rows: Rows, numbers: Ints, places: Ints) -> None:
+        chunks = rows.chunks
+        assert chunks is not None
+        self._rows, self._chunks, self._places = rows, chunks, places
+        band, within = np.divmod(numbers, chunks.shape[0])
+        part = rows.dtype.itemsize * int(np.prod(chunks.shape[1:], dtype=np.int64))
+        chunk = chunks.offset[band]  # (rows, chunks of a band)
+        self._there = chunk != NOWHERE
+        offset = (chunk + within[:, None] * part)[self._there]
+        self.extents, self.scratch = _extents(file, offset, np.full(len(offset), part))
+
+    def finish(self, content: Array, out: Array) -> None:
+        rows, chunks = self._rows, self._chunks
+        parts = content.view(rows.dtype).reshape(-1, *chunks.shape[1:])
+        number = np.cumsum(self._there).reshape(self._there.shape) - 1
+        for column, corner in enumerate(chunks.corners(rows.shape)):
+            there = self._there[:, column]
+            found = parts[_at(number[there, column], chunks.part(corner))]
+            out[_at(self._places[there], corner)] = found
+            out[_at(self._places[~there], corner)] = chunks.fill
+
+
+class Bands:
+    """Rows in filtered chunks. Arguments as for RowParts; the decoder is of the same file, and its
+    last band is not read again."""
+
+    def __init__(
+        self, file: int, rows: Rows, numbers: Ints, places: Ints, decoder: Decoder
+    ) -> None:
+        chunks = rows.chunks
+        assert chunks is not None
+        self._rows, self._chunks, self._decoder = rows, chunks, decoder
+        self._places = places
+        band, self._within = np.divmod(numbers, chunks.shape[0])
+        self._bands, self._band_of = np.unique(band, return_inverse=True)
+        self._kept = decoder.last if decoder.last and decoder.last[0] in self._bands else None
+        read = self._bands if self._kept is None else self._bands[self._bands != self._kept[0]]
+        there = chunks.offset[read] != NOWHERE
+        self.extents, self.scratch = _extents(
+            file, chunks.offset[read][there], chunks.size[read][there]
+        )
+
+    def finish(self, content: Array, out: Array) -> None:
+        at = 0
+        for number, band in enumerate(self._bands.tolist()):
+            if self._kept is not None and self._kept[0] == band:
+                decoded = self._kept[1]
+            else:
+                decoded = np.empty((self._chunks.shape[0], *self._rows.shape), self._rows.dtype)
+                at = self._decode(band, content, at, decoded)
+                self._decoder.last = band, decoded
+            wanted = self._band_of == number
+            out[self._places[wanted]] = decoded[self._within[wanted]]
+
+    def _decode(self, band: int, content: Array, at: int, out: Array) -> int:
+        """Decodes the chunks of a band, whose bytes begin at `at`. Returns where those of the next
+        band begin."""
+        chunks = self._chunks
+        chunk = np.empty(chunks.shape, self._rows.dtype)
+        for column, corner in enumerate(chunks.corners(self._rows.shape)):
+            offset, size = int(chunks.offset[band, column]), int(chunks.size[band, column])
+            if offset == NOWHERE:
+                out[_at(slice(None), corner)] = chunks.fill
+                continue
+            skipped = int(chunks.skipped[band, column])
+            self._decoder.decode(content[at : at + size], skipped, offset, chunk)
+            out[_at(slice(None), corner)] = chunk[_at(slice(None), chunks.part(corner))]
+            at += size
+        return at
+
+
+def plain_offsets(rows: Rows) -> Ints | None:
+    """Where each row begins, (rows,) int64, if each is one range of the file; else None."""
+    if rows.offset is not None:
+        return rows.offset + rows.row_bytes * np.arange(rows.count, dtype=np.int64)
+    chunks = rows.chunks
+    if chunks is None:  # no rows
+        return np.zeros(rows.count, dtype=np.int64)
+    if chunks.is_filtered or chunks.offset.shape[1] != 1 or _is_padded(chunks, rows):
+        return None
+    if np.any(chunks.offset == NOWHERE):
+        return None
+    band, within = np.divmod(np.arange(rows.count, dtype=np.int64), chunks.shape[0])
+    offset: Ints = chunks.offset[band, 0] + within * rows.row_bytes
+    return offset
+
+
+def _is_padded(chunks: Chunks, rows: Rows) -> bool:
+    """Whether chunks are wider than rows: a row is a range of its chunk only if they are not."""
+    return chunks.shape[1:] != rows.shape

@@ -1,0 +1,66 @@
+"""The open files of a dataset, in one process."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+from monarch_py.errors import MonarchError
+from monarch_py.native import Int32s
+
+# How many files stay open: a quarter of the descriptors that a process may have by default.
+MOST_OPEN = 256
+
+
+class Descriptors:
+    """Opens files when they are first needed. A file whose size is not the index's is refused.
+
+    path_of : the path of a file, by its number;  sizes : (files,) [bytes]
+    """
+
+    def __init__(self, path_of: Callable[[int], str], sizes: np.ndarray) -> None:
+        self._path_of, self._sizes = path_of, sizes
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def of(self, files: Int32s) -> Int32s:
+        """A descriptor for each of these files, (files,) int32. They stay open until the next call
+        at least. Raises MonarchError, which names the file."""
+        numbers, place = np.unique(files, return_inverse=True)
+        wanted = numbers.tolist()
+        while self._open and len(self._open.keys() | wanted) > max(MOST_OPEN, len(wanted)):
+            oldest = next(number for number in self._open if number not in wanted)
+            os.close(self._open.pop(oldest))
+        found = np.fromiter(map(self._opened, wanted), dtype=np.int32, count=len(wanted))
+        return found[place]
+
+    def one(self, number: int) -> int:
+        """A descriptor of a file, as `of` gives it."""
+        if number in self._open:
+            return self._open[number]
+        return int(self.of(np.array([number], dtype=np.int32))[0])
+
+    def _opened(self, number: int) -> int:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        path = self._path_of(number)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise MonarchError(
+                f"{path}: {error.strerror}; check the path and its permissions"
+            ) from error
+        size, indexed = os.fstat(descriptor).st_size, int(self._sizes[number])
+        if size != indexed:
+            os.close(descriptor)
+            raise MonarchError(
+                f"{path}: {size} bytes, and the index has {indexed}; the file has changed, so index"
+                " the dataset again"
+            )
+        self._open[number] = descriptor
+        return descriptor
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])

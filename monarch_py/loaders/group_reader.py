@@ -1,0 +1,220 @@
+"""The process that reads groups of samples into shared memory while the training uses others.
+
+The memory has no name, and the process ends with the training, however that ends; so nothing is
+left behind.
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+
+from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.loaders.ring import Bytes, Ring
+from monarch_py.native import Ints
+from monarch_py.util.processes import PROC, Identity
+
+# How often a training that waits for a group looks at the process that reads it, and that process
+# at the training [s].
+LOOK_S = 0.25
+# How often in a row the process has been seen stopped (SIGSTOP) before that is an error. A job that
+# is stopped and continued as a whole must not meet it; counted, since its time passes meanwhile.
+STOPPED_LOOKS = 10
+# How long the process gets to end by itself: it may be in the middle of a read [s].
+END_S = 1.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """Samples to be read. some : in rising order; None for all from `low` to before `high`"""
+
+    number: int
+    slot: int
+    low: int
+    high: int
+    some: Ints | None
+
+    @property
+    def samples(self) -> Ints:
+        return np.arange(self.low, self.high) if self.some is None else self.some
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a task. seconds : the time that the reads took [s];  error : None if well"""
+
+    task: int
+    seconds: float
+    error: Exception | None
+
+
+class GroupReader:
+    """Reads samples, in the order in which they are asked for, into two slots.
+
+    dataset : with `read_into`;  slot_bytes : of the largest group
+    method : how the process is started, as multiprocessing names it; None for its default
+    """
+
+    SLOTS = 2
+
+    def __init__(self, dataset: Any, slot_bytes: int, method: str | None = None) -> None:
+        self._ring = Ring(self.SLOTS, max(1, slot_bytes))
+        context: Any = multiprocessing.get_context(method)
+        self._link, theirs = context.Pipe()
+        # A forked process has both ends; it must see the pipe end when this process closes its own.
+        inherited = [self._link] if context.get_start_method() == "fork" else []
+        self._process = context.Process(
+            target=_serve,
+            args=(dataset, self._ring, theirs, inherited, Identity.of(os.getpid())),
+            name="monarch-groups",
+            daemon=True,
+        )
+        try:
+            self._process.start()
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"dataset: it does not travel to another process ({error}); define it at the top of"
+                ' a module, or give start_method="fork"'
+            ) from error
+        finally:
+            theirs.close()
+        self._tasks = 0
+        # Not bound to this object, which may be collected before the interpreter ends.
+        self._end = weakref.finalize(self, _end, self._process, self._link, os.getpid())
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    def slot(self, number: int) -> Bytes:
+        """The memory of a slot, (slot_bytes,) uint8."""
+        return self._ring.slot(number)
+
+    def ask(self, slot: int, samples: Ints) -> int:
+        """Has these samples, in rising order, read back to back into a slot. Returns the number of
+        the task."""
+        self._tasks += 1
+        low, high = int(samples[0]), int(samples[-1]) + 1
+        # A group of many samples would fill the pipe, and this process wait until it is read.
+        some = None if high - low == len(samples) else samples
+        try:
+            self._link.send(Task(self._tasks, slot, low, high, some))
+        except OSError:
+            raise self._gone() from None
+        return self._tasks
+
+    def take(self, task: int) -> float:
+        """Waits until a task is done, and forgets earlier ones. Returns how long the reads took
+        [s]. Raises what they have raised, and MonarchError if the process has ended or was
+        stopped."""
+        stopped = 0
+        while True:
+            ready = wait([self._link, self._process.sentinel], LOOK_S)
+            if self._link in ready:
+                answer = self._hear()
+                if answer.task == task:
+                    if answer.error is not None:
+                        raise answer.error
+                    return answer.seconds
+            elif ready:
+                raise self._gone()
+            stopped = stopped + 1 if not ready and _is_stopped(self.pid) else 0
+            if stopped >= STOPPED_LOOKS:
+                raise MonarchError(
+                    f"groups: the process that reads them ({self.pid}) was stopped by a signal;"
+                    " begin the epoch again for a new one"
+                )
+
+    def _hear(self) -> Answer:
+        try:
+            answer = self._link.recv()
+        except (OSError, EOFError):
+            raise self._gone() from None
+        assert isinstance(answer, Answer)
+        return answer
+
+    def _gone(self) -> MonarchError:
+        self._process.join(END_S)
+        status = self._process.exitcode
+        how = "closed its pipe" if status is None else f"ended with status {status}"
+        if status is not None and status < 0:
+            how = f"was killed by signal {-status}"
+        return MonarchError(
+            f"groups: the process that reads them {how}; begin the epoch again for a new one"
+        )
+
+    def close(self) -> None:
+        """Ends the process. The slots stay readable as long as something refers to them."""
+        self._end()
+
+
+def _end(process: Any, link: Connection, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child of the training
+        return
+    # The end of the pipe alone is not enough: other forked processes may have this end of it.
+    with suppress(OSError):
+        link.send(None)
+    link.close()
+    if not _is_stopped(process.pid):
+        process.join(END_S)
+    if process.exitcode is None:
+        process.kill()
+        process.join(END_S)  # not for ever: a source that hangs may hold it
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(OSError):
+        stat = (PROC / str(pid) / "stat").read_text(errors="replace")
+        return stat.rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+# --- in the process ------------------------------------------------------------------------------
+
+
+def _serve(
+    dataset: Any, ring: Ring, link: Connection, inherited: Sequence[Connection], parent: Identity
+) -> None:
+    """The main function of the process: does tasks until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends this process
+    for other in inherited:
+        other.close()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    with suppress(OSError, EOFError):  # the training has ended, or needs no more
+        while (task := link.recv()) is not None:
+            link.send(_do(dataset, ring, task))
+
+
+def _end_with(parent: Identity) -> None:
+    """Ends this process with its parent, also from the middle of a read."""
+    while not parent.has_ended:
+        time.sleep(LOOK_S)
+    os._exit(1)
+
+
+def _do(dataset: Any, ring: Ring, task: Task) -> Answer:
+    began = time.perf_counter()
+    error: Exception | None = None
+    try:
+        dataset.read_into(task.samples, ring.slot(task.slot))
+    except Exception as raised:
+        error = raised if _travels(raised) else MonarchError(f"groups: {raised!r}")
+    return Answer(task.number, time.perf_counter() - began, error)
+
+
+def _travels(error: Exception) -> bool:
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  our own
+    except Exception:
+        return False
+    return True

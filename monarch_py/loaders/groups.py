@@ -1,0 +1,467 @@
+"""Groups of neighbouring samples, read while the training uses others (Lee and others, 2021, III).
+
+A full shuffle of small samples takes a request for each. Here a group, many samples that lie one
+after the other, is read at once; groups come in random order, and samples in random order within
+their group.
+"""
+
+import importlib.util
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.loaders.group_reader import GroupReader
+from monarch_py.loaders.ranks import Ranks
+from monarch_py.loaders.schedule import EpochSchedule, group_schedule
+from monarch_py.native import Array, Int32s, Ints
+from monarch_py.util.units import format_size, parse_size
+
+# A group of 'auto' has at least so many bytes. 2 MiB are in flight at once (16 reads of 128 KiB),
+# so that the beginning and the end of a group, when fewer are, hardly count. Lee and others saw
+# reading wholly hidden from 11 MiB on.
+GROUP_BYTES = 16 << 20
+# Groups have few classes if they have less than this share of what random ones would have.
+FEW_CLASSES = 0.5
+
+
+@dataclass(frozen=True)
+class GroupTimes:
+    """What an epoch has taken so far.
+
+    groups, n_bytes : how many groups were read, and their bytes
+    reading_s : the time that the reads took in the other process [s]
+    first_wait_s : how long the training waited for the first group [s]
+    wait_s : for all others [s]
+    """
+
+    groups: int = 0
+    n_bytes: int = 0
+    reading_s: float = 0.0
+    first_wait_s: float = 0.0
+    wait_s: float = 0.0
+
+    def and_group(self, n_bytes: int, reading_s: float, wait_s: float) -> "GroupTimes":
+        is_first = self.groups == 0
+        return GroupTimes(
+            self.groups + 1,
+            self.n_bytes + n_bytes,
+            self.reading_s + reading_s,
+            self.first_wait_s + wait_s if is_first else self.first_wait_s,
+            self.wait_s if is_first else self.wait_s + wait_s,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The samples of one group that a rank takes one after the other.
+
+    begin, end : their places in the rank's epoch
+    samples : (samples,) int64, rising, as they are read
+    within : (end - begin,) int64, the number among `samples` of each place
+    """
+
+    begin: int
+    end: int
+    samples: Ints
+    within: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class RankGroups:
+    """The epoch of one rank.
+
+    samples : (accesses,) int32, batch after batch;  ends : (steps,) int64, where each batch ends
+    """
+
+    samples: Int32s
+    ends: Ints
+    group: int
+
+    @classmethod
+    def of(cls, schedule: EpochSchedule, rank: int, group: int) -> "RankGroups":
+        batches = [schedule.batch(step, rank) for step in range(schedule.steps)]
+        ends = np.cumsum([len(batch) for batch in batches])
+        return cls(np.concatenate(batches), ends, group)
+
+    @cached_property
+    def borders(self) -> list[int]:
+        """Where the runs begin, and where the last one ends."""
+        changes = np.flatnonzero(np.diff(self.samples // self.group)) + 1
+        return [0, *changes.tolist(), len(self.samples)]
+
+    def runs(self, begin: int) -> Iterator[Run]:
+        """The runs from the one with the place `begin` on."""
+        borders = self.borders
+        first = int(np.searchsorted(borders, begin, side="right")) - 1
+        for low, high in zip(borders[first:-1], borders[first + 1 :], strict=True):
+            samples, within = np.unique(self.samples[low:high], return_inverse=True)
+            yield Run(low, high, samples.astype(np.int64), within)
+
+
+# A group that the other process reads: with its slot and the number of its task.
+Asked = tuple[Run, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Ahead:
+    """The first groups of the epoch that is expected next. runs : those not asked for yet"""
+
+    epoch: int
+    groups: RankGroups
+    runs: Iterator[Run]
+    asked: list[Asked]
+
+
+class GroupLoader:
+    """Yields batches of samples, as a DataLoader does, group by group::
+
+        dataset = RecordDataset("train.h5", dataset="x")
+        loader = GroupLoader(dataset, batch_size=64, epochs=100)
+        for epoch in range(100):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                ...
+
+    One process of each rank reads a group, its pieces in flight together, into one of two shared
+    buffers while the training uses the other; towards the end of an epoch, the first groups of the
+    next one. Samples are mixed less than by a full shuffle: in the
+    paper a training needs fewer epochs than a group has samples to become as good, and a dataset
+    that is sorted by class does not become as good at all. The loader warns in both cases.
+
+    Each epoch has every sample once; with `drop_last=False`, (-length) % world_size samples come
+    twice. All ranks make equally many steps, with batches of one size.
+
+    dataset : with `sizes` and `read_into`, as RecordDataset and PackDataset have them
+    group : samples of a group; 'auto' takes 16 MiB and more than `epochs` samples, within `memory`,
+        and so few that each rank gets a group
+    epochs : for how many the training runs: they are compared with the group, and nothing is read
+        for further ones
+    labels : (samples,); a batch is then a pair of samples and labels
+    rank, world_size : by default those of torch.distributed
+    memory : what the two buffers of a rank may take, as bytes or as text
+    collate : makes a batch of a list of samples. By default rows become one array, or a tensor if
+        torch is installed, and samples of bytes stay a list
+    start_method : of the process, as multiprocessing names it; None for its default
+
+    `times` says how long the training has waited in this epoch. A process that is killed or
+    stopped, and samples that cannot be read, raise MonarchError.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        group: int | Literal["auto"] = "auto",
+        *,
+        epochs: int = 100,
+        seed: int = 0,
+        labels: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
+        memory: int | str = "4GiB",
+        collate: Callable[[list[Any]], Any] | None = None,
+        start_method: str | None = None,
+    ) -> None:
+        if not hasattr(dataset, "read_into"):
+            raise ConfigError(
+                f"dataset: {type(dataset).__name__} has no read_into; give a RecordDataset"
+            )
+        self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
+        self.drop_last, self.collate = drop_last, collate
+        self.ranks = Ranks.found(rank, world_size, 1)
+        self.labels = None if labels is None else np.asarray(labels)
+        if self.labels is not None and len(self.labels) != len(dataset):
+            raise ConfigError(
+                f"labels: {len(self.labels)} for {len(dataset)} samples; give one for each"
+            )
+        room = memory if isinstance(memory, int) else parse_size(memory)
+        sizes, ranks = np.asarray(dataset.sizes), self.ranks.world_size
+        self.group = fitting(sizes, epochs, ranks, room) if group == "auto" else group
+        self._start_method = start_method
+        self.epoch = self._begin = self._given = 0
+        self._reader: GroupReader | None = None
+        self._ahead: Ahead | None = None
+        self._epochs, self._iteration = epochs, 0
+        self._is_told = False  # whether the training says which epoch begins
+        self.times = GroupTimes()
+        self._steps = self._schedule(0).steps
+        self._slot_bytes = largest(sizes, self.group)
+        if GroupReader.SLOTS * self._slot_bytes > room:
+            raise ConfigError(
+                f"group: two groups of {self.group} samples take"
+                f" {format_size(GroupReader.SLOTS * self._slot_bytes)}, and memory is"
+                f" {format_size(room)}; give a smaller group or more memory"
+            )
+        warn(self.group, epochs, self.labels)
+
+    # --- epochs ----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch begins, before the loader is iterated over."""
+        self._is_told = True
+        if epoch != self.epoch:
+            self.epoch, self._begin, self._given = epoch, 0, 0
+
+    def state_dict(self, done: int | None = None) -> dict[str, Any]:
+        """What a checkpoint stores, less than 1 KB. done : how many batches of the running epoch
+        the training has taken; None counts those that the loader has handed out."""
+        given = max(self._given, self._begin) if done is None else done
+        if not 0 <= given <= len(self):
+            raise ConfigError(f"done: {given} is none of {len(self)} batches; count the epoch's")
+        return {**self._settings(), "epoch": self.epoch, "done": given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues with the batch after the last one that was delivered. A training with other
+        ranks, batches or groups may only begin an epoch, since the groups are dealt anew."""
+        settings = self._settings()
+        fixed = ("monarch_groups", "length", "seed")
+        is_whole = state.get("done") in (0, state.get("steps"))
+        for name in fixed if is_whole else settings:
+            if state.get(name) != settings[name]:
+                raise ConfigError(
+                    f"state: {name} is {state.get(name)!r} there and {settings[name]!r} here;"
+                    " continue with the same, or from the end of an epoch"
+                )
+        done = 0 if state["done"] == 0 else len(self) if is_whole else int(state["done"])
+        self.epoch, self._begin = int(state["epoch"]), done
+        self._given = done
+        self._is_told = True
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "monarch_groups": 1,
+            "length": len(self.dataset),
+            "seed": self.seed,
+            "group": self.group,
+            "batch_size": self.batch_size,
+            "ranks": self.ranks.world_size,
+            "drop_last": self.drop_last,
+            "steps": self._steps,
+        }
+
+    def _schedule(self, epoch: int) -> EpochSchedule:
+        return group_schedule(
+            len(self.dataset),
+            self.group,
+            self.seed,
+            epoch,
+            self.ranks.world_size,
+            self.batch_size,
+            self.drop_last,
+        )
+
+    # --- batches ---------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        begin, self._begin = self._begin, 0
+        self._given = begin
+        self._iteration += 1
+        self.times = GroupTimes()
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.epoch != self.epoch or begin > 0:
+            ahead = self._expected(self.epoch, begin)
+        return self._batches(ahead, begin, self._iteration)
+
+    def _expected(self, epoch: int, begin: int = 0) -> Ahead:
+        """An epoch from a step on, of which no group was asked for yet."""
+        groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
+        at = int(groups.ends[begin - 1]) if begin else 0
+        return Ahead(epoch, groups, groups.runs(at), [])
+
+    def read_ahead(self, reader: GroupReader, slot: int) -> None:
+        """Has a group of the next epoch read, if there is one."""
+        epoch = self.epoch + 1 if self._is_told else self.epoch
+        if (epoch if self._is_told else self._iteration) >= self._epochs:
+            return
+        if self._ahead is None:
+            self._ahead = self._expected(epoch)
+        run = next(self._ahead.runs, None)
+        if run is not None:
+            self._ahead.asked.append((run, slot, reader.ask(slot, run.samples)))
+
+    def _batches(self, ahead: Ahead, begin: int, iteration: int) -> Iterator[Any]:
+        epoch = ahead.groups
+        if begin >= len(epoch.ends):
+            return
+        at = int(epoch.ends[begin - 1]) if begin else 0
+        if self._reader is None:
+            self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
+            if ahead.asked:  # of a process that was closed meanwhile
+                ahead = self._expected(ahead.epoch, begin)
+        groups = _Groups(self, self._reader, ahead)
+        for step in range(begin, len(epoch.ends)):
+            if self._iteration != iteration:
+                raise MonarchError(
+                    "groups: another iteration over this loader has begun; go on with that one"
+                )
+            end = int(epoch.ends[step])
+            samples = self._or_close(groups.samples, at, end)
+            self._given = step + 1
+            yield self._batch(samples, epoch.samples[at:end])
+            at = end
+
+    def _or_close(self, get: Callable[[int, int], Any], begin: int, end: int) -> Any:
+        try:
+            return get(begin, end)
+        except Exception:
+            self.close()
+            raise
+
+    def _batch(self, samples: Any, numbers: Int32s) -> Any:
+        if self.collate is not None:
+            batch = self.collate(list(samples))
+        else:
+            batch = as_tensor(samples) if isinstance(samples, np.ndarray) else samples
+        if self.labels is None:
+            return batch
+        return batch, as_tensor(self.labels[numbers])
+
+    def close(self) -> None:
+        """Ends the process that reads; the next epoch starts another one."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = self._ahead = None
+
+
+class _Groups:
+    """The groups of an iteration: at most two are in the slots, read or being read."""
+
+    def __init__(self, loader: GroupLoader, reader: GroupReader, ahead: Ahead) -> None:
+        self._loader, self._reader, self._runs = loader, reader, ahead.runs
+        self._sizes = np.asarray(loader.dataset.sizes)
+        rows = getattr(loader.dataset, "rows", None)
+        self._row = rows[0] if rows else None  # None: samples are bytes
+        self._asked = ahead.asked
+        self._run: Run | None = None
+        self._slot = 0
+        self._starts: Ints | None = None
+        taken = {slot for _, slot, _ in self._asked}
+        for slot in range(reader.SLOTS):
+            if slot not in taken:
+                self._ask(slot)
+
+    def _ask(self, slot: int) -> None:
+        run = next(self._runs, None)
+        if run is None:
+            self._loader.read_ahead(self._reader, slot)
+        else:
+            self._asked.append((run, slot, self._reader.ask(slot, run.samples)))
+
+    def samples(self, begin: int, end: int) -> Any:
+        """The samples at these places of the epoch: an array of rows, or a list of bytes."""
+        out: Any = []
+        if self._row is not None:
+            out = np.empty((end - begin, *self._row.shape), dtype=self._row.dtype)
+        at = begin
+        while at < end:
+            run = self._arrived(at)
+            high = min(end, run.end)
+            places = run.within[at - run.begin : high - run.begin]
+            if self._row is None:
+                out += self._bytes(places)
+            else:
+                part, table = out[at - begin : high - begin], self._rows(len(run.samples))
+                np.take(table, places, axis=0, out=part, mode="clip")  # "raise" would copy twice
+            at = high
+            if at == run.end:
+                self._run = None
+                self._ask(self._slot)
+        return out
+
+    def _arrived(self, at: int) -> Run:
+        """The run with this place, once it is there."""
+        while self._run is None:
+            run, self._slot, task = self._asked.pop(0)
+            began = time.perf_counter()
+            reading_s = self._reader.take(task)
+            wait_s = time.perf_counter() - began
+            sizes = self._sizes[run.samples]
+            self._starts = np.append(0, np.cumsum(sizes))
+            n_bytes = int(self._starts[-1])
+            self._loader.times = self._loader.times.and_group(n_bytes, reading_s, wait_s)
+            self._run = run
+        return self._run
+
+    def _rows(self, count: int) -> Array:
+        assert self._row is not None
+        memory = self._reader.slot(self._slot)[: count * self._row.row_bytes]
+        table: Array = memory.view(self._row.dtype).reshape(count, *self._row.shape)
+        return table
+
+    def _bytes(self, places: Ints) -> list[bytes]:
+        assert self._starts is not None
+        memory, starts = self._reader.slot(self._slot), self._starts
+        bounds = zip(starts[places].tolist(), starts[places + 1].tolist(), strict=True)
+        return [memory[low:high].tobytes() for low, high in bounds]
+
+
+def as_tensor(array: Array) -> Any:
+    """The array as a tensor over the same memory, if torch is installed and has its dtype."""
+    if importlib.util.find_spec("torch") is None:
+        return array
+    import torch
+
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):  # ValueError: of the other byte order
+        return array
+
+
+# --- which groups --------------------------------------------------------------------------------
+
+
+def largest(sizes: Ints, group: int) -> int:
+    """The bytes of the largest group. sizes : (samples,) [bytes]"""
+    return int(np.add.reduceat(sizes, np.arange(0, len(sizes), group)).max())
+
+
+def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
+    """How many samples a group of 'auto' has.
+
+    sizes : (samples,) [bytes];  memory : for two groups [bytes]
+    """
+    mean = max(1.0, float(np.mean(sizes)))
+    group = max(int(np.ceil(GROUP_BYTES / mean)), epochs + 1)
+    group = max(1, min(group, len(sizes) // ranks))
+    while group > 1 and GroupReader.SLOTS * largest(sizes, group) > memory:
+        group = max(1, group * 9 // 10)
+    return group
+
+
+def warn(group: int, epochs: int, labels: Array | None) -> None:
+    """Warns of groups that make a training worse than a full shuffle would."""
+    if epochs >= group:
+        warnings.warn(
+            f"{epochs} epochs with groups of {group} samples: Lee and others found group shuffle as"
+            " good as a full one for fewer epochs than a group has samples; give larger groups",
+            stacklevel=3,
+        )
+    if labels is not None:
+        found, expected = classes_of_groups(labels, group)
+        if found < FEW_CLASSES * expected:
+            warnings.warn(
+                f"groups of {group} samples have {found:.1f} classes of labels on average, and"
+                f" random ones would have {expected:.1f}: the dataset is sorted; shuffle it once on"
+                " disk, or use a full shuffle",
+                stacklevel=3,
+            )
+
+
+def classes_of_groups(labels: Array, group: int) -> tuple[float, float]:
+    """The mean number of different labels in a group, and what it would be if the samples were in
+    random order."""
+    values, kind, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    of = np.arange(len(labels)) // group
+    found = len(np.unique(of * len(values) + kind)) / (int(of[-1]) + 1)
+    share = counts / len(labels)
+    return found, float(np.sum(1 - (1 - share) ** min(group, len(labels))))

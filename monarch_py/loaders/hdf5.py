@@ -1,0 +1,241 @@
+"""Where the rows of an HDF5 dataset lie, and how its filtered chunks are decoded.
+
+Rows are read by offset, many at a time; h5py, which reads one after the other under one lock, is
+asked where they lie, and decodes chunks in memory by HDF5's own filters.
+"""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monarch_py.errors import MonarchError
+from monarch_py.native import Array, Ints
+from monarch_py.plan.builders import hdf5_chunks
+
+# Where a chunk has no place in the file, since it was never written.
+NOWHERE = -1
+# HDF5's numbers of two filters.
+DEFLATE, SHUFFLE = 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a dataset in one file.
+
+    count : how many there are
+    dtype, shape : of one row
+    offset : where row 0 lies [bytes], if the rows lie one after the other; None if in `chunks`
+    """
+
+    count: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int | None
+    chunks: "Chunks | None"
+
+    @property
+    def form(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        return self.dtype, self.shape
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks:
+    """The chunks of a dataset. A band is the chunks that hold the same rows.
+
+    shape : of a chunk; the first number is the rows of a band
+    offset, size : (bands, chunks of a band) int64 [bytes]; where each lies, or NOWHERE
+    skipped : (bands, chunks of a band) uint32, the filters that were left out, a bit for each
+    is_filtered : the bytes in the file are not those of the rows
+    fill : the value of what was never written
+    """
+
+    shape: tuple[int, ...]
+    offset: Ints
+    size: Ints
+    skipped: Array
+    is_filtered: bool
+    fill: Any
+
+    def corners(self, row: tuple[int, ...]) -> list[tuple[slice, ...]]:
+        """Which part of a row, which has the shape `row`, each chunk of a band holds."""
+        grid = [-(-size // step) for size, step in zip(row, self.shape[1:], strict=True)]
+        return [
+            tuple(
+                slice(at * step, min((at + 1) * step, size))
+                for at, step, size in zip(place, self.shape[1:], row, strict=True)
+            )
+            for place in np.ndindex(*grid)
+        ]
+
+    def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
+        """The part of a row in the chunk that holds the row's part `corner`."""
+        return tuple(slice(0, each.stop - each.start) for each in corner)
+
+
+def import_h5py() -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise MonarchError("h5py is not installed; pip install h5py") from None
+    return h5py
+
+
+@contextmanager
+def _opened(path: Path, dataset: str) -> Iterator[Any]:
+    """The dataset, while the context lasts. Raises MonarchError, which names the file."""
+    h5py = import_h5py()
+    try:
+        with h5py.File(path, "r") as file:
+            found = file.get(dataset)
+            if not isinstance(found, h5py.Dataset):
+                raise MonarchError(f"{path}: no dataset {dataset!r}; correct dataset=")
+            yield found
+    except (OSError, RuntimeError) as error:
+        raise MonarchError(f"{path}: {error}") from error
+
+
+def rows_of(path: Path, dataset: str) -> Rows:
+    """Where the rows of a dataset lie. Raises MonarchError, which names the file, for rows without
+    fixed bytes."""
+    with _opened(path, dataset) as found:
+        if found.ndim == 0:
+            raise MonarchError(f"{path}: {dataset!r} has no rows; correct dataset=")
+        dtype = found.dtype
+        if dtype.hasobject or dtype.itemsize != found.id.get_type().get_size():
+            raise MonarchError(
+                f"{path}: the elements of {dataset!r} ({dtype}) have no fixed bytes; read them"
+                " through h5py"
+            )
+        chunks = None if found.chunks is None else _chunks_of(found)
+        offset = found.id.get_offset() if chunks is None else None
+        if chunks is None and offset is None and found.size:
+            raise MonarchError(
+                f"{path}: {dataset!r} is compact, virtual, external or not written; its rows have"
+                " no place"
+            )
+        return Rows(found.shape[0], dtype, found.shape[1:], offset, chunks)
+
+
+def _chunks_of(found: Any) -> Chunks:
+    shape = found.chunks
+    grid = [-(-size // step) for size, step in zip(found.shape, shape, strict=True)]
+    places = int(np.prod(grid, dtype=np.int64))
+    offset = np.full(places, NOWHERE, dtype=np.int64)
+    size = np.zeros(places, dtype=np.int64)
+    skipped = np.zeros(places, dtype=np.uint32)
+    for chunk in hdf5_chunks(found):
+        place = [at // step for at, step in zip(chunk.chunk_offset, shape, strict=True)]
+        number = int(np.ravel_multi_index(place, grid))
+        offset[number], size[number] = chunk.byte_offset, chunk.size
+        skipped[number] = chunk.filter_mask
+    table = (grid[0], -1) if places else (0, 1)
+    return Chunks(
+        shape,
+        offset.reshape(table),
+        size.reshape(table),
+        skipped.reshape(table),
+        found.id.get_create_plist().get_nfilters() > 0,
+        found.fillvalue,
+    )
+
+
+class Decoder:
+    """Decodes the chunks of a dataset in one file.
+
+    zlib and NumPy undo `gzip` and `shuffle`. Of other filters HDF5 knows more: a dataset in memory
+    with the same ones gets a chunk's bytes as they are in the file, and HDF5 reads them. Raises
+    MonarchError as `rows_of` does.
+
+    last : the rows of the band that was decoded last, and the band's number
+    """
+
+    def __init__(self, path: Path, dataset: str, chunk: tuple[int, ...]) -> None:
+        self._path, self._dataset = path, dataset
+        self.last: tuple[int, Array] | None = None
+        with _opened(path, dataset) as found:
+            settings = found.id.get_create_plist()
+            filters = [settings.get_filter(at)[:3:2] for at in range(settings.get_nfilters())]
+            # (number of the filter, its parameters)
+            self._filters: list[tuple[int, tuple[int, ...]]] = filters
+            is_simple = all(number in (DEFLATE, SHUFFLE) for number, _ in filters)
+            self._other = None if is_simple else _InMemory(found, settings, chunk)
+
+    def decode(self, content: Array, skipped: int, at: int, out: Array) -> None:
+        """Decodes one chunk into `out`, which has the shape of a chunk.
+
+        content : the chunk's bytes in the file;  skipped : the filters that were left out
+        at : its offset in the file, for errors
+        """
+        try:
+            if self._other is None:
+                self._undo(content, skipped, out)
+            else:
+                self._other.decode(content.tobytes(), skipped, out)
+        except (OSError, RuntimeError, ValueError, zlib.error) as error:
+            raise MonarchError(
+                f"{self._path}: the chunk of {self._dataset!r} at byte {at} cannot be decoded"
+                f" ({error}); check the file"
+            ) from error
+
+    def _undo(self, content: Any, skipped: int, out: Array) -> None:
+        for place in reversed(range(len(self._filters))):
+            number, parameters = self._filters[place]
+            if skipped >> place & 1:
+                continue
+            if number == DEFLATE:
+                content = zlib.decompress(content, zlib.MAX_WBITS, out.nbytes)
+            else:  # the first bytes of all elements come first, then the second ones
+                shuffled = np.frombuffer(content, dtype=np.uint8).reshape(parameters[0], -1)
+                content = np.ascontiguousarray(shuffled.T).reshape(-1)
+        out[...] = np.frombuffer(content, dtype=out.dtype).reshape(out.shape)
+
+    def close(self) -> None:
+        if self._other is not None:
+            self._other.close()
+
+
+class _InMemory:
+    """A dataset of two chunks in memory, with the filters of another one."""
+
+    _numbers = count()
+
+    def __init__(self, found: Any, settings: Any, chunk: tuple[int, ...]) -> None:
+        h5py = import_h5py()
+        # HDF5 opens no two files of one name, not even in memory.
+        name = f"monarch-decoded-{next(self._numbers)}"
+        self._file = h5py.File(name, "w", driver="core", backing_store=False)
+        space = h5py.h5s.create_simple((2 * chunk[0], *chunk[1:]))  # see _forget_chunk
+        # No cache: each chunk is read once.
+        access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+        access.set_chunk_cache(1, 0, 1.0)
+        kind = found.id.get_type()
+        made = h5py.h5d.create(self._file.id, b"x", kind, space, dcpl=settings, dapl=access)
+        self._found = h5py.Dataset(made)
+        self._rows = np.s_[: chunk[0]]
+        self._behind = (chunk[0],) + (0,) * (len(chunk) - 1)
+        self._skipped = 0
+
+    def decode(self, content: bytes, skipped: int, out: Array) -> None:
+        self._found.id.write_direct_chunk((0,) * out.ndim, content, skipped)
+        self._forget_chunk(skipped)
+        self._found.read_direct(out, self._rows)
+
+    def _forget_chunk(self, skipped: int) -> None:
+        """HDF5 remembers the chunk that it has looked up last, with its filters, and misses that a
+        chunk which is written directly skips others. A look at another chunk makes it forget."""
+        if skipped or self._skipped:
+            self._found[self._behind]
+        self._skipped = skipped
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,292 @@
+"""Makes packs: writes the files of a directory into a tar, or finds out which of them a tar has."""
+
+import os
+import stat
+import tarfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from itertools import tee
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.packs.index import PackIndex
+
+# So many files are read or looked at in parallel, and at most AHEAD of them wait in memory: a
+# source far away answers late.
+THREADS, AHEAD = 32, 64
+# Files up to this size are read whole before they are written, so that they can be read again if
+# they change meanwhile [bytes].
+SMALL_BYTES = 1 << 20
+# The tar's buffer. Headers of small members are close to each other, so that one read brings many
+# [bytes].
+BUFFER_BYTES = 1 << 20
+# A file that changes again within this time after a change may keep its time of modification [s].
+TIME_STEP_S = 2.0
+SECOND_NS = 1_000_000_000
+RECORD_BYTES = tarfile.BLOCKSIZE
+
+# Name, offset [bytes], size [bytes] and time of modification [ns].
+Member = tuple[str, int, int, int]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A pack that was made.
+
+    index : the index that was written
+    files : how many files were looked at: of the directory, or for an existing tar its members
+    changed : those that are not in the index, because they were changing, or because directory and
+        tar have different versions
+    """
+
+    index: PackIndex
+    files: int
+    changed: tuple[str, ...]
+
+
+def _failed(path: str | Path, error: OSError) -> MonarchError:
+    return MonarchError(f"{path}: {error.strerror}; check the path and its permissions")
+
+
+def _names(root: Path) -> list[str]:
+    """The paths of the regular files and links below `root`, relative to it, in an order in which
+    a directory's files are neighbours."""
+
+    def failed(error: OSError) -> None:
+        raise _failed(error.filename, error)
+
+    found = []
+    for directory, below, names in os.walk(root, onerror=failed):
+        below.sort()
+        links = [name for name in below if os.path.islink(os.path.join(directory, name))]
+        beside = os.path.relpath(directory, root)
+        found += [
+            name if beside == "." else f"{beside}/{name}" for name in sorted([*names, *links])
+        ]
+    return found
+
+
+def _each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Yields function(item) of every item, in order; several are computed at a time."""
+    pending: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(THREADS) as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(function, item))
+                if len(pending) == AHEAD:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A file that was read. content : None of a large file, which is read as it is written;
+    is_whole : whether the file was the same after the read as before it"""
+
+    name: str
+    found: os.stat_result
+    content: bytes | None
+    is_whole: bool = True
+
+
+def _version(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def _young_s(found: os.stat_result) -> float:
+    """How long a file may still change without its time showing it [s]; 0 if it cannot."""
+    left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
+    # The server's clock may differ. A time far ahead was set: no change would keep it.
+    return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
+
+
+def _look(path: Path) -> os.stat_result:
+    """Looks at a file once each further change would show."""
+    found = os.lstat(path)
+    left_s = _young_s(found)
+    if left_s and stat.S_ISREG(found.st_mode):
+        time.sleep(left_s)
+        found = os.lstat(path)
+    return found
+
+
+def _read(root: Path, name: str) -> _Read:
+    """Reads a small file whole, once more if it changes meanwhile."""
+    path = root / name
+    try:
+        found = _look(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > SMALL_BYTES:
+            return _Read(name, found, None)
+        for _ in range(2):
+            with open(path, "rb", buffering=0) as file:
+                found = os.fstat(file.fileno())
+                is_young = _young_s(found) > 0
+                content = file.read(found.st_size) if found.st_size else b""
+                is_whole = len(content) == found.st_size and not is_young
+                is_whole &= _version(os.fstat(file.fileno())) == _version(found)
+            if is_whole:
+                break
+    except OSError as error:
+        raise _failed(path, error) from None
+    return _Read(name, found, content, is_whole)
+
+
+def _header(read: _Read, root: Path) -> tarfile.TarInfo:
+    info, found = tarfile.TarInfo(read.name), read.found
+    info.mode, info.mtime = stat.S_IMODE(found.st_mode), found.st_mtime_ns // SECOND_NS
+    info.uid, info.gid = found.st_uid, found.st_gid
+    if stat.S_ISLNK(found.st_mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(root / read.name)
+    else:
+        info.size = found.st_size
+    return info
+
+
+def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: _Read) -> None:
+    with open(path, "rb") as file:
+        is_whole = _version(os.fstat(file.fileno())) == _version(read.found)
+        try:
+            tar.addfile(info, file)
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            is_whole = False  # the file has become shorter
+        if not is_whole or _version(os.fstat(file.fileno())) != _version(read.found):
+            raise MonarchError(f"{path}: it has changed; pack it when nobody writes to it")
+
+
+def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
+    """Writes all files below `root` into a tar. Returns the members, and the names of the files
+    that are left out because they were changing."""
+    members, changed = [], []
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for read in _each(partial(_read, root), _names(root)):
+            info, found = _header(read, root), read.found
+            if not read.is_whole:
+                changed.append(read.name)
+            elif not info.isreg():
+                tar.addfile(info)
+            else:
+                if read.content is None:
+                    _write_large(tar, info, root / read.name, read)
+                else:
+                    tar.addfile(info, BytesIO(read.content))
+                # The bytes are followed by zeros, up to a whole record of 512 bytes.
+                end = tar.offset - -(-info.size // RECORD_BYTES) * RECORD_BYTES
+                members.append((read.name, end, info.size, found.st_mtime_ns))
+    return members, changed
+
+
+def write_pack(root: Path, output: Path) -> Packed:
+    """Writes the files and links below `root` into the tar `output`, and its index beside it. Each
+    of the two is replaced completely or not at all.
+
+    A file that changes while it is packed is left out if it is small, and ends the command if it is
+    large. Raises ConfigError for an output that cannot be written, and MonarchError for a file that
+    cannot be read.
+    """
+    if output.resolve().is_relative_to(root.resolve()):
+        raise ConfigError(f"{output}: lies in the directory that is packed; write it elsewhere")
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with open(unfinished, "wb", buffering=BUFFER_BYTES) as stream:
+            members, changed = _write(root, stream)
+            stream.flush()
+            # The index must not outlive a power cut without the bytes that it describes.
+            os.fsync(stream.fileno())
+        os.replace(unfinished, output)
+        index = PackIndex.of(os.stat(output), members)
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot be written ({error.strerror}); check it") from None
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
+    index.save(output)
+    return Packed(index, len(members) + len(changed), tuple(changed))
+
+
+# --- comparing ----------------------------------------------------------------------------------
+
+
+def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
+    """Yields the files in a tar, each with its time of modification [ns]; None if the tar has only
+    whole seconds."""
+    try:
+        with (
+            open(pack, "rb", buffering=BUFFER_BYTES) as stream,
+            tarfile.open(fileobj=stream, mode="r:") as tar,
+        ):
+            met: Any = tar
+            while (info := tar.next()) is not None:
+                met.members.clear()  # else all that were met stay in memory
+                exact = info.pax_headers.get("mtime")
+                if info.isreg() and not info.issparse():
+                    yield info, None if exact is None else _ns(exact)
+    except (tarfile.TarError, ValueError) as error:
+        raise MonarchError(f"{pack}: {error}; name a tar that is not compressed") from None
+    except OSError as error:
+        raise _failed(pack, error) from None
+
+
+def _ns(seconds: str) -> int:
+    """Of a number such as 1700000000.123456789, without the rounding of a float."""
+    whole, _, part = seconds.partition(".")
+    return int(whole) * SECOND_NS + int(part[:9].ljust(9, "0"))
+
+
+def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | None:
+    """The member, with the file's own time, if it has the size and the time of the file; else
+    None."""
+    info, mtime_ns = member
+    name = os.path.normpath(info.name)
+    if os.path.isabs(name) or name.startswith("../"):
+        return None  # it lies outside the directory
+    try:
+        found = _look(root / name)
+    except OSError:
+        return None
+    its_ns = found.st_mtime_ns
+    is_same_time = its_ns == mtime_ns if mtime_ns is not None else its_ns // SECOND_NS == info.mtime
+    if not (stat.S_ISREG(found.st_mode) and found.st_size == info.size and is_same_time):
+        return None
+    return name, info.offset_data, info.size, its_ns
+
+
+def index_pack(root: Path, pack: Path) -> Packed:
+    """Writes the index of an existing tar: of those members whose size and time of modification are
+    those of the files of the same names below `root`. A tar that has only whole seconds is compared
+    by whole seconds.
+
+    Raises MonarchError for a file that is no tar or cannot be read.
+    """
+    try:
+        tar = os.stat(pack)
+    except OSError as error:
+        raise _failed(pack, error) from None
+    members, changed = [], []
+    listed, compared = tee(_members(pack))
+    for (info, _), same in zip(listed, _each(partial(_same, root), compared), strict=True):
+        if same is None:
+            changed.append(info.name)
+        else:
+            members.append(same)
+    index = PackIndex.of(tar, members)
+    index.check(pack, os.stat(pack))
+    index.save(pack)
+    return Packed(index, len(members) + len(changed), tuple(changed))

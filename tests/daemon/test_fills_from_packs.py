@@ -1,0 +1,350 @@
+"""Copies that are made from a pack: what is read, what counts as a member, and what does not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.files import Files, age, check_all, random_bytes
+from support.session import Session, wait_until
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.packs.index import index_path
+from monarch_py.packs.tar import write_pack
+
+Factory = Callable[..., Session]
+SMALL = 5000
+
+
+class Site:
+    """A source, and a tar with its files beside it.
+
+    What copies were made from shows by the files' content: `alter` gives a file other bytes of the
+    same size and time. No program in good order does that; the pack then has the old bytes.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.files = Files(root / "data")
+        self.pack = root / "train.tar"
+
+    def source(self) -> dict[str, str]:
+        return {"path": str(self.files.root), "pack": str(self.pack)}
+
+    def write_pack(self) -> None:
+        age(self.files.root)
+        write_pack(self.files.root, self.pack)
+
+    def alter(self, names: Sequence[str], *, later_ns: int = 0) -> None:
+        """Gives files new bytes, and a time that is later by `later_ns`."""
+        for name in names:
+            path = self.files.path(name)
+            old = path.stat()
+            path.write_bytes(random_bytes(old.st_size, ("altered", name)))
+            os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns + later_ns))
+
+    def original(self, name: str) -> bytes:
+        size = self.files.path(name).stat().st_size
+        return random_bytes(size, (name, 0))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    site = Site(tmp_path)
+    for number in range(60):
+        site.files.add(f"{number % 3}/f{number:02d}", SMALL + number)
+    site.files.add("empty", 0)
+    site.files.add("large", 300_000)
+    site.write_pack()
+    return site
+
+
+def names(site: Site) -> list[str]:
+    return sorted(name for name in site.files.digests if "/" in name)
+
+
+def warm(session: Session, *words: str) -> None:
+    done = session.monarch("warm", *words)
+    assert (done.returncode, done.stderr) == (0, ""), done
+
+
+def copies(session: Session, site: Site) -> dict[str, bytes]:
+    """What a program gets of all small files, every one from its copy."""
+    script = "import sys\nfor p in sys.argv[1:]: sys.stdout.buffer.write(open(p, 'rb').read())"
+    before = session.totals()["hits"]
+    paths = [site.files.path(name) for name in names(site)]
+    ours = session.directory / "ours"
+    session.run(["sh", "-c", f'exec "$@" > {ours}', "sh", "python3", "-IS", "-c", script, *paths])
+    assert session.totals()["hits"] - before == len(paths)
+    content, found = ours.read_bytes(), {}
+    for name in names(site):
+        size = site.files.path(name).stat().st_size
+        found[name], content = content[:size], content[size:]
+    assert not content
+    return found
+
+
+def from_pack(session: Session, site: Site) -> list[str]:
+    """The names of the altered files whose copies have the pack's bytes. Every copy has either
+    these or the file's."""
+    found = copies(session, site)
+    for name, content in found.items():
+        assert content in (site.original(name), site.files.path(name).read_bytes()), name
+    return [name for name in names(site) if found[name] == site.original(name)]
+
+
+# --- what counts ---------------------------------------------------------------------------------
+
+
+def test_small_files_are_filled_from_the_pack(session_factory: Factory, site: Site) -> None:
+    site.alter(names(site))
+    session = session_factory([site.source()], prefetch="none").start()
+    warm(session)
+    assert from_pack(session, site) == names(site)
+    done = session.monarch("verify")
+    assert (done.returncode, done.stdout) == (0, "62 copies checked, 0 damaged\n")
+    totals = session.totals()
+    assert totals["bytes_from_peers"] == 0
+
+
+def test_all_files_are_what_they_were(session_factory: Factory, site: Site) -> None:
+    session = session_factory([site.source()], prefetch="eager").start()
+    session.wait_idle()
+    check_all(session, site.files)
+    done = session.monarch("verify", "--source")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("later_ns", [1, 1_000, 2_000_000_000, -1])
+def test_a_file_of_another_time_is_read_itself(
+    session_factory: Factory, site: Site, later_ns: int
+) -> None:
+    changed = names(site)[::7]
+    site.alter(changed, later_ns=later_ns)
+    session = session_factory([site.source()], prefetch="none").start()
+    warm(session)
+    assert set(from_pack(session, site)) == set(names(site)) - set(changed)
+
+
+def test_a_file_of_another_size_a_new_one_and_a_renamed_one_are_read(
+    session_factory: Factory, site: Site
+) -> None:
+    first, second, third = names(site)[:3]
+    when = site.files.path(first).stat().st_mtime_ns
+    os.utime(site.files.add(first, SMALL + 1000, version=1), ns=(when, when))
+    site.files.add("0/new", SMALL)
+    site.files.path(second).rename(site.files.root / "1/renamed")
+    site.files.digests["1/renamed"] = site.files.digests.pop(second)
+    site.files.path(third).unlink()
+    del site.files.digests[third]
+    session = session_factory([site.source()], prefetch="none").start()
+    warm(session)
+    check_all(session, site.files)
+
+
+def test_a_reader_that_waits_gets_its_file_from_the_pack(
+    session_factory: Factory, site: Site
+) -> None:
+    """The daemon reads what a program has opened, with its neighbours or without them."""
+    site.alter(names(site))
+    session = session_factory([site.source()], prefetch="on_demand", handover_size="0").start()
+    session.wait_scanned()
+    session.want_all()
+    session.wait_idle()
+    assert from_pack(session, site) == names(site)
+
+
+@pytest.mark.parametrize("prefetch", ["on_demand", "auto"])
+def test_what_a_program_reads_while_copies_are_made_is_right(
+    session_factory: Factory, site: Site, prefetch: str
+) -> None:
+    session = session_factory([site.source()], prefetch=prefetch).start()
+    session.wait_scanned()
+    check_all(session, site.files)
+    session.wait_idle()
+    check_all(session, site.files)
+
+
+def test_two_sources_with_a_pack_each(session_factory: Factory, tmp_path: Path) -> None:
+    sites = [Site(tmp_path / part) for part in "ab"]
+    for site in sites:
+        for number in range(30):
+            site.files.add(f"{number % 2}/f{number}", SMALL + len(str(site.pack)))
+        site.write_pack()
+        site.alter(names(site))
+    session = session_factory([site.source() for site in sites], prefetch="none").start()
+    warm(session)
+    for site in sites:
+        assert from_pack(session, site) == names(site)
+
+
+# --- a pack that is of no use --------------------------------------------------------------------
+
+
+def overwrite(pack: Path) -> None:
+    pack.write_bytes(random_bytes(pack.stat().st_size, "overwritten"))
+
+
+def replace(pack: Path) -> None:
+    other = pack.with_name("other.tar")
+    other.write_bytes(random_bytes(pack.stat().st_size, "replaced"))
+    os.replace(other, pack)
+
+
+def cut(pack: Path) -> None:
+    os.truncate(pack, pack.stat().st_size // 2)
+
+
+def touch(pack: Path) -> None:
+    os.utime(pack)
+
+
+@pytest.mark.parametrize("change", [overwrite, replace, cut, touch])
+def test_a_pack_that_changes_is_not_read_any_more(
+    session_factory: Factory, site: Site, change: Callable[[Path], None]
+) -> None:
+    session = session_factory([site.source()], prefetch="none").start()
+    session.wait_scanned()
+    change(site.pack)
+    warm(session)
+    check_all(session, site.files)
+    said = session.log.read_text()
+    assert f"{site.pack}: files are read one by one: it has changed" in said
+    assert said.count("one by one") == 1
+
+
+def damage(pack: Path) -> None:
+    index = index_path(pack)
+    index.write_bytes(index.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize("change", [overwrite, damage])
+def test_a_pack_that_does_not_fit_its_index_is_left_alone(
+    session_factory: Factory, site: Site, change: Callable[[Path], None]
+) -> None:
+    change(site.pack)
+    session = session_factory([site.source()], prefetch="none").start()
+    warm(session)
+    check_all(session, site.files)
+    said = session.log.read_text()
+    assert said.count("the pack is not used, and files are read one by one") == 1
+    assert site.pack.name in said
+
+
+# --- what the source is asked for ----------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_site(slow_factory: Callable[..., SlowSource]) -> tuple[SlowSource, Site]:
+    slow = slow_factory()
+    site = Site(slow.backing)
+    for number in range(400):
+        site.files.add(f"{number % 4}/f{number:03d}", 4096)
+    site.write_pack()
+    seen = Site(slow.mountpoint)
+    seen.files.digests = site.files.digests
+    return slow, seen
+
+
+def listed(session: Session, paths: Sequence[Path]) -> str:
+    chosen = session.directory / "list"
+    chosen.write_text("".join(f"{path}\n" for path in paths))
+    return str(chosen)
+
+
+def asked(slow: SlowSource) -> dict[str, Any]:
+    return {kind: slow.counts()[kind] for kind in ("open", "read", "bytes_read")}
+
+
+def test_one_read_brings_many_files_in_any_order(
+    session_factory: Factory, slow_site: tuple[SlowSource, Site]
+) -> None:
+    slow, site = slow_site
+    session = session_factory([site.source()], prefetch="none").start()
+    session.wait_scanned()
+    chosen = [site.files.path(name) for name in names(site)]
+    random.Random(1).shuffle(chosen)
+    slow.reset()
+    warm(session, "--from-file", listed(session, chosen))
+    counts = asked(slow)
+    assert counts["open"] == 0
+    # 1.8 MB in requests of 128 KiB at most.
+    assert counts["read"] <= 30
+    assert 400 * 4096 <= counts["bytes_read"] <= 1.2 * site.pack.stat().st_size
+    check_all(session, site.files)
+
+
+def test_little_is_read_in_vain_for_a_few_files(
+    session_factory: Factory, slow_site: tuple[SlowSource, Site]
+) -> None:
+    slow, site = slow_site
+    session = session_factory([site.source()], prefetch="none").start()
+    session.wait_scanned()
+    chosen = [site.files.path(name) for name in names(site)[::40]]
+    slow.reset()
+    warm(session, "--from-file", listed(session, chosen))
+    counts = asked(slow)
+    assert counts["open"] == 0
+    # Ten files, none near another: at most three pages each.
+    assert counts["read"] <= 20
+    assert counts["bytes_read"] <= 10 * 3 * 4096
+
+
+def test_files_come_when_the_pack_cannot_be_read(
+    session_factory: Factory, site: Site, slow_factory: Callable[..., SlowSource]
+) -> None:
+    """The pack is on a file system that fails after the start; the files are not."""
+    slow = slow_factory()
+    for path in (site.pack, index_path(site.pack)):
+        target = slow.backing / path.name
+        target.write_bytes(path.read_bytes())
+        os.utime(target, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    site.pack = slow.mountpoint / site.pack.name
+    session = session_factory([site.source()], prefetch="none").start()
+    session.wait_scanned()
+    slow.fail(errno.EIO)
+    warm(session)
+    slow.fail(0)
+    check_all(session, site.files)
+    assert "files are read one by one: Input/output error" in session.log.read_text()
+
+
+def test_a_window_counts_with_all_its_bytes(
+    session_factory: Factory, slow_site: tuple[SlowSource, Site]
+) -> None:
+    """Of 1.8 MB, all but the first window have to wait."""
+    _, site = slow_site
+    limits = {"bandwidth": "250kB"}
+    session = session_factory([site.source()], prefetch="none", source_limits=limits).start()
+    session.wait_scanned()
+    began = time.monotonic()
+    warm(session)
+    assert time.monotonic() - began > 0.9 * (site.pack.stat().st_size - 2**20) / 250e3
+    check_all(session, site.files)
+
+
+def test_a_command_that_is_interrupted_leaves_the_rest_to_the_next_one(
+    session_factory: Factory, slow_site: tuple[SlowSource, Site]
+) -> None:
+    slow, site = slow_site
+    session = session_factory([site.source()], prefetch="none", shared_tpool_size=1).start()
+    session.wait_scanned()
+    slow.latency(read=0.05)
+    command = subprocess.Popen(session.command("warm"), env=session.env(preload=False))
+    try:
+        wait_until(lambda: session.status()["pending"] > 0, what="orders")
+        command.send_signal(signal.SIGINT)
+        assert command.wait(30) == 130
+    finally:
+        command.kill()
+        command.wait()
+    slow.latency(read=0)
+    warm(session)
+    check_all(session, site.files)

@@ -1,0 +1,35 @@
+"""csrc/loaders/reads.c by itself, with sanitizers and without."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from csrc.building import CSRC, build_program
+
+HERE = Path(__file__).parent
+SIZE = 100_000
+# A fork from several threads at work leaves locks of a sanitizer's own memory behind, so children
+# are forked by the program without one.
+CHILDREN = {"address,undefined": 0, "thread": 0, "": 100}
+
+
+@pytest.mark.parametrize("sanitizer", CHILDREN, ids=lambda name: name or "plain")
+def test_threads_and_children_read(tmp_path: Path, sanitizer: str) -> None:
+    content = tmp_path / "content"
+    content.write_bytes(bytes(at * 7 % 251 for at in range(SIZE)))
+    flags = ["-pthread"]
+    if sanitizer:
+        flags += [f"-fsanitize={sanitizer}", "-fno-sanitize-recover"]
+    program = tmp_path / "stress_reads"
+    source = CSRC / "loaders" / "reads.c"
+    build_program(program, HERE / "stress_reads.c", source, flags=flags)
+    done = subprocess.run(
+        [program, content, str(SIZE), str(CHILDREN[sanitizer])],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,68 @@
+"""RecordDataset and GroupLoader in programs under the preload library, beside the same without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.session import Session
+
+h5py = pytest.importorskip("h5py")
+
+# Reads everything in three ways, and prints a digest of each. Forked and spawned processes too.
+PROGRAM = """
+import hashlib, multiprocessing, sys
+import numpy as np
+from monarch_py.loaders.groups import GroupLoader
+from monarch_py.loaders.records import RecordDataset
+
+def digest(arrays):
+    return hashlib.sha256(b"".join(each.tobytes() for each in arrays)).hexdigest()
+
+def read(dataset, to):
+    order = np.random.default_rng(1).permutation(len(dataset))
+    to.send(digest(row for batch in np.split(order, 10) for row in dataset.__getitems__(batch)))
+
+if __name__ == "__main__":
+    for name in ("plain", "gzip"):
+        dataset = RecordDataset(f"{sys.argv[1]}/{name}.h5", dataset="x")
+        print(digest(dataset[i] for i in range(len(dataset))))
+        for method in ("fork", "spawn") if name == "plain" else ():
+            context = multiprocessing.get_context(method)
+            here, there = context.Pipe()
+            child = context.Process(target=read, args=(dataset, there))
+            child.start()
+            print(here.recv())
+            child.join()
+        loader = GroupLoader(
+            dataset, 30, 70, epochs=0, collate=np.stack, rank=0, world_size=1
+        )
+        print(digest(loader))
+"""
+
+
+def test_the_same_bytes_cold_and_from_copies(
+    tmp_path: Path, session_factory: Callable[..., Session]
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    values = np.random.default_rng(2).integers(0, 9, (1000, 500), dtype=np.int32)
+    for name, stored in (("plain", {}), ("gzip", {"chunks": (50, 500), "compression": "gzip"})):
+        with h5py.File(source / f"{name}.h5", "w") as file:
+            file.create_dataset("x", data=values, **stored)
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    with session_factory(source) as session:
+        session.start()
+        said = []
+        for preload in (False, True, True):
+            done = session.run(["python", script, source], preload=preload)
+            assert (done.returncode, done.stderr) == (0, "")
+            said.append(done.stdout)
+            if preload:
+                session.wait_all_present()
+        assert said[0].count("\n") == 6
+        assert said[1] == said[0]
+        assert said[2] == said[0]

@@ -1,0 +1,44 @@
+"""Nodes that share a source with a pack: each reads its own files from it, and gives them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.epoch import make_files
+from support.files import age
+from support.nodes import MIB, Nodes
+
+from monarch_py.demo.slowsource import SlowSource
+from monarch_py.packs.tar import write_pack
+
+FILES, SIZE = 300, 8 << 10
+
+
+def test_no_node_opens_a_file_that_is_in_the_pack(
+    mounts: Callable[[int], list[SlowSource]], tmp_path: Path
+) -> None:
+    sources = mounts(2)
+    backing = sources[0].backing
+    make_files(backing / "data", FILES, SIZE)
+    age(backing / "data")
+    write_pack(backing / "data", backing / "train.tar")
+    served: list[Any] = [
+        [{"path": str(mount.mountpoint / "data"), "pack": str(mount.mountpoint / "train.tar")}]
+        for mount in sources
+    ]
+    with Nodes(tmp_path / "nodes", served, [64 * MIB] * 2, prefetch="eager") as nodes:
+        nodes.start()
+        nodes.wait_idle()
+        # The pack and its index, on each node.
+        assert sum(source.counts()["open"] for source in sources) <= 4
+        totals = [node.totals() for node in nodes.all]
+        assert sum(each["bytes_from_peers"] for each in totals) == FILES * SIZE
+        for node in nodes.all:
+            assert node.status()["sources"][0]["present"] == FILES
+            done = node.monarch("verify", "--source")
+            assert (done.returncode, done.stdout) == (
+                0,
+                f"{FILES} copies checked, 0 damaged, 0 outdated\n",
+            )
