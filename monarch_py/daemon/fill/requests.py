@@ -124,10 +124,10 @@ class FillRequests:
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
-        """Makes files that a command names WANTED, and queues them in this order (files of a pack in
-        the pack's order), behind those that programs use. Files that had no room or failed before are queued again. Files that are being
-        filled for another command are noted as this command's too. Returns how many of the files
-        get a copy."""
+        """Makes files that a command names WANTED, and queues them in this order, but files of a
+        pack in the pack's order, behind those that programs use. Files that had no room or failed
+        before are queued again. Files that are being filled for another command are noted as this
+        command's too. Returns how many of the files get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)
