@@ -76,9 +76,9 @@ class GroupLoader:
 
     One process of each rank reads a group, its pieces in flight together, into one of two shared
     buffers while the training uses the other; towards the end of an epoch, the first groups of the
-    next one. Samples are mixed less than by a full shuffle: in the
-    paper a training needs fewer epochs than a group has samples to become as good, and a dataset
-    that is sorted by class does not become as good at all. The loader warns in both cases.
+    next one. Samples are mixed less than by a full shuffle. The paper found trainings as good for
+    fewer epochs than a group has samples; with a dataset that is sorted by class they are not. The
+    loader warns in both cases.
 
     Each epoch has every sample once; with `drop_last=False`, (-length) % world_size samples come
     twice. All ranks make equally many steps, with batches of one size.
@@ -127,7 +127,7 @@ class GroupLoader:
             raise ConfigError(
                 f"labels: {len(self.labels)} for {len(dataset)} samples; give one for each"
             )
-        room = memory if isinstance(memory, int) else parse_size(memory)
+        room = _room(memory)
         sizes, ranks = np.asarray(dataset.sizes), self.ranks.world_size
         self.group = fitting(sizes, epochs, ranks, room) if group == "auto" else group
         self._start_method = start_method
@@ -277,6 +277,13 @@ class GroupLoader:
         if self._reader is not None:
             self._reader.close()
             self._reader = self._ahead = None
+
+
+def _room(memory: int | str) -> int:
+    try:
+        return memory if isinstance(memory, int) else parse_size(memory)
+    except ValueError as error:
+        raise ConfigError(f"memory: {error}; write it like 4GiB") from None
 
 
 class _Groups:
