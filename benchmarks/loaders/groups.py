@@ -20,7 +20,8 @@ from benchmarks.common import scratch
 from benchmarks.loaders.records import SAMPLE_BYTES, SOURCES, pace, slow_source
 from benchmarks.numbers import Result, describe_machine, file_system, report
 from monarch_py.demo.slowsource import SlowSource, why_unavailable
-from monarch_py.loaders.groups import GroupLoader, GroupTimes, RankGroups
+from monarch_py.loaders.group_runs import RankGroups
+from monarch_py.loaders.groups import GroupLoader, GroupTimes
 from monarch_py.loaders.records import RecordDataset
 from monarch_py.loaders.schedule import group_schedule
 

@@ -7,27 +7,20 @@ their group.
 
 import importlib.util
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.group_reader import GroupReader
+from monarch_py.loaders.group_runs import RankGroups, Run
+from monarch_py.loaders.group_size import fitting, largest, warn
 from monarch_py.loaders.ranks import Ranks
 from monarch_py.loaders.schedule import EpochSchedule, group_schedule
 from monarch_py.native import Array, Int32s, Ints
 from monarch_py.util.units import format_size, parse_size
-
-# A group of 'auto' has at least so many bytes. 2 MiB are in flight at once (16 reads of 128 KiB),
-# so that the beginning and the end of a group, when fewer are, hardly count. Lee and others saw
-# reading wholly hidden from 11 MiB on.
-GROUP_BYTES = 16 << 20
-# Groups have few classes if they have less than this share of what random ones would have.
-FEW_CLASSES = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,53 +50,6 @@ class GroupTimes:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """The samples of one group that a rank takes one after the other.
-
-    begin, end : their places in the rank's epoch
-    samples : (samples,) int64, rising, as they are read
-    within : (end - begin,) int64, the number among `samples` of each place
-    """
-
-    begin: int
-    end: int
-    samples: Ints
-    within: Ints
-
-
-@dataclass(frozen=True, eq=False)
-class RankGroups:
-    """The epoch of one rank.
-
-    samples : (accesses,) int32, batch after batch;  ends : (steps,) int64, where each batch ends
-    """
-
-    samples: Int32s
-    ends: Ints
-    group: int
-
-    @classmethod
-    def of(cls, schedule: EpochSchedule, rank: int, group: int) -> "RankGroups":
-        batches = [schedule.batch(step, rank) for step in range(schedule.steps)]
-        ends = np.cumsum([len(batch) for batch in batches])
-        return cls(np.concatenate(batches), ends, group)
-
-    @cached_property
-    def borders(self) -> list[int]:
-        """Where the runs begin, and where the last one ends."""
-        changes = np.flatnonzero(np.diff(self.samples // self.group)) + 1
-        return [0, *changes.tolist(), len(self.samples)]
-
-    def runs(self, begin: int) -> Iterator[Run]:
-        """The runs from the one with the place `begin` on."""
-        borders = self.borders
-        first = int(np.searchsorted(borders, begin, side="right")) - 1
-        for low, high in zip(borders[first:-1], borders[first + 1 :], strict=True):
-            samples, within = np.unique(self.samples[low:high], return_inverse=True)
-            yield Run(low, high, samples.astype(np.int64), within)
-
-
 # A group that the other process reads: with its slot and the number of its task.
 Asked = tuple[Run, int, int]
 
@@ -130,9 +76,9 @@ class GroupLoader:
 
     One process of each rank reads a group, its pieces in flight together, into one of two shared
     buffers while the training uses the other; towards the end of an epoch, the first groups of the
-    next one. Samples are mixed less than by a full shuffle: in the
-    paper a training needs fewer epochs than a group has samples to become as good, and a dataset
-    that is sorted by class does not become as good at all. The loader warns in both cases.
+    next one. Samples are mixed less than by a full shuffle. The paper found trainings as good for
+    fewer epochs than a group has samples; with a dataset that is sorted by class they are not. The
+    loader warns in both cases.
 
     Each epoch has every sample once; with `drop_last=False`, (-length) % world_size samples come
     twice. All ranks make equally many steps, with batches of one size.
@@ -181,7 +127,7 @@ class GroupLoader:
             raise ConfigError(
                 f"labels: {len(self.labels)} for {len(dataset)} samples; give one for each"
             )
-        room = memory if isinstance(memory, int) else parse_size(memory)
+        room = _room(memory)
         sizes, ranks = np.asarray(dataset.sizes), self.ranks.world_size
         self.group = fitting(sizes, epochs, ranks, room) if group == "auto" else group
         self._start_method = start_method
@@ -333,6 +279,13 @@ class GroupLoader:
             self._reader = self._ahead = None
 
 
+def _room(memory: int | str) -> int:
+    try:
+        return memory if isinstance(memory, int) else parse_size(memory)
+    except ValueError as error:
+        raise ConfigError(f"memory: {error}; write it like 4GiB") from None
+
+
 class _Groups:
     """The groups of an iteration: at most two are in the slots, read or being read."""
 
@@ -415,53 +368,3 @@ def as_tensor(array: Array) -> Any:
         return torch.from_numpy(array)
     except (TypeError, ValueError):  # ValueError: of the other byte order
         return array
-
-
-# --- which groups --------------------------------------------------------------------------------
-
-
-def largest(sizes: Ints, group: int) -> int:
-    """The bytes of the largest group. sizes : (samples,) [bytes]"""
-    return int(np.add.reduceat(sizes, np.arange(0, len(sizes), group)).max())
-
-
-def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
-    """How many samples a group of 'auto' has.
-
-    sizes : (samples,) [bytes];  memory : for two groups [bytes]
-    """
-    mean = max(1.0, float(np.mean(sizes)))
-    group = max(int(np.ceil(GROUP_BYTES / mean)), epochs + 1)
-    group = max(1, min(group, len(sizes) // ranks))
-    while group > 1 and GroupReader.SLOTS * largest(sizes, group) > memory:
-        group = max(1, group * 9 // 10)
-    return group
-
-
-def warn(group: int, epochs: int, labels: Array | None) -> None:
-    """Warns of groups that make a training worse than a full shuffle would."""
-    if epochs >= group:
-        warnings.warn(
-            f"{epochs} epochs with groups of {group} samples: Lee and others found group shuffle as"
-            " good as a full one for fewer epochs than a group has samples; give larger groups",
-            stacklevel=3,
-        )
-    if labels is not None:
-        found, expected = classes_of_groups(labels, group)
-        if found < FEW_CLASSES * expected:
-            warnings.warn(
-                f"groups of {group} samples have {found:.1f} classes of labels on average, and"
-                f" random ones would have {expected:.1f}: the dataset is sorted; shuffle it once on"
-                " disk, or use a full shuffle",
-                stacklevel=3,
-            )
-
-
-def classes_of_groups(labels: Array, group: int) -> tuple[float, float]:
-    """The mean number of different labels in a group, and what it would be if the samples were in
-    random order."""
-    values, kind, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    of = np.arange(len(labels)) // group
-    found = len(np.unique(of * len(values) + kind)) / (int(of[-1]) + 1)
-    share = counts / len(labels)
-    return found, float(np.sum(1 - (1 - share) ** min(group, len(labels))))

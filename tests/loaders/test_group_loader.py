@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import multiprocessing
-import os
 import signal
 import time
 import warnings
@@ -23,7 +22,8 @@ from hypothesis import strategies as st
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders import groups
-from monarch_py.loaders.groups import GroupLoader, classes_of_groups, fitting
+from monarch_py.loaders.group_size import classes_of_groups, fitting
+from monarch_py.loaders.groups import GroupLoader
 from monarch_py.loaders.records import RecordDataset
 from monarch_py.native import Array
 
@@ -379,6 +379,7 @@ def test_classes_of_groups() -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"group": 0}, "group: 0"),
         ({"memory": 1000}, "group: two groups of 50 samples take"),
+        ({"memory": "much"}, "memory: .* write it like 4GiB"),
         ({"labels": [1, 2]}, "labels: 2 for 100 samples"),
         ({"rank": 2}, "rank: 2"),
         ({"dataset": [1, 2]}, "dataset: list has no read_into"),
@@ -466,7 +467,6 @@ def train_for_ever(path: Path, method: str, to: Any) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -> None:
     write(tmp_path / "a.bin", 100)
-    memory = set(os.listdir("/dev/shm"))
     context: Any = multiprocessing.get_context(method)
     here, there = context.Pipe()
     training = context.Process(target=train_for_ever, args=(tmp_path / "a.bin", method, there))
@@ -475,6 +475,9 @@ def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -
         assert here.poll(60)
         reader = psutil.Process(here.recv())
         assert reader.ppid() == training.pid
+        mapped = Path(f"/proc/{reader.pid}/maps").read_text()
+        # Shared memory without a name ends with the last process that has it.
+        assert "/memfd:monarch-ring" in mapped and "/dev/shm/" not in mapped
         training.kill()
         training.join(ERROR_LIMIT_S)
         with suppress(psutil.NoSuchProcess):
@@ -483,7 +486,6 @@ def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -
     finally:
         training.kill()
         training.join()
-    assert set(os.listdir("/dev/shm")) <= memory
 
 
 def test_a_training_that_ends_waits_for_nothing(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.joining import PIECE, Extents, join, pieces
-from monarch_py.loaders.records import LEAST_GAP, MOST_GAP, RecordDataset, crossing, tar_members
+from monarch_py.loaders.record_files import tar_members
+from monarch_py.loaders.records import LEAST_GAP, MOST_GAP, RecordDataset, crossing
 from monarch_py.native import Array
 from monarch_py.plan.builders import index_hdf5
 

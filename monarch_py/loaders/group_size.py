@@ -1,0 +1,62 @@
+"""How many samples a group has, and when that makes a training worse."""
+
+import warnings
+
+import numpy as np
+
+from monarch_py.loaders.group_reader import GroupReader
+from monarch_py.native import Array, Ints
+
+# A group of 'auto' has at least so many bytes. 2 MiB are in flight at once (16 reads of 128 KiB),
+# so that the beginning and the end of a group, when fewer are, hardly count. Lee and others saw
+# reading wholly hidden from 11 MiB on.
+GROUP_BYTES = 16 << 20
+# Groups have few classes if they have less than this share of what random ones would have.
+FEW_CLASSES = 0.5
+
+
+def largest(sizes: Ints, group: int) -> int:
+    """The bytes of the largest group. sizes : (samples,) [bytes]"""
+    return int(np.add.reduceat(sizes, np.arange(0, len(sizes), group)).max())
+
+
+def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
+    """How many samples a group of 'auto' has.
+
+    sizes : (samples,) [bytes];  memory : for two groups [bytes]
+    """
+    mean = max(1.0, float(np.mean(sizes)))
+    group = max(int(np.ceil(GROUP_BYTES / mean)), epochs + 1)
+    group = max(1, min(group, len(sizes) // ranks))
+    while group > 1 and GroupReader.SLOTS * largest(sizes, group) > memory:
+        group = max(1, group * 9 // 10)
+    return group
+
+
+def warn(group: int, epochs: int, labels: Array | None) -> None:
+    """Warns of groups that make a training worse than a full shuffle would."""
+    if epochs >= group:
+        warnings.warn(
+            f"{epochs} epochs with groups of {group} samples: Lee and others found group shuffle as"
+            " good as a full one for fewer epochs than a group has samples; give larger groups",
+            stacklevel=3,
+        )
+    if labels is not None:
+        found, expected = classes_of_groups(labels, group)
+        if found < FEW_CLASSES * expected:
+            warnings.warn(
+                f"groups of {group} samples have {found:.1f} classes of labels on average, and"
+                f" random ones would have {expected:.1f}: the dataset is sorted; shuffle it once on"
+                " disk, or use a full shuffle",
+                stacklevel=3,
+            )
+
+
+def classes_of_groups(labels: Array, group: int) -> tuple[float, float]:
+    """The mean number of different labels in a group, and what it would be if the samples were in
+    random order."""
+    values, kind, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    of = np.arange(len(labels)) // group
+    found = len(np.unique(of * len(values) + kind)) / (int(of[-1]) + 1)
+    share = counts / len(labels)
+    return found, float(np.sum(1 - (1 - share) ** min(group, len(labels))))
