@@ -87,9 +87,11 @@ def _tell_switches(config: Config) -> None:
 def _tell_summary(outcome: Outcome) -> None:
     if outcome.report is None:
         if outcome.problem:
-            tell("no daemon ran, so nothing was gained; the reason is above")
+            tell(
+                "no daemon served this run, so Monarch gained nothing; the reason is printed above"
+            )
         else:
-            tell(f"it is not known what was gained: {outcome.lost}")
+            tell(f"cannot tell what this run gained: {outcome.lost}")
         return
     if is_disabled():
         return  # the user was told before the command ran

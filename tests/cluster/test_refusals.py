@@ -115,7 +115,7 @@ def test_a_daemon_that_runs_alone(tree: Path, local_factory: Callable[..., Local
     assert local.monarch("start", "-c", local.file(1)).returncode == 0
     done = local.ranks("start", "-c", local.template)
     assert done.returncode == 3
-    assert "#1: a daemon serves this configuration already, but not in the" in done.stderr
+    assert "#1: a daemon serves this configuration already, but does not" in done.stderr
     assert [daemon.pid for daemon in local.daemons()] == [local.connection(1).ask("where")["pid"]]
 
 

@@ -214,7 +214,7 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
         reader.communicate()
     assert site.status()["tiers"][0]["why"] == (
         f"tier {site.mount} goes unused: its directory was removed or replaced;"
-        " monarch stop, then start, makes it anew"
+        " run `monarch stop` and `monarch start` to make it again"
     )
     # Alice's copies lie where Bobby has moved them: by now their room is free again, and what he
     # has put in their place is not hers to remove.
