@@ -218,7 +218,7 @@ def stop(config_file: Path) -> None:
     if not daemon.wait(STOP_LIMIT_S):
         raise MonarchError(
             f"the daemon (process {daemon.pid}) was asked to stop, but has not ended within"
-            f" {STOP_LIMIT_S:.0f} s: it still removes copies, or the file system of a tier does not"
-            f" answer; see {session.log}"
+            f" {STOP_LIMIT_S:.0f} s: it may still be removing copies, or the file system of a tier"
+            f" does not answer; see {session.log}"
         )
     click.echo(f"the daemon has stopped (process {daemon.pid})")

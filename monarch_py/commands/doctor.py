@@ -273,7 +273,7 @@ def _daemon(config: Config) -> Iterator[Finding]:
 def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding]:
     """Findings on whether `monarch run` could start a daemon, if none answers."""
     if (holder := holder_of(connection.session.lock)) is not None:
-        found = f"{holder} does not answer: it is starting, ending or stopped"
+        found = f"{holder} does not answer: it is starting, ending or suspended"
         hint = "run doctor again; if the process still does not answer, end it"
         yield Finding("problem", "daemon", found, hint)
         return
@@ -316,7 +316,9 @@ def _limits() -> Iterator[Finding]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < MIN_DESCRIPTORS:
         text = f"at most {files} open files"
-        yield Finding("warning", "limits", text, f"ulimit -n {MIN_DESCRIPTORS}, or more")
+        yield Finding(
+            "warning", "limits", text, f"raise the limit: ulimit -n {MIN_DESCRIPTORS} or more"
+        )
 
 
 def _environment() -> Iterator[Finding]:

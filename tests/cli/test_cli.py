@@ -88,8 +88,8 @@ def test_an_unknown_command_is_refused(monarch: Monarch) -> None:
         (["run"], "missing argument 'COMMAND...'; see `monarch run --help`"),
         (
             ["simulate"],
-            "no scenario is named; `monarch simulate --list` has those that come with Monarch, and"
-            " `monarch calibrate -c tiers.yaml -o mine.yaml` writes one for this machine",
+            "no scenario is named; `monarch simulate --list` shows those that come with Monarch,"
+            " and `monarch calibrate -c tiers.yaml -o mine.yaml` writes one for this machine",
         ),
     ],
 )

@@ -418,7 +418,8 @@ def test_limits_that_are_too_low_are_warnings(
     space, files = [finding for finding in examine(here.config) if finding.what == "limits"]
     assert (space.level, space.found) == ("warning", "address space limited to 60 MiB")
     assert "ulimit -v unlimited" in space.hint
-    assert files == Finding("warning", "limits", "at most 100 open files", "ulimit -n 256, or more")
+    hint = "raise the limit: ulimit -n 256 or more"
+    assert files == Finding("warning", "limits", "at most 100 open files", hint)
 
 
 @pytest.mark.parametrize(("machine", "level"), [("aarch64", "ok"), ("ppc64le", "problem")])

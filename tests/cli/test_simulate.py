@@ -165,7 +165,7 @@ def test_a_shipped_scenario_needs_no_path(run: Run) -> None:
         (["nopfs_fig8_1", "-p", "best"], 2, "there is no policy 'best'; use perfect, naive"),
         (["nopfs_fig8_1", "-p", "hsh"], 2, "there is no policy 'hsh'; did you mean 'hash'?"),
         (["for_nodes"], 2, "unknown scenario 'for_nodes'; did you mean 'four_nodes'?"),
-        ([], 2, "no scenario is named; `monarch simulate --list` has those that come with"),
+        ([], 2, "no scenario is named; `monarch simulate --list` shows those that come with"),
         (
             ["nopfs_fig8_1", "--plot", "/nowhere/x.png"],
             1,
