@@ -265,7 +265,7 @@ def refusal(session: Session) -> str:
             r"tiers.yaml: not a plan .*; make one with `monarch plan make -c plan.yaml`",
         ),
         ({"plan": [[]]}, r"tiers.yaml:\d+: plan\[0\]: cannot be .*; name what"),
-        ({"plan": "tiers.yaml", "prefetch": "none"}, r"plan: 'prefetch: none' .*; remove one"),
+        ({"plan": "tiers.yaml", "prefetch": "none"}, r"plan: with 'prefetch: none' .*; remove one"),
     ],
 )
 def test_what_is_no_plan_is_refused(

@@ -150,7 +150,8 @@ def test_the_tier_becomes_read_only(
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "34 copies checked, 0 damaged\n"
     why = (
-        f"tier {first} goes unused: its file system returned an error; repair it, then monarch stop"
+        f"tier {first} goes unused: its file system returned an error; repair the file system, then"
+        " run `monarch stop` and"
     )
     assert session.status()["tiers"][0]["why"].startswith(why)
     session.stop()
