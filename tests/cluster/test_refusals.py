@@ -38,7 +38,7 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
         (
             {"scan": "lazy"},
             2,
-            ["#2: ", "tiers-2.yaml: several nodes need", "remove 'scan'"],
+            ["#2: ", "tiers-2.yaml: several nodes need", "remove 'scan: lazy'"],
         ),
         ({"peers": {"interface": "no0"}}, 2, ["#2: ", "peers.interface: 'no0' has no address"]),
         ({"block_size": "1MiB"}, 3, ["#2: block_size is 1048576 bytes, but on ", " 4194304 bytes"]),
