@@ -362,7 +362,7 @@ static ssize_t request(int fd, void *buffer, size_t size, void *user) {
 static void look_up_in_parallel(struct fuse_session *session) {
     static const struct fuse_custom_io device = {.writev = answer, .read = request};
     if (fuse_session_custom_io(session, &device, fuse_session_fd(session)) != 0)
-        die("libfuse takes no functions for its device");
+        die("libfuse refuses our functions for its device");
 }
 #else
 static void look_up_in_parallel(struct fuse_session *session) {}

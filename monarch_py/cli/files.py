@@ -45,7 +45,7 @@ def _print_sums(places: Iterator[FilePlace]) -> None:
 
 @click.command(short_help="Show which of your files have copies, and where.")
 @served_config_option
-@click.option("--sum", "as_sum", is_flag=True, help="Show how many files are where, not each file.")
+@click.option("--sum", "as_sum", is_flag=True, help="Show only how many files are in each place.")
 @as_json
 @click.argument("paths", metavar="[PATH ...]", nargs=-1)
 def ls(config_file: Path, as_sum: bool, as_json: bool, paths: tuple[str, ...]) -> None:

@@ -87,9 +87,11 @@ def _tell_switches(config: Config) -> None:
 def _tell_summary(outcome: Outcome) -> None:
     if outcome.report is None:
         if outcome.problem:
-            tell("no daemon ran, so nothing was gained; the reason is above")
+            tell(
+                "no daemon served this run, so Monarch gained nothing; the reason is printed above"
+            )
         else:
-            tell(f"it is not known what was gained: {outcome.lost}")
+            tell(f"cannot tell what this run gained: {outcome.lost}")
         return
     if is_disabled():
         return  # the user was told before the command ran
@@ -216,7 +218,7 @@ def stop(config_file: Path) -> None:
     if not daemon.wait(STOP_LIMIT_S):
         raise MonarchError(
             f"the daemon (process {daemon.pid}) was asked to stop, but has not ended within"
-            f" {STOP_LIMIT_S:.0f} s: it still removes copies, or the file system of a tier does not"
-            f" answer; see {session.log}"
+            f" {STOP_LIMIT_S:.0f} s: it may still be removing copies, or the file system of a tier"
+            f" does not answer; see {session.log}"
         )
     click.echo(f"the daemon has stopped (process {daemon.pid})")

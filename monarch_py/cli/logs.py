@@ -30,7 +30,8 @@ INTERRUPTED = 130
     "-n",
     "--lines",
     type=click.IntRange(min=0),
-    help=f"Only the last lines of each log.  [default: all, {LINES_BEFORE} of the one before]",
+    help="Print only this many lines at the end of each log.  [default: all of this daemon's log,"
+    f" {LINES_BEFORE} of the one before]",
 )
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 def logs(config_file: Path, lines: int | None, *, follow: bool) -> None:

@@ -58,10 +58,10 @@ def _on_socket(path: Path) -> Iterator[WSGIServer]:
     another file, or a socket on which somebody listens."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise MonarchError(f"{path}: a file that is no socket; name another path")
+            raise MonarchError(f"{path} exists and is not a socket; name another path")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) == 0:
-                raise MonarchError(f"{path}: another process listens there; name another path")
+                raise MonarchError(f"another process listens at {path}; name another path")
         path.unlink()
     mask = os.umask(0o177)
     try:
@@ -79,7 +79,7 @@ def _listening(port: int) -> WSGIServer:
         return _ThreadingServer((LOOPBACK, port), _Quiet)
     except OSError as error:
         raise MonarchError(
-            f"port {port} cannot be listened on ({error.strerror}); give another one"
+            f"cannot listen on port {port} ({error.strerror}); give another one"
         ) from None
 
 
@@ -106,13 +106,13 @@ def _print_dashboard(context: click.Context, _parameter: Any, is_asked: bool) ->
     is_eager=True,
     expose_value=False,
     callback=_print_dashboard,
-    help="Print a dashboard of these metrics, to be imported into Grafana, and end.",
+    help="Print a Grafana dashboard of these metrics, and exit.",
 )
 @click.option(
     "--every",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="Write the file again and again.",
+    help="Write the file at this interval until Ctrl-C.",
 )
 def metrics(
     config_file: Path,
@@ -123,12 +123,12 @@ def metrics(
 ) -> None:
     """Give the daemon's counters to Prometheus: print them once, or serve them until Ctrl-C.
 
-    A Unix socket can be used by this user alone. Any user of this machine can read a port of the
-    loopback device; no metric has a path in it.
+    Only this user can use the Unix socket. Any user of this machine can read the port of the
+    loopback device; no metric contains a path.
     """
     ways = [name for name, given in (("--socket", socket_file), ("--port", port)) if given]
     if len(ways) + (textfile is not None) > 1:
-        raise click.UsageError("give one of --socket, --port and --textfile")
+        raise click.UsageError("give only one of --socket, --port and --textfile")
     if every is not None and textfile is None:
         raise click.UsageError("--every says how often a file is written; give --textfile too")
     session = SessionDir.of(config_file)

@@ -125,7 +125,9 @@ def _summary(plan: Plan) -> str:
 @plan.command(short_help="Show how often each node reads what, and from where.")
 @click.argument("plan_file", metavar="PLAN", type=_PATH)
 @click.option("--node", default=0, show_default=True, help="The node whose frequencies are shown.")
-@click.option("--quota", callback=as_size, help="Room for copies on each node.  [default: for all]")
+@click.option(
+    "--quota", callback=as_size, help="Room for copies on each node.  [default: enough for all]"
+)
 @click.option(
     "--plot", "picture", type=_PATH, metavar="FILE", help="Also draw the figures; needs matplotlib."
 )

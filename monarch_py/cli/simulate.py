@@ -71,8 +71,8 @@ def simulate(
         return
     if scenario is None:
         raise click.UsageError(
-            "no scenario is named; `monarch simulate --list` has those that come with Monarch, and"
-            " `monarch calibrate -c tiers.yaml -o mine.yaml` writes one for this machine"
+            "no scenario is named; `monarch simulate --list` shows those that come with Monarch,"
+            " and `monarch calibrate -c tiers.yaml -o mine.yaml` writes one for this machine"
         )
     loaded = load_scenario(_scenario_file(scenario), NAMES)
     if plot is not None:

@@ -93,13 +93,13 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
     type=click.FloatRange(min=0.1),
     default=1.0,
     metavar="SECONDS",
-    help="Time between two looks.  [default: 1]",
+    help="Time between two updates.  [default: 1]",
 )
-@click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many looks.")
+@click.option("-n", "--count", type=click.IntRange(min=1), help="End after this many updates.")
 def top(config_file: Path, delay: float, count: int | None) -> None:
-    """Watch a daemon: how full its tiers are, how much comes from where, who reads.
+    """Watch a daemon: how full its tiers are, where the bytes come from, and who reads.
 
-    Press q to end. If standard output is no terminal, each look is printed below the last one.
+    Press q to end. If standard output is not a terminal, each update is printed below the last one.
     """
     session, view = SessionDir.of(config_file), View()
     view.take(DaemonConnection(session).ask("status"))

@@ -162,9 +162,7 @@ def status(config_file: Path, as_json: bool, show_open: bool, show_all: bool) ->
     connection = DaemonConnection(SessionDir.of(config_file))
     if show_all:
         if show_open:
-            raise click.UsageError(
-                "--open shows one node; leave out --all, and run it on that node"
-            )
+            raise click.UsageError("--open shows only the node on which it runs; leave out --all")
         found = connection.ask("all")
         if as_json:
             click.echo(json.dumps(found, indent=2))

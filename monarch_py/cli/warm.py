@@ -108,8 +108,9 @@ def _bar() -> Bar:
 
 def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
     if reason == "no_room":
-        said = "did not fit into the tiers" if has_tiers else "have no tier that can be used"
-        return f"{files} {said}"
+        if has_tiers:
+            return f"{files} did not fit into the tiers"
+        return f"{files} could not be copied, because no tier can be used"
     return f"{files} {reason}"
 
 
@@ -180,7 +181,7 @@ def warm(
     at the source, or if files have no room because a tier is not used.
     """
     if null and list_file is None:
-        raise click.UsageError("-0 says how LIST is written; give --from-file LIST too")
+        raise click.UsageError("-0 describes LIST; give --from-file LIST too")
     texts = list(paths) if paths or list_file is not None else None
     if list_file is not None and texts is not None:
         texts += map(os.fsdecode, filter(None, list_file.read().split(b"\0" if null else b"\n")))

@@ -45,9 +45,9 @@ def _watch(reading: int, launch: Launch) -> NoReturn:
         parent = os.getppid()
         if not select.select([reading], [], [], limit_s)[0] and os.getppid() == parent:
             words = (
-                f"monarch: rank {launch.rank} has waited {limit_s:.0f} s for the other ranks of"
-                f" {launch.size}: one has ended before it joined; look for its message, and check"
-                " that every node has monarch and mpi4py\n"
+                f"monarch: rank {launch.rank} has waited {limit_s:.0f} s for all {launch.size}"
+                " ranks: a rank has not joined, and has probably ended; look for that rank's"
+                " message, and check that every node has monarch and mpi4py\n"
             )
             os.write(2, words.encode())
             os.kill(parent, signal.SIGKILL)

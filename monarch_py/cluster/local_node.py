@@ -74,8 +74,8 @@ class LocalNode:
         self._config = load_config(self._config_file)
         if self._config.scan == "lazy":
             raise ConfigError(
-                f"{self._config.file}: several nodes need the list of all files, which"
-                " 'scan: lazy' does not make; remove 'scan'"
+                f"{self._config.file}: several nodes need a list of all files, but 'scan: lazy'"
+                " makes none; remove 'scan: lazy'"
             )
         info, self._listener = make_info(self._config, self._name)
         return info
@@ -188,7 +188,7 @@ def _check_record(config: Config, record: list[Listed], name: str) -> None:
 
 def _other_source(path: Path, name: str) -> SessionError:
     return SessionError(
-        f"{path} is another directory than on {name} (the inode numbers differ): mount the same"
+        f"{path} is not the same directory as on {name} (the inode numbers differ): mount the same"
         " file system on all nodes, or start each node's daemon by itself with --alone"
     )
 

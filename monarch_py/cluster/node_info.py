@@ -134,8 +134,8 @@ def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
         if info.quotas != member.quotas:
             raise SessionError(
                 f"{info.name}: the quotas are {_listed(info.quotas)} bytes, but the running daemons"
-                f" were told {_listed(member.quotas)}; they decide which node keeps a file: correct"
-                f" {info.file}, or stop all daemons first"
+                f" were started with {_listed(member.quotas)}; quotas decide which node keeps a"
+                f" file, so correct {info.file}, or stop all daemons first"
             )
 
 
@@ -163,8 +163,8 @@ def _check_running(infos: Sequence[NodeInfo]) -> None:
     others = [info.name for info in infos if info.running not in (None, cluster)]
     if others:
         raise SessionError(
-            f"{', '.join(others)}: a daemon serves this configuration already, but not in the"
-            " cluster of the other nodes; stop it first with `monarch stop`"
+            f"{', '.join(others)}: a daemon serves this configuration already, but does not belong"
+            " to the other nodes' cluster; stop it first with `monarch stop`"
         )
 
 

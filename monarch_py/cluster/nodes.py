@@ -126,9 +126,9 @@ def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str
         nodes = [node for node in silent if node["why"] == why]
         names = listed([node["name"] for node in nodes])
         found.append(
-            f"{names}: {why} from {asker.name}, at {listed([node['address'] for node in nodes])};"
-            " each side would read from the source what the other keeps: look for a firewall, or"
-            f" set peers.interface in {asker.file} to another network"
+            f"{names} at {listed([node['address'] for node in nodes])}, asked by {asker.name}:"
+            f" {why}; nodes that cannot reach each other read each other's files from the source;"
+            f" look for a firewall, or set peers.interface in {asker.file} to another network"
         )
     return found
 

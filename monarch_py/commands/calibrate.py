@@ -251,7 +251,7 @@ def _job_lines(config: Config) -> list[str]:
         "seed: 0",
         f"dataset: {{scan: {dataset}}}",
         "rates:",
-        "  compute: 100MiB/s       # ? samples that a rank trains on, in bytes",
+        "  compute: 100MiB/s       # ? how fast a rank trains, in bytes of samples",
         "  preprocess: 200MiB/s    # ? of one loading thread",
         "  network: 1GiB/s         # ? to other nodes, if there are any",
     ]
@@ -260,10 +260,11 @@ def _job_lines(config: Config) -> list[str]:
 def _source_lines(measured: Calibration) -> list[str]:
     best = max(measured.source.values())
     lines = [
-        "# One node is one client; this is what all its threads got together, by their number:",
+        "# One node counts as one client. The rate of all its threads together, by the number of"
+        " threads:",
         f"# {_curve_text(measured.source)}",
         f"pfs: {{1: {_rate_text(best)}}}",
     ]
     if measured.source_bytes < SCRATCH_BYTES:
-        lines[2] += f"   # ? {measured.source_bytes} bytes are too few for a rate"
+        lines[2] += f"   # ? measured on only {measured.source_bytes} bytes, too few for a rate"
     return lines

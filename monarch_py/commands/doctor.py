@@ -82,7 +82,9 @@ def _library() -> Finding:
     if not LIBRARY.exists():
         return Finding("problem", what, f"{LIBRARY} is missing", "install Monarch again")
     if any(letter in str(LIBRARY) for letter in " :"):
-        hint = "LD_PRELOAD separates names by these; install Monarch where the path has none"
+        hint = (
+            "spaces and colons separate names in LD_PRELOAD; install Monarch at a path without them"
+        )
         return Finding("problem", what, f"{LIBRARY} contains a space or a colon", hint)
     program = shutil.which("true") or "/bin/true"
     environment = {"LD_PRELOAD": str(LIBRARY)}
@@ -90,7 +92,7 @@ def _library() -> Finding:
     if done.returncode == 0 and not done.stderr:
         return Finding("ok", what, str(LIBRARY))
     problem = done.stderr.strip() or f"a program that loads it ended with status {done.returncode}"
-    hint = "make it readable for all users and nodes, or install it where it is"
+    hint = "make it readable for all users on all nodes, or install Monarch there again"
     return Finding("problem", what, problem, hint)
 
 
@@ -141,7 +143,7 @@ def switches(config: Config | None) -> Iterator[Finding]:
         elif path.exists():
             yield Finding("warning", "switch", f"{path} turns everything off", "remove it")
     if (level := os.environ.get("MONARCH_LOG", "")).lower() not in ("", "debug"):
-        text = f"MONARCH_LOG is {level!r}, which is no level, so nothing is logged"
+        text = f"MONARCH_LOG is {level!r}, which is not a log level, so nothing is logged"
         yield Finding("warning", "switch", text, "set it to debug")
     if is_disabled():
         text = "MONARCH_DISABLE is set, and turns everything off for programs started here"
@@ -169,7 +171,10 @@ def _tiers(config: Config) -> Iterator[Finding]:
         room = min(free, memory.available_bytes()) if tier.kind == "ram" else free
         if room < tier.quota_bytes:
             limit = "memory (cgroup)" if room < free else "disk"
-            hint = f"the {limit} leaves {format_size(room)} now, and the quota is limited to that"
+            hint = (
+                f"the {limit} leaves {format_size(room)} now; copies can take no more, whatever the"
+                " quota"
+            )
             yield Finding("warning", f"tier ({tier.kind})", text, hint)
         elif "huge=always" in mount_options(tier.mount_point):
             hint = "mount it with huge=within_size; with huge=always a small file takes 2 MiB"
@@ -280,7 +285,7 @@ def _daemon(config: Config) -> Iterator[Finding]:
 def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding]:
     """Findings on whether `monarch run` could start a daemon, if none answers."""
     if (holder := holder_of(connection.session.lock)) is not None:
-        found = f"{holder} does not answer: it is starting, ending or stopped"
+        found = f"{holder} does not answer: it is starting, ending or suspended"
         hint = "run doctor again; if the process still does not answer, end it"
         yield Finding("problem", "daemon", found, hint)
         return
@@ -289,7 +294,7 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
         yield Finding("problem" if all(held) else "warning", "tier", text)
     if all(held):
         found = "none runs, and none can be started: no tier can be used"
-        yield Finding("problem", "daemon", found, "free a tier, or give hierarchy another one")
+        yield Finding("problem", "daemon", found, "free a tier, or add one to 'hierarchy'")
     elif connection.serves():
         found = "the last one was killed or crashed (see `monarch logs`)"
         yield Finding("problem", "daemon", found, f"start one with monarch start -c {config.file}")
@@ -304,7 +309,10 @@ def _container(config: Config) -> Iterator[Finding]:
     places += [source.path for source in config.sources]
     places += [tier.mount_point for tier in config.tiers]
     shared = " ".join(dict.fromkeys(str(place) for place in places))
-    text = "if the job runs in one and the daemon outside, bind these at the same paths, same user"
+    text = (
+        "if the job runs in a container and the daemon outside, run both as the same user, and"
+        " mount these at the same paths"
+    )
     yield Finding("note", "containers", f"{text}: {shared}")
 
 
@@ -315,12 +323,14 @@ def _limits() -> Iterator[Finding]:
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY and space < 32 * segments:
         text = f"address space limited to {format_size(space)}"
-        hint = f"ulimit -v unlimited: the segments alone take {format_size(segments)}"
+        hint = f"run ulimit -v unlimited; the shared segments alone take {format_size(segments)}"
         yield Finding("warning", "limits", text, hint)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < MIN_DESCRIPTORS:
         text = f"at most {files} open files"
-        yield Finding("warning", "limits", text, f"ulimit -n {MIN_DESCRIPTORS}, or more")
+        yield Finding(
+            "warning", "limits", text, f"raise the limit: ulimit -n {MIN_DESCRIPTORS} or more"
+        )
 
 
 def _environment() -> Iterator[Finding]:

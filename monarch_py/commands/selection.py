@@ -122,7 +122,7 @@ class PathSelection:
         place = self._place(real)
         if place is None:
             places = ", ".join(spellings[-1] for spellings in self.roots)
-            hint = f"name what is below {places}, or add its directory to `sources`"
+            hint = f"name a path below {places}, or add this path's directory to `sources`"
             self.problems.append((text, f"outside every source; {hint}"))
         elif self._take(place, text, catalog):
             pass

@@ -161,7 +161,7 @@ def _check_settings(config: Config, top: Spot) -> None:
         problem = "'prefetch: eager' fills all files and needs a full scan"
         raise top.of("scan").error(problem, "remove one of the two")
     if config.plans and config.prefetch == "none":
-        problem = "'prefetch: none' fills nothing ahead, so that no plan is followed"
+        problem = "with 'prefetch: none' the plan would have no effect"
         raise top.of("plan").error(problem, "remove one of the two")
     if "min_reads" in top and config.min_reads > config.copy_threads:
         raise top.of("min_reads").error(
@@ -188,8 +188,8 @@ def _check_files(config: Config, top: Spot) -> None:
         spot = top.of("switch_file")
         _check_length(config.switch_file, spot, MAX_SWITCH_FILE_BYTES)
         if os.path.isdir(config.switch_file):
-            problem = f"{str(config.switch_file)!r} is a directory, which would switch everything"
-            raise spot.error(f"{problem} off for good", "name a file in it")
+            problem = f"{str(config.switch_file)!r} is a directory, so Monarch would always be"
+            raise spot.error(f"{problem} switched off", "name a file in it")
 
 
 def _real_path(path: Path, spot: Spot) -> Path:
@@ -227,8 +227,8 @@ def _staging(config: Config, top: Spot) -> TierConfig | None:
         return None
     if len(config.tiers) >= MAX_TIERS:
         raise spot.error(
-            f"hierarchy has {len(config.tiers)} entries, and the area counts as one more",
-            f"keep at most {MAX_TIERS - 1} of them or remove 'staging'",
+            f"hierarchy has {len(config.tiers)} tiers, and the staging area counts as another one",
+            f"keep at most {MAX_TIERS - 1} tiers or remove 'staging'",
         )
     return _tier(TierConfig(area.mount_point, area.quota_bytes), spot, config)
 
@@ -292,7 +292,8 @@ def _kind(tier: TierConfig, level: Spot) -> str:
         level.of("type").warn("is 'ram', but the mount point is not a file system in memory")
     if tier.kind == "ssd" and in_ram:
         level.of("type").warn(
-            "is 'ssd', but the mount point is in memory, whose limit is not watched for this tier"
+            "is 'ssd', but the mount point is in memory; Monarch watches the memory limit only for"
+            " type 'ram'"
         )
     # Only a warning, because persistent copies in memory outlive the daemon, which helps if several
     # jobs run one after the other.
@@ -334,7 +335,7 @@ def _check_places(
         _refuse_inside(other, source, "a source", "keep the outer one and use 'exclude'")
     for source in sources:
         for tier in (*tiers, *staging):
-            hint = "choose a directory apart from it for the tier"
+            hint = "choose a tier directory that neither contains the source nor lies in it"
             _refuse_same(tier, source, "a source", hint)
             _refuse_inside(tier, source, "a source", hint)
             _refuse_inside(source, tier, "a tier", hint)

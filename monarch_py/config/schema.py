@@ -71,7 +71,7 @@ def _address(text: str) -> str:
     """Checks that `text` is a numeric address, and returns it. Names are refused, since a look-up
     may take any time and give any answer."""
     if "%" in text:
-        raise ValueError(f"{text!r} has the name of an interface, which other nodes do not know")
+        raise ValueError(f"{text!r} contains an interface name, which only this node knows")
     ip_address(text)
     return text
 

@@ -101,7 +101,9 @@ class Control:
             except (OSError, RuntimeError) as error:
                 # There is no descriptor or no thread left, or the daemon ends.
                 if not (is_said or self._daemon.is_closed):
-                    log.warning("commands have to wait, because none can be accepted: %s", error)
+                    log.warning(
+                        "commands must wait: the daemon cannot accept connections now: %s", error
+                    )
                 is_said = True
                 time.sleep(ACCEPT_PAUSE_S)
 

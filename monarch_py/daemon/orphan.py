@@ -48,7 +48,10 @@ class OrphanWatch:
             if self._has_run() or self._is_attached():
                 used_at = time.monotonic()
             elif time.monotonic() - used_at >= UNUSED_S and self._take_over():
-                log.info("the daemon ends: its `monarch run` was killed, and no process uses it")
+                log.info(
+                    "the daemon ends, because its `monarch run` was killed and no process uses the"
+                    " daemon"
+                )
                 stop()
                 return
         self._shares.close()

@@ -37,7 +37,7 @@ def _tier(config: TierConfig, tier: Tier | None, why: str) -> dict[str, Any]:
         }
     failed = (
         f"tier {mount_point} goes unused: its file system returned an error;"
-        " repair it, then monarch stop and start"
+        " repair the file system, then run `monarch stop` and `monarch start`"
     )
     return {
         "mount_point": mount_point,

@@ -204,7 +204,7 @@ def _run_in_lockstep(
         last = said.splitlines()[-1] if said else "without a message"
         raise MonarchError(
             f"the training ended with status {status} after {len(counts) - 1} epochs ({last}); see"
-            f" {log}, which --keep does not remove"
+            f" {log} (kept only with --keep)"
         )
     return counts
 

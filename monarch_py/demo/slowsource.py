@@ -120,7 +120,7 @@ class SlowSource:
         control = self._mapped()
         for kind, seconds in seconds_per_kind.items():
             if kind not in control.kinds:
-                raise ValueError(f"{kind!r} is none of the kinds {', '.join(control.kinds)}")
+                raise ValueError(f"unknown kind {kind!r}; use one of {', '.join(control.kinds)}")
             if seconds < 0:
                 raise ValueError(f"latency {kind}={seconds} is negative")
             control[f"latency.{kind}"] = round(seconds * 1e9)

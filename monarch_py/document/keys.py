@@ -220,7 +220,7 @@ def _unknown(
         return spot.error("does not belong here", f"move it out, beside '{group}:'")
     groups = {name: group for group, keys in place.GROUPS.items() for name in declared(keys)}
     if written in groups:
-        return spot.error(f"stands under '{groups[written]}:' now", "move it there, indented")
+        return spot.error(f"belongs under '{groups[written]}:'", "move it there, indented")
     aliases = [alias for each in declared(place).values() for alias in each.key.aliases]
     known = [*declared(place), *aliases, *place.IGNORED, *place.GROUPS, *groups]
     meant = nearest(written, known)

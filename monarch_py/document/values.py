@@ -248,5 +248,7 @@ def scalar(node: yaml.Node, spot: Spot, hint: str) -> str:
     if not isinstance(node, yaml.ScalarNode) or is_empty(node):
         raise spot.unfit(node, hint)
     if not _is_usable(node.value):
-        raise spot.error(f"{node.value!r} contains a character that no path may", "remove it")
+        raise spot.error(
+            f"{node.value!r} contains a character that is not allowed in a path", "remove it"
+        )
     return str(node.value)

@@ -34,9 +34,9 @@ def catalog_trouble(report: dict[str, Any]) -> str:
     if not report["catalog_full"]:
         return ""
     return (
-        f"shared memory is full: files beyond the {report['catalog_entries']:,} names that the"
-        f" catalog holds are left to the source; enlarge {shm_root()}, give the tiers another file"
-        " system, or narrow the sources with include and exclude"
+        f"shared memory is full: the catalog holds {report['catalog_entries']:,} names, and the"
+        f" source serves all other files; enlarge {shm_root()}, give the tiers another file system,"
+        " or narrow the sources with include and exclude"
     )
 
 
@@ -58,7 +58,8 @@ class DaemonConnection:
                 line = connection.makefile("rb").readline()
         except TimeoutError as error:
             raise SilentError(
-                f"the daemon does not answer within {ANSWER_LIMIT_S:.0f} s; is it stopped?"
+                f"the daemon does not answer within {ANSWER_LIMIT_S:.0f} s; it may be suspended"
+                " (SIGSTOP) or very busy"
             ) from error
         except OSError as error:
             raise NoDaemonError(self._why_none()) from error

@@ -51,10 +51,11 @@ class Shares:
         until = time.monotonic() + limit_s
         while not _try(self._turn):
             if time.monotonic() >= until:
+                turn = self._session.path / "turn"
                 raise SessionError(
-                    f"another `monarch run` or `monarch start`, or a daemon that does not end, has"
-                    f" held {self._session.path / 'turn'} for {limit_s:.0f} s; find it with"
-                    " `fuser -v`, and end it"
+                    f"{turn} has been locked for {limit_s:.0f} s by another `monarch run` or"
+                    " `monarch start`, or by a daemon that does not end; find the process with"
+                    f" `fuser -v {turn}`, and end it"
                 )
             time.sleep(POLL_S)
 

@@ -35,7 +35,9 @@ from monarch_py.native import lib
 from monarch_py.peers.membership import Cluster
 from monarch_py.peers.status import PeerStatus, Unreachable
 
-NO_LIBCRYPTO = "libcrypto (OpenSSL 1.1 or later), which authenticates nodes, is not found"
+NO_LIBCRYPTO = (
+    "libcrypto (OpenSSL 1.1 or later) is not found; Monarch needs it to authenticate nodes"
+)
 LIBCRYPTO_HINT = "install OpenSSL's library (libssl3, openssl-libs), or set LD_LIBRARY_PATH"
 
 # Name and version of the protocol. A peer with another version is refused before any other check.

@@ -133,7 +133,9 @@ def in_pieces(rows: Order) -> Iterator[Order]:
 def check(status: int) -> None:
     """Raises the error that the status of a C function stands for; returns if it is no error."""
     if status == -1:
-        raise MonarchError("a sample lies in no unit of the plan; build its index anew")
+        raise MonarchError(
+            "a sample belongs to no unit of the plan; build the dataset's index again"
+        )
     if status == -2:
         raise ConfigError(
             "epochs: a unit is accessed more than 65,535 times by one node; plan fewer epochs, or"
@@ -143,4 +145,6 @@ def check(status: int) -> None:
 
 def _check_node(timeline: Timeline, node: int) -> None:
     if not 0 <= node < timeline.nodes:
-        raise ConfigError(f"node: {node} is none of the {timeline.nodes}; count from 0")
+        raise ConfigError(
+            f"node: there is no node {node}; the plan has {timeline.nodes}, counted from 0"
+        )

@@ -236,7 +236,8 @@ def _contiguous_rows(path: Path, found: Any) -> Extents:
     start, rows = found.id.get_offset(), found.shape[0]
     if start is None and rows:
         raise MonarchError(
-            f"{path}: {found.name!r} is compact, virtual or not written; its rows have no place"
+            f"{path}: {found.name!r} is compact, virtual or not written, so its rows have no fixed"
+            " place in the file"
         )
     row = found.dtype.itemsize * int(np.prod(found.shape[1:], dtype=np.int64))
     offsets = (start or 0) + row * np.arange(rows, dtype=np.int64)

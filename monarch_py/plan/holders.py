@@ -103,4 +103,4 @@ def _collect(timeline: Timeline, low: int, cursors: Uints, slots: npt.NDArray[np
                 len(slots),
             )
             if status != 0:
-                raise MonarchError("a sampler gave another order when it was asked again")
+                raise MonarchError("a sampler gave two different orders for the same epoch")

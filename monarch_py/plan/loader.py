@@ -88,12 +88,13 @@ class Loader:
         if field is not None and getattr(self.sampler, field) != self.world_size:
             raise ConfigError(
                 f"{field}: {getattr(self.sampler, field)} is not the number of ranks,"
-                f" {self.world_size}; write the same"
+                f" {self.world_size}; write {self.world_size}"
             )
         dealt = "strided" if self.split in HELD_SPLITS else self.split
         if split not in (None, dealt):
             raise ConfigError(
-                f"split: {self.split!r}, but {kind.__name__} deals out {split!r}; write that"
+                f"split: {self.split!r} does not fit the sampler {kind.__name__}; write"
+                f" 'split: {split}'"
             )
 
     @property

@@ -64,8 +64,9 @@ class Plan:
             samples = self.datasets[part.dataset].samples
             if part.loader.sampler.length != samples:
                 raise ConfigError(
-                    f"dataset: {part.name!r} has {samples} samples, but its sampler"
-                    f" {part.loader.sampler.length}; remove 'length' or correct it"
+                    f"dataset: the dataset of {part.name!r} has {samples} samples, but the"
+                    f" sampler of {part.name!r} has {part.loader.sampler.length}; remove 'length'"
+                    " or correct it"
                 )
 
     # --- derived from the plan ------------------------------------------------------------------
@@ -136,7 +137,7 @@ class Plan:
             raise ValueError("it is an index" if "pool" in arrays else "it holds other arrays")
         text = json.loads(arrays["plan"].tobytes())
         if not isinstance(text, dict):
-            raise ValueError("its description is no mapping")
+            raise ValueError("its description is not a mapping")
         if text.get("format") != FORMAT:
             raise ValueError(f"its format is {text.get('format')!r}")
         datasets = tuple(
@@ -153,7 +154,7 @@ class Plan:
             raise ValueError("a part has a dataset that is not there")
         numbers = {name: text[name] for name in NUMBERS}
         if not all(isinstance(number, int) for number in numbers.values()):
-            raise ValueError("its epochs, nodes or range are no whole numbers")
+            raise ValueError("its epochs, nodes or range are not whole numbers")
         return cls(datasets, parts, **numbers, grain=text["grain"])
 
 

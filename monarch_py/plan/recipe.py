@@ -275,12 +275,12 @@ def _read_weights(path: Path) -> Any:
             return np.loadtxt(path, dtype=np.float64, ndmin=1)
         weights = np.load(path, allow_pickle=False)
         if not isinstance(weights, np.ndarray) or weights.dtype.kind not in "fiu":
-            raise ValueError("it is no array of numbers")
+            raise ValueError("it is not an array of numbers")
         return weights
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a file of weights") from None
     except (EOFError, MemoryError, OverflowError, ValueError) as error:
-        raise ConfigError(f"{path}: not numbers ({error}); write one weight a line") from None
+        raise ConfigError(f"{path}: not numbers ({error}); write one weight per line") from None
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -33,8 +33,9 @@ class Part:
             raise ConfigError(f"every: {self.every} is out of range; write 1 or more")
         if self.lookup is not None and len(self.lookup) != self.loader.sampler.length + 1:
             raise ConfigError(
-                f"dataset: has {len(self.lookup) - 1} samples, but the sampler"
-                f" {self.loader.sampler.length}; correct 'length' or name the dataset it is for"
+                f"dataset: the dataset of {self.name!r} has {len(self.lookup) - 1} samples, but the"
+                f" sampler of {self.name!r} has {self.loader.sampler.length}; correct 'length' or"
+                " name the dataset for which it is right"
             )
 
     def runs(self, epoch: int) -> bool:
@@ -106,14 +107,16 @@ class Timeline:
         if not 1 <= self.nodes <= MAX_NODES:
             raise ConfigError(f"nodes: {self.nodes} is out of range; write 1 to {MAX_NODES}")
         if not self.parts:
-            raise ConfigError("parts: there is none; describe at least the training")
+            raise ConfigError("parts: the plan has no part; describe at least the training")
         world_size = self.parts[0].loader.world_size
         if any(part.loader.world_size != world_size for part in self.parts):
-            raise ConfigError("world_size: the parts differ; write the same ranks for all of them")
+            raise ConfigError(
+                "world_size: the parts have different numbers of ranks; use the same number for all"
+            )
         if world_size % self.nodes:
             raise ConfigError(
-                f"world_size: {world_size} ranks do not divide among {self.nodes} nodes; write a"
-                " multiple"
+                f"world_size: {world_size} ranks cannot be divided evenly among {self.nodes} nodes;"
+                f" write a multiple of {self.nodes}"
             )
         object.__setattr__(self, "ranks_per_node", world_size // self.nodes)
         if all(part.every > self.epochs for part in self.parts):
@@ -156,8 +159,7 @@ class Timeline:
         """Yields the sections from `epoch` on. The first one lacks the batches before `batch`. Only
         one section is in memory at a time. Raises ConfigError if there is no such epoch or
         batch."""
-        if not 0 <= epoch < self.epochs:
-            raise ConfigError(f"epoch: {epoch} is none of {self.epochs}; write 0 or more")
+        self._check_epoch(epoch)
         entered = self.position(epoch, batch) if batch else 0
         orders = {id(part): self._orders(part, epoch) for part in self.parts}
         for number, part, start in self.layout():
@@ -182,20 +184,27 @@ class Timeline:
         begins there. Raises ConfigError if there is no such batch."""
         each, start = self._found(epoch, part)
         if not 0 <= batch < each.loader.steps:
-            raise ConfigError(f"batch: {batch} is none of the {each.loader.steps}; count from 0")
+            raise ConfigError(
+                f"batch: there is no batch {batch}; {each.name!r} has {each.loader.steps} in an"
+                " epoch, counted from 0"
+            )
         return start + batch * each.loader.rows_per_step * self.ranks_per_node
 
     def _found(self, epoch: int, part: str | None) -> tuple[Part, int]:
         """The part with this name (None for the first part) that runs in the epoch, and the start
         of its section. Raises ConfigError if there is none."""
-        if not 0 <= epoch < self.epochs:
-            raise ConfigError(f"epoch: {epoch} is none of the {self.epochs}; count from 0")
+        self._check_epoch(epoch)
         for number, each, start in self.layout():
             if number == epoch and part in (None, each.name):
                 return each, start
-        raise ConfigError(
-            f"epoch: {part or 'any part'} does not run in {epoch}; choose another one"
-        )
+        which = "no part runs" if part is None else f"no part {part!r} runs"
+        raise ConfigError(f"epoch: {which} in epoch {epoch}; choose another one")
+
+    def _check_epoch(self, epoch: int) -> None:
+        if not 0 <= epoch < self.epochs:
+            raise ConfigError(
+                f"epoch: there is no epoch {epoch}; the plan has {self.epochs}, counted from 0"
+            )
 
     def _section(self, epoch: int, part: Part, start: int, order: Order) -> Section:
         rows = part.units(part.loader.rows(order))

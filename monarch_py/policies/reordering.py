@@ -24,7 +24,7 @@ from monarch_py.policies.view import (
     same_shape,
 )
 
-NOT_ALL = "uses only what is held in {what}, which is not the whole dataset"
+NOT_ALL = "uses only the samples held in {what}, not the whole dataset"
 
 
 def deepio_opportunistic(job: Job) -> Decision:

@@ -81,8 +81,8 @@ def _opens(report: dict[str, Any], totals: dict[str, Any]) -> str:
     if not totals["opens"]:
         roots = " or ".join(source["path"] for source in report["sources"])
         return (
-            f"no file below {roots} was opened; does the program use another path or mount of the"
-            " dataset, or does it not load the library (a static program, `env -i`)?"
+            f"no file below {roots} was opened; the program may use another path or mount of the"
+            " dataset, or may not load the library (a static program, `env -i`)"
         )
     return opened(totals)
 
@@ -162,7 +162,7 @@ def _no_room(report: dict[str, Any]) -> list[str]:
         return []
     text = f"{counted(files, 'file')} ({format_size(size)}) left to the source"
     hint = room_hint(report, files, size)
-    return [f"{text}; {hint}" if hint else f"{text}: no tier can be used, as said above"]
+    return [f"{text}; {hint}" if hint else f"{text}: no tier can be used (see above)"]
 
 
 def room_hint(report: dict[str, Any], files: int, size: int) -> str:

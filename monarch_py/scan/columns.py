@@ -47,10 +47,10 @@ def unpack(data: bytes | memoryview, source: int) -> tuple[Array, bytes]:
     try:
         plain = zlib.decompress(data[HEAD.size :])
     except zlib.error as error:
-        raise ValueError(f"no batch of entries: {error}") from error
+        raise ValueError(f"not a batch of entries: {error}") from error
     entries = np.zeros(n, dtype=ENTRY)
     if len(plain) != n_text + n * sum(ENTRY[name].itemsize for name in COLUMNS):
-        raise ValueError("a batch of entries of another length than it says")
+        raise ValueError("a batch of entries whose length differs from the length in its head")
     at = 0
     for name in COLUMNS:
         kind = ENTRY[name]

@@ -67,7 +67,7 @@ def read_record(data: bytes) -> list[Listed]:
     try:
         return msgspec.msgpack.decode(data, type=list[Listed])
     except msgspec.DecodeError as error:
-        raise ValueError(f"no record of a scan: {error}") from error
+        raise ValueError(f"not a record of a scan: {error}") from error
 
 
 def _listed(fd: int, number: int, config: Config) -> Listed:

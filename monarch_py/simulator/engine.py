@@ -143,7 +143,7 @@ def _decided(job: Job, decision: Decision) -> dict[str, Any]:
     if owner is not None and not (
         len(owner) == job.files and owner.max(initial=PFS) < job.cluster.nodes
     ):
-        raise ValueError("the owners are none of this job's files and nodes")
+        raise ValueError("the owners do not match this job's files and nodes")
     return {
         "copies": len(copies.node),
         "copy_node": copies.node[rows],
@@ -168,7 +168,9 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
         order: Array = orders(epoch)
         # C assumes the shape of the first order, and uses the numbers as indices without a check.
         if order.shape != shape or order.min() < NO_FILE or order.max() >= job.files:
-            raise ValueError(f"the order of epoch {epoch} is none of this job's files and steps")
+            raise ValueError(
+                f"the order of epoch {epoch} does not match this job's files and steps"
+            )
         fields = {"order": order}
         if decision.served is not None:
             served = vars(decision.served(epoch, order))
@@ -179,7 +181,7 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
         if decision.threads is not None:
             threads = decision.threads(epoch, order)
             if threads.shape != (*order.shape[:2], ranks) or threads.min() < 1:
-                raise ValueError(f"the threads of epoch {epoch} are not those of this job's ranks")
+                raise ValueError(f"the threads of epoch {epoch} do not match this job's ranks")
             fields["threads"] = threads
         struct = _Struct("struct monarch_sim_epoch", **fields)
         if not lib.monarch_sim_give(sim, struct.c):

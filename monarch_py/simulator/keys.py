@@ -82,7 +82,7 @@ def _ranks_per_node(scenario: Scenario, top: Spot) -> int:
         raise spot.error("is given beside ranks_per_node", "keep one of the two")
     if world % nodes:
         raise spot.error(
-            f"{world} ranks do not divide over {nodes} nodes",
+            f"{world} ranks cannot be divided evenly among {nodes} nodes",
             f"write a multiple of {nodes}, or ranks for single nodes in 'overrides'",
         )
     return world // nodes
@@ -98,7 +98,7 @@ def _with_batch(scenario: Scenario, top: Spot) -> Scenario:
         raise spot.error(problem, "write one of batch_per_rank and batch")
     if batch is not None and batch % world:
         raise spot.error(
-            f"{batch} samples do not divide over {world} ranks",
+            f"{batch} samples cannot be divided evenly among {world} ranks",
             f"write a multiple of {world}, or batch_per_rank",
         )
     per_rank = scenario.batch_per_rank if batch is None else batch // world

@@ -20,7 +20,9 @@ def can_draw(path: Path) -> None:
     """Checks that a picture can be drawn at `path`; call it before the simulation. Raises
     MonarchError if it cannot."""
     if path.suffix.lower() not in KINDS:
-        raise MonarchError(f"{path} has no extension of a picture; use one of {', '.join(KINDS)}")
+        raise MonarchError(
+            f"{path} does not end like the name of a picture; use one of {', '.join(KINDS)}"
+        )
     if not path.parent.is_dir():
         raise MonarchError(f"{path} cannot be drawn: {path.parent} does not exist; make it")
     if find_spec("matplotlib") is None:

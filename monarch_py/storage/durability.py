@@ -116,12 +116,12 @@ class Keeper:
         # without its copy counts as a loss only after a clean end.
         lost = wrong + (0 if self.must_check else gone)
         if debris and not len(self.rows):
-            lies = "that lies there is" if debris == 1 else "that lie there are"
-            what = f"{self._why_no_rows}; the {counted(debris, 'copy')} {lies} made anew"
+            copies = f"its {counted(debris, 'copy')} {'is' if debris == 1 else 'are'}"
+            what = f"{self._why_no_rows}, so {copies} removed and made again"
         elif lost:
             what = (
-                f"{lost} of {len(self.rows)} copies were not what the manifest says (gone, cut or"
-                " replaced) and are made anew"
+                f"{lost} of {len(self.rows)} copies do not match the manifest (missing, truncated"
+                " or replaced) and are made again"
             )
         else:
             return

@@ -106,7 +106,9 @@ NOT_THE_FILE = (
     "out of memory",
     "unable to open database file",
 )
-HINT = "monarch start sets it aside and makes its copies anew, monarch clear removes them"
+HINT = (
+    "`monarch start` sets it aside and makes the copies again; `monarch clear` removes the copies"
+)
 
 
 class DamagedManifestError(TierError):
@@ -169,9 +171,8 @@ class Manifest:
             version = int(self._meta("version") or VERSION)
             if version > VERSION:
                 raise TierError(
-                    f"{path}: written by version {version} of the manifest's format, and this"
-                    f" Monarch knows {VERSION}; use the newer one, or remove its copies with"
-                    " monarch clear"
+                    f"{path}: its format is version {version}, but this Monarch knows only"
+                    f" {VERSION}; use a newer Monarch, or remove its copies with `monarch clear`"
                 )
             if version < 1:
                 raise ValueError(f"version {version}")

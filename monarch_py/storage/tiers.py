@@ -79,7 +79,7 @@ def remove_any(path: Path) -> None:
 def why_gone(mount_point: Path) -> str:
     return (
         f"tier {mount_point} goes unused: its directory was removed or replaced;"
-        " monarch stop, then start, makes it anew"
+        " run `monarch stop` and `monarch start` to make it again"
     )
 
 
@@ -116,7 +116,8 @@ def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
     if holder.config == str(config):
         return (
             f"tier {mount_point} is held by another daemon of this configuration ({holder}), and"
-            " goes unused here: set MONARCH_SHM as for that one to use it, or end it"
+            " goes unused here: to use that daemon, set MONARCH_SHM as it was set for it; otherwise"
+            " end that daemon"
         )
     return (
         f"{held}; it goes unused here: give {config.name} a directory of its own, for example"
@@ -409,7 +410,7 @@ class Tier:
         where = error.filename if isinstance(error.filename, str) else self.copies
         return TierError(
             f"tier {self.config.mount_point} goes unused: {where}: {error.strerror};"
-            " repair its file system, then monarch stop and start"
+            " repair its file system, then run `monarch stop` and `monarch start`"
         )
 
     def close(self, *, is_used: bool = False) -> None:

@@ -90,8 +90,8 @@ def test_an_unknown_command_is_refused(monarch: Monarch) -> None:
         (["run"], "missing argument 'COMMAND...'; see `monarch run --help`"),
         (
             ["simulate"],
-            "no scenario is named; `monarch simulate --list` has those that come with Monarch, and"
-            " `monarch calibrate -c tiers.yaml -o mine.yaml` writes one for this machine",
+            "no scenario is named; `monarch simulate --list` shows those that come with Monarch,"
+            " and `monarch calibrate -c tiers.yaml -o mine.yaml` writes one for this machine",
         ),
     ],
 )
@@ -383,7 +383,8 @@ def test_a_switch_that_is_on_is_told_at_the_start(
     assert session.monarch("run", "-q", "--", "true").stderr == ""
     done = session.monarch("run", "-q", "--", "true", environment={"MONARCH_LOG": "info"})
     sentence = (
-        "monarch: MONARCH_LOG is 'info', which is no level, so nothing is logged; set it to debug\n"
+        "monarch: MONARCH_LOG is 'info', which is not a log level, so nothing is logged;"
+        " set it to debug\n"
     )
     assert (done.returncode, done.stderr) == (0, sentence)
 
@@ -407,7 +408,7 @@ def test_run_goes_on_without_a_daemon_when_none_can_start(
     done = second.monarch("run", "--json", str(report_file), "--", "cat", f"{source}/d/c")
     assert (done.returncode, done.stdout) == (0, "\2" * FILES["d/c"])
     assert "the command reads from the source" in done.stderr
-    assert "monarch: no daemon ran, so nothing was gained; " in done.stderr
+    assert "monarch: no daemon served this run, so Monarch gained nothing; " in done.stderr
     report = json.loads(report_file.read_text())
     assert set(report) == {"exit_status", "problem"}
     assert "is held by the daemon of " in report["problem"]

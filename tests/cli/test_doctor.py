@@ -361,8 +361,8 @@ def test_a_tier_that_is_held_by_this_configurations_daemon_of_another_session(
     assert served.daemon is not None
     assert findings["tier"]["found"] == (
         f"tier {served.tiers[0]} is held by another daemon of this configuration"
-        f" (process {served.daemon.pid}), and goes unused here: set MONARCH_SHM as for that one to"
-        " use it, or end it"
+        f" (process {served.daemon.pid}), and goes unused here: to use that daemon, set"
+        " MONARCH_SHM as it was set for it; otherwise end that daemon"
     )
 
 
@@ -396,7 +396,9 @@ def test_a_ram_tier_beyond_the_memory_group_is_a_warning(
     monkeypatch.setattr(memory, "available_bytes", lambda: MIB)
     finding = found(session, "tier (ram)")
     assert finding.level == "warning"
-    assert finding.hint == "the memory (cgroup) leaves 1 MiB now, and the quota is limited to that"
+    assert finding.hint == (
+        "the memory (cgroup) leaves 1 MiB now; copies can take no more, whatever the quota"
+    )
 
 
 @pytest.mark.parametrize(("huge", "level"), [("always", "warning"), ("within_size", "ok")])
@@ -435,7 +437,8 @@ def test_limits_that_are_too_low_are_warnings(
     space, files = [finding for finding in examine(here.config) if finding.what == "limits"]
     assert (space.level, space.found) == ("warning", "address space limited to 60 MiB")
     assert "ulimit -v unlimited" in space.hint
-    assert files == Finding("warning", "limits", "at most 100 open files", "ulimit -n 256, or more")
+    hint = "raise the limit: ulimit -n 256 or more"
+    assert files == Finding("warning", "limits", "at most 100 open files", hint)
 
 
 @pytest.mark.parametrize(("machine", "level"), [("aarch64", "ok"), ("ppc64le", "problem")])

@@ -105,7 +105,7 @@ def test_a_socket_is_this_users_alone(session: Session, tmp_path: Path) -> None:
         connection.close()
         second = session.monarch("metrics", "--socket", str(path))
         assert second.returncode != 0
-        assert "another process listens there; name another path" in second.stderr
+        assert f"another process listens at {path}; name another path" in second.stderr
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 128 + signal.SIGTERM
     assert not path.exists()
@@ -113,11 +113,11 @@ def test_a_socket_is_this_users_alone(session: Session, tmp_path: Path) -> None:
 
 def test_one_way_at_a_time(session: Session, tmp_path: Path) -> None:
     both = session.monarch("metrics", "--port", "9999", "--socket", "s")
-    assert (both.returncode, "give one of" in both.stderr) == (2, True)
+    assert (both.returncode, "give only one of" in both.stderr) == (2, True)
     taken = tmp_path / "file"
     taken.touch()
     refused = session.monarch("metrics", "--socket", str(taken))
-    assert "a file that is no socket; name another path" in refused.stderr
+    assert "exists and is not a socket; name another path" in refused.stderr
     assert taken.exists()
 
 

@@ -165,7 +165,7 @@ def test_a_shipped_scenario_needs_no_path(run: Run) -> None:
         (["nopfs_fig8_1", "-p", "best"], 2, "there is no policy 'best'; use perfect, naive"),
         (["nopfs_fig8_1", "-p", "hsh"], 2, "there is no policy 'hsh'; did you mean 'hash'?"),
         (["for_nodes"], 2, "unknown scenario 'for_nodes'; did you mean 'four_nodes'?"),
-        ([], 2, "no scenario is named; `monarch simulate --list` has those that come with"),
+        ([], 2, "no scenario is named; `monarch simulate --list` shows those that come with"),
         (
             ["nopfs_fig8_1", "--plot", "/nowhere/x.png"],
             1,
@@ -174,7 +174,7 @@ def test_a_shipped_scenario_needs_no_path(run: Run) -> None:
         (
             ["nopfs_fig8_1", "--plot", "x.doc"],
             1,
-            "x.doc has no extension of a picture; use one of .png",
+            "x.doc does not end like the name of a picture; use one of .png",
         ),
     ],
 )
@@ -193,7 +193,7 @@ def test_a_mistake_is_one_sentence(run: Run, words: list[str], status: int, sent
         ({"classes": []}, "classes: "),
         ({"pfs": {1: "-5MiB/s"}}, "pfs.1: '-5MiB/s' is a negative rate"),
         ({"classes": [{"name": "staging", "threads": 1, "read": {1: "1GiB/s"}}]}, ".capacity: is"),
-        ({"world_size": 5}, "world_size: 5 ranks do not divide over 2 nodes"),
+        ({"world_size": 5}, "world_size: 5 ranks cannot be divided evenly among 2 nodes"),
         ({"batch_per_rank": 100}, "batch_per_rank: 64 files do not fill one batch of 200"),
         ({"dataset": {"scan": "/nowhere"}}, "dataset.scan: /nowhere: no sizes can be read"),
         ({"policies": ["naive", "best"]}, "policies: there is no policy 'best'"),

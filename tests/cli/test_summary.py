@@ -159,7 +159,7 @@ def test_files_without_a_tier_that_can_be_used(session_factory: Factory, source:
     report["sources"][0] |= {"bypass": {"no_room": 3}, "bypass_bytes": {"no_room": 3 * MIB}}
     text = " ".join(" ".join(summary(report, since(None, report))).split())
     assert "tier: tier /t goes unused: it was removed" in text
-    assert "no room: 3 files (3 MiB) left to the source: no tier can be used, as said above" in text
+    assert "no room: 3 files (3 MiB) left to the source: no tier can be used (see above)" in text
 
 
 def test_the_quota_that_is_named_holds_all(
@@ -183,7 +183,7 @@ def test_the_quota_that_is_named_holds_all(
 def test_a_run_on_another_dataset_is_told_what_to_look_at(session: Session) -> None:
     _, lines = run(session, "true")
     text = " ".join(" ".join(lines).split())
-    assert f"monarch: no file below {session.source} was opened; does the program use" in text
+    assert f"monarch: no file below {session.source} was opened; the program may use" in text
     assert "source:" not in text
 
 

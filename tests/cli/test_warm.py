@@ -135,7 +135,7 @@ def test_what_cannot_be_filled_is_named_and_the_rest_goes_on(
     chosen = [{"path": str(source), "exclude": ["*.tmp"]}]
     session = session_factory(chosen, prefetch="none").start()
     wrong = {
-        tmp_path: f"outside every source; name what is below {source}, or add its directory",
+        tmp_path: f"outside every source; name a path below {source}, or add this path's directory",
         source / "none": "No such file or directory; check the spelling",
         source / "a/below": "Not a directory; check the spelling",
         source / "dangling": "No such file or directory; check the spelling",
@@ -221,7 +221,7 @@ def test_a_tier_that_was_lost_is_named_where_files_have_no_room(
     else:
         assert (done.returncode, done.stderr) == (1, f"monarch: {first['why']}\n")
         assert f"tier {session.tiers[0]} goes unused: its directory was" in done.stderr
-        assert done.stdout.endswith("3 have no tier that can be used\n")
+        assert done.stdout.endswith("3 could not be copied, because no tier can be used\n")
 
 
 def test_everything_is_switched_off(session_factory: Factory, source: Path) -> None:

@@ -123,7 +123,10 @@ def test_who_keeps_what_has_to_stay(local: Local) -> None:
     tier = {"mount_point": str(local.directory / "tier1"), "max_storage_quota": "3MiB"}
     local.configure(VICTIM, hierarchy=[tier])
     line = refusal(local)
-    assert "#1: the quotas are 3145728 bytes, but the running daemons were told 2097152" in line
+    assert (
+        "#1: the quotas are 3145728 bytes, but the running daemons were started with 2097152"
+        in line
+    )
 
 
 def test_what_all_agreed_on_has_to_stay(local: Local, tree: Path) -> None:
@@ -171,7 +174,7 @@ def test_another_tree_is_there_now(local: Local, tree: Path) -> None:
     other.mkdir()
     inside = f'unshare --mount sh -c \'mount --bind {other} {tree} && exec "$@"\' sh "$@"'
     local.prefix = ["sh", "-c", f'if [ "$PMI_RANK" = 1 ]; then {inside}; else exec "$@"; fi', "sh"]
-    assert f"#1: {tree} is another directory than on {socket.gethostname()}#0 " in refusal(local)
+    assert f"#1: {tree} is not the same directory as on {socket.gethostname()}#0 " in refusal(local)
 
 
 def test_a_daemon_alone_has_no_cluster_to_tell(

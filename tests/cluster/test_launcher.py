@@ -224,7 +224,7 @@ def test_who_comes_back_is_who_was_there() -> None:
     assert "are on node0, node1, node9: start the same ranks" in words
     assert other_members(infos[:2], cluster).startswith("the running daemons were started on")
     words = other_members([*running(2), replace(info(2), quotas=(2, 3))], cluster)
-    assert words.startswith("node2: the quotas are 2, 3 bytes, but the running daemons were told")
+    assert words.startswith("node2: the quotas are 2, 3 bytes, but the running daemons were")
     plan = {**info(2).agreed, "plan[0]": "a file"}
     words = other_members([*running(2), replace(info(2), agreed=plan)], cluster)
     assert words.startswith("node2: plan[0] is a file, but on the nodes with running daemons it is")

@@ -132,7 +132,7 @@ def test_another_tree_under_the_same_name_is_refused(
     done = local.ranks("start", "-c", local.template)
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
-    assert f"{tree} is another directory " in line
+    assert f"{tree} is not the same directory " in line
     assert line.startswith("monarch: ")
     assert "#1: " in line
     assert local.daemons() == []

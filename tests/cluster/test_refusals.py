@@ -38,7 +38,7 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
         (
             {"scan": "lazy"},
             2,
-            ["#2: ", "tiers-2.yaml: several nodes need", "remove 'scan'"],
+            ["#2: ", "tiers-2.yaml: several nodes need", "remove 'scan: lazy'"],
         ),
         ({"peers": {"interface": "no0"}}, 2, ["#2: ", "peers.interface: 'no0' has no address"]),
         ({"block_size": "1MiB"}, 3, ["#2: block_size is 1048576 bytes, but on ", " 4194304 bytes"]),
@@ -115,7 +115,7 @@ def test_a_daemon_that_runs_alone(tree: Path, local_factory: Callable[..., Local
     assert local.monarch("start", "-c", local.file(1)).returncode == 0
     done = local.ranks("start", "-c", local.template)
     assert done.returncode == 3
-    assert "#1: a daemon serves this configuration already, but not in the" in done.stderr
+    assert "#1: a daemon serves this configuration already, but does not" in done.stderr
     assert [daemon.pid for daemon in local.daemons()] == [local.connection(1).ask("where")["pid"]]
 
 

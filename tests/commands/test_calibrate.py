@@ -137,7 +137,7 @@ def test_what_was_not_measured_is_marked(place: Path) -> None:
         "network",
     }
     small = scenario_text(config, Calibration(rates, (rates,), (rates,), 70))
-    assert "# ? 70 bytes are too few for a rate" in small
+    assert "# ? measured on only 70 bytes, too few for a rate" in small
 
 
 def test_more_threads_than_files_are_not_measured(place: Path) -> None:

@@ -51,21 +51,21 @@ REFUSED = {
         SMALLEST.replace("@/ssd", r'"/a\0"'),
         3,
         "hierarchy[0].mount_point",
-        "contains a character that no path may",
+        "contains a character that is not allowed in a path",
         "remove it",
     ),
     "home that no system has": (
         SMALLEST.replace("@/ssd", r'"~a\0/b"'),
         3,
         "hierarchy[0].mount_point",
-        "contains a character that no path may",
+        "contains a character that is not allowed in a path",
         "remove it",
     ),
     "half a character": (
         SMALLEST.replace("@/ssd", r'"/a\ud800"'),
         3,
         "hierarchy[0].mount_point",
-        "contains a character that no path may",
+        "contains a character that is not allowed in a path",
         "remove it",
     ),
     "undefined variable": (
@@ -128,7 +128,7 @@ REFUSED = {
         SMALLEST + "switch_file: @/pfs\n",
         5,
         "switch_file",
-        "is a directory, which would switch everything off for good",
+        "is a directory, so Monarch would always be switched off",
         "name a file in it",
     ),
     "missing source": (
@@ -164,21 +164,21 @@ REFUSED = {
         3,
         "hierarchy[0].mount_point",
         "is already a source, in line 1",
-        "apart from it",
+        "neither contains the source nor lies in it",
     ),
     "tier inside a source": (
         SMALLEST.replace("@/ssd", "@/pfs/sub"),
         3,
         "hierarchy[0].mount_point",
         "a source in line 1",
-        "apart from it",
+        "neither contains the source nor lies in it",
     ),
     "source inside a tier": (
         SMALLEST.replace("@/pfs", "@/link/sub"),
         1,
         "sources[0]",
         "a tier in line 3",
-        "apart from it",
+        "neither contains the source nor lies in it",
     ),
     "source inside a source": (
         SMALLEST.replace("@/pfs", "@/pfs, @/pfs/sub"),
@@ -317,8 +317,18 @@ def test_the_staging_area_may_lie_where_a_tier_lies(site: Site) -> None:
     [
         ("{mount_point: @/ssd2}", "max_storage_quota", "is missing", "add"),
         ("{mount_point: @/not, max_storage_quota: 1MiB}", "mount_point", "cannot be", "create"),
-        ("{mount_point: @/pfs/sub, max_storage_quota: 1MiB}", "mount_point", "inside", "apart"),
-        ("{mount_point: @/pfs, max_storage_quota: 1MiB}", "mount_point", "a source", "apart"),
+        (
+            "{mount_point: @/pfs/sub, max_storage_quota: 1MiB}",
+            "mount_point",
+            "inside",
+            "neither contains",
+        ),
+        (
+            "{mount_point: @/pfs, max_storage_quota: 1MiB}",
+            "mount_point",
+            "a source",
+            "neither contains",
+        ),
         ("{mount_point: @/ssd, max_storage_quota: 0}", "max_storage_quota", "no room", "a size"),
         ("{mount_point: @/ssd, max_storage_quota: 999TiB}", "max_storage_quota", "more", "at most"),
     ],
@@ -336,4 +346,4 @@ def test_the_staging_area_needs_a_number(site: Site) -> None:
         f"- {{mount_point: @/t{number}, max_storage_quota: 1MiB}}\n" for number in range(16)
     )
     text = f"sources: [@/pfs]\nhierarchy:\n{levels}staging: {{max_storage_quota: 1MiB}}\n"
-    site.check_refused(text, 19, "staging", "16 entries", "at most 15")
+    site.check_refused(text, 19, "staging", "16 tiers", "at most 15")

@@ -87,7 +87,7 @@ def test_a_daemon_without_descriptors_is_not_deaf_for_good(
         with connection:
             said = session.log.read_text
             wait_until(
-                lambda: "commands have to wait, because none can be accepted" in said(),
+                lambda: "commands must wait: the daemon cannot accept connections now" in said(),
                 what="its complaint",
             )
     finally:

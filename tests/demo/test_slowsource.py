@@ -312,7 +312,7 @@ def test_it_unmounts_itself_when_the_starter_is_killed(binary: Path, tmp_path: P
 def test_what_is_wrong_is_refused_in_a_sentence(
     source: SlowSource, binary: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="'stat' is none of the kinds getattr, open"):
+    with pytest.raises(ValueError, match="unknown kind 'stat'; use one of getattr, open"):
         source.latency(stat=1)
     with pytest.raises(ValueError, match="negative"):
         source.rate(-1)

@@ -169,7 +169,7 @@ def test_what_lies_below_a_renamed_directory_is_recorded_too(
 
 # --- a daemon that has none left ----------------------------------------------------------------
 
-COMPLAINT = "fills have to wait"
+COMPLAINT = "fills wait for a free file descriptor"
 
 
 @contextmanager

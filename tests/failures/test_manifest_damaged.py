@@ -168,11 +168,11 @@ def test_the_daemon_starts_all_the_same(
         if damage in (newer_version, wrong_sums):
             assert not kept.exists()
         elif damage in (lost, empty):
-            assert f"empty or gone; the {COUNT} copies that lie there are made anew" in done.stderr
+            assert f"empty or gone, so its {COUNT} copies are removed and made again" in done.stderr
         else:
             assert re.search(r"manifest was damaged \(.*\) and is kept as", done.stderr)
             assert str(kept) in done.stderr
-            assert f"the {COUNT} copies that lie there are made anew" in done.stderr
+            assert f"so its {COUNT} copies are removed and made again" in done.stderr
     finally:
         assert session.monarch("stop").returncode == 0
     log = session.paths.log.read_text() if session.paths.log.exists() else ""
@@ -192,7 +192,7 @@ def test_a_damaged_manifest_that_cannot_be_set_aside_costs_its_tier_alone(
         assert done.stderr == f"monarch: {why}\n"
         assert why == (
             f"tier {session.tiers[0]} goes unused: {manifest}: Device or resource busy;"
-            " repair its file system, then monarch stop and start"
+            " repair its file system, then run `monarch stop` and `monarch start`"
         )
         assert settle(session)["present"] == COUNT
         check_all(session, files)
@@ -325,8 +325,8 @@ def test_copies_that_were_cut_or_replaced_are_seen_said_and_made_anew(
     for name, trouble in zip(names, TROUBLES, strict=True):
         trouble(before[name])
     said = (
-        f"tier {tier}: {len(TROUBLES)} of {COUNT} copies were not what the manifest says"
-        " (gone, cut or replaced) and are made anew"
+        f"tier {tier}: {len(TROUBLES)} of {COUNT} copies do not match the manifest"
+        " (missing, truncated or replaced) and are made again"
     )
     reading = [str(files.path(name)) for name in names]
     done = session.monarch("run", "-q", "--", "sha256sum", *reading, timeout=30)

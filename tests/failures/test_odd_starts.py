@@ -117,7 +117,9 @@ def test_the_command_runs_where_no_session_can_be_made(
     first, last = done.stderr.splitlines()
     assert "; set MONARCH_SHM" in first
     assert first.endswith("; the command reads from the source")
-    assert last == "monarch: no daemon ran, so nothing was gained; the reason is above"
+    assert last == (
+        "monarch: no daemon served this run, so Monarch gained nothing; the reason is printed above"
+    )
 
 
 def test_a_command_whose_name_the_kernel_cuts_within_a_letter(

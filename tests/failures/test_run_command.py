@@ -86,7 +86,10 @@ os.kill(DaemonConnection(SessionDir.of(sys.argv[1])).ask("where")["pid"], int(sy
     ("number", "said"),
     [
         (signal.SIGKILL, "the daemon ended before the command; see `monarch logs`"),
-        (signal.SIGSTOP, "the daemon does not answer within 1 s; is it stopped?"),
+        (
+            signal.SIGSTOP,
+            "the daemon does not answer within 1 s; it may be suspended (SIGSTOP) or very busy",
+        ),
     ],
 )
 def test_why_there_is_nothing_to_tell_of_the_gain(
@@ -96,7 +99,7 @@ def test_why_there_is_nothing_to_tell_of_the_gain(
     run = [sys.executable, "-c", IMPATIENT, "run", "-c", str(session.config), "--"]
     done = session.run([*run, *command], preload=False)
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"monarch: it is not known what was gained: {said}\n"
+    assert done.stderr == f"monarch: cannot tell what this run gained: {said}\n"
     wait_until(lambda: not daemons(session), what="the daemon's end")
 
 

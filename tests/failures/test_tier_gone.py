@@ -101,7 +101,7 @@ def test_verify_and_clear_name_the_only_tier_when_it_is_gone(
         done = session.monarch(command)
         assert done.returncode == 4
         assert done.stderr.startswith(f"monarch: tier {tmp_path / 'tier'} goes unused: its dir")
-        assert done.stderr.endswith("; monarch stop, then start, makes it anew\n")
+        assert done.stderr.endswith("; run `monarch stop` and `monarch start` to make it again\n")
         if command == "verify":
             assert done.stdout == "0 copies checked, 0 damaged\n"
 
@@ -150,7 +150,8 @@ def test_the_tier_becomes_read_only(
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "34 copies checked, 0 damaged\n"
     why = (
-        f"tier {first} goes unused: its file system returned an error; repair it, then monarch stop"
+        f"tier {first} goes unused: its file system returned an error; repair the file system, then"
+        " run `monarch stop` and"
     )
     assert session.status()["tiers"][0]["why"].startswith(why)
     session.stop()
@@ -286,7 +287,7 @@ def test_a_tier_that_cannot_be_listed_at_the_start_is_gone_without(
         assert not held_elsewhere(first, session.config)
         assert caplog.messages == [
             f"tier {first} goes unused: {tier_root(first) / 'c'}: Input/output error;"
-            " repair its file system, then monarch stop and start"
+            " repair its file system, then run `monarch stop` and `monarch start`"
         ]
     finally:
         daemon.close()

@@ -201,7 +201,7 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
         assert [line.split()[0] for line in done.stdout.splitlines()] == site.right
         planted = f"{site.mount}/monarch-{ALICE}/c/"
         assert done.stderr == (
-            f"monarch: a tier's path leads to another directory than the daemon's: {planted};"
+            f"monarch: a tier's path does not lead to the daemon's private directory: {planted};"
             " all reads go to the source. Run `monarch doctor` for details.\n"
         )
         site.daemon.send_signal(signal.SIGCONT)
@@ -214,7 +214,7 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
         reader.communicate()
     assert site.status()["tiers"][0]["why"] == (
         f"tier {site.mount} goes unused: its directory was removed or replaced;"
-        " monarch stop, then start, makes it anew"
+        " run `monarch stop` and `monarch start` to make it again"
     )
     # Alice's copies lie where Bobby has moved them: by now their room is free again, and what he
     # has put in their place is not hers to remove.

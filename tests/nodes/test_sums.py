@@ -82,7 +82,7 @@ def test_what_has_rotted_goes_where_it_has_rotted(
         ) as reader:
             reader.end()
         wait_until(lambda: not copy.exists(), what="the end of the copy")
-    assert "is damaged: it is dropped and made anew" in nodes[owner].log.read_text()
+    assert "is damaged; it is dropped and made again" in nodes[owner].log.read_text()
 
 
 def mixed(value: int) -> int:
@@ -177,4 +177,4 @@ def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
         wait_until(lambda: not copy.exists(), what="the end of the copy")
     finally:
         peer.close()
-    assert "is damaged: it is dropped and made anew" in owner.log.read_text()
+    assert "is damaged; it is dropped and made again" in owner.log.read_text()

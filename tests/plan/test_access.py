@@ -178,13 +178,14 @@ def test_a_timeline_can_be_entered_anywhere() -> None:
     *_, last = timeline.sections()
     assert last.start + last.node(0).size == 5 * 12 + 2 * 5
     for epoch, part, message in (
-        (5, None, "epoch: 5 is none of the 5; count from 0"),
-        (2, "validation", "epoch: validation does not run in 2; choose another one"),
+        (5, None, "epoch: there is no epoch 5; the plan has 5, counted from 0"),
+        (2, "validation", "epoch: no part 'validation' runs in epoch 2; choose another one"),
     ):
         for ask in (timeline.section, lambda *where: timeline.position(where[0], 0, where[1])):
             with pytest.raises(ConfigError, match=f"^{message}$"):
                 ask(epoch, part)
-    with pytest.raises(ConfigError, match=r"^batch: 3 is none of the 3; count from 0$"):
+    said = "batch: there is no batch 3; 'validation' has 3 in an epoch, counted from 0"
+    with pytest.raises(ConfigError, match=f"^{said}$"):
         timeline.position(3, 3, "validation")
     longer = Timeline((training, validation), 9, 1, 24)
     assert np.array_equal(longer.section(4).rows, timeline.section(4).rows)
@@ -208,7 +209,7 @@ def test_numbers_that_do_not_fit(key: str, change: dict[str, object]) -> None:
 
 def test_more_epochs_than_are_known_are_refused() -> None:
     listed = Loader(Listed(4, np.array([[0, 1], [1, 2]])), 1, 1)
-    with pytest.raises(ConfigError, match="known for 2 only"):
+    with pytest.raises(ConfigError, match="known for 2 epochs only"):
         Timeline.of(listed, 3, 1)
 
 

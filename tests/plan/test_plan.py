@@ -66,7 +66,7 @@ def test_units_of_several_datasets_follow_each_other() -> None:
 
 def test_a_part_of_another_length_is_refused() -> None:
     part = PlanPart("training", 0, Loader(SequentialSampler(7), 1, 1))
-    with pytest.raises(ConfigError, match=r"^dataset: 'training' has 40 samples"):
+    with pytest.raises(ConfigError, match=r"^dataset: the dataset of 'training' has 40 samples"):
         Plan((shards(),), (part,), 1, 1)
 
 
@@ -259,7 +259,7 @@ parts:
         (("DistributedSampler", "RandomSampler"), "5: parts[0].sampler.seed: is missing; add"),
         (("DistributedSampler", "Sampler"), "5: parts[0].sampler.kind: 'Sampler' is not known"),
         (("{kind: DistributedSampler}", "[]"), "sampler: cannot be a list"),
-        (("Sampler}", "Sampler}\n  split: chunks"), "6: parts[0].split: 'chunks', but Distr"),
+        (("Sampler}", "Sampler}\n  split: chunks"), "6: parts[0].split: 'chunks' does not fit the"),
         (("Sampler}", "Sampler}\n  name: two words"), "6: parts[0].name: cannot be 'two words'"),
         (("epochs: 2", "epochs: 2\nnodes: 70000"), "2: nodes: 70000 is out of range"),
         (

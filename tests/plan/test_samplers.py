@@ -179,7 +179,7 @@ def test_a_file_of_indices(tmp_path: Path) -> None:
         listed = Listed(4, read_indices(path))
         assert [order.tolist() for order in listed.epochs()] == rows.tolist()
         assert listed.epoch(1).tolist() == [0, 3, 3]
-        with pytest.raises(ConfigError, match="known for 2 only"):
+        with pytest.raises(ConfigError, match="known for 2 epochs only"):
             listed.epoch(2)
 
 

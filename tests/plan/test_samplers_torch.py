@@ -154,7 +154,7 @@ def test_the_global_generators_state_gives_one_epoch(drawn: int, replacement: bo
     ours = GlobalRandomSampler(30, state, replacement=replacement)
     assert ours.epoch(0).tolist() == expected
     assert GlobalRandomSampler(30, state, False, replacement).epoch(0).tolist() == alone
-    with pytest.raises(ConfigError, match="known for 1 only"):
+    with pytest.raises(ConfigError, match="known for 1 epoch only"):
         ours.epoch(1)
 
 

@@ -70,7 +70,7 @@ def test_parallel_staging_says_what_it_never_uses() -> None:
     first, second = decision.orders(0).reshape(2, -1)
     assert sorted(set(first.tolist())) == [0, 1, 2, 3]
     assert sorted(second.tolist()) == [6, 6, 6, 7, 7, 7]
-    assert "which is not the whole dataset" in decision.notes[0]
+    assert "not the whole dataset" in decision.notes[0]
 
 
 def test_deepio_opportunistic_deals_what_is_in_memory() -> None:

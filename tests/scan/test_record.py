@@ -108,7 +108,7 @@ def test_random_entries_come_back() -> None:
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 100, -1])
 def test_half_a_record_is_refused(tree: Path, tmp_path: Path, size: int) -> None:
     data = record_sources(config_of(tmp_path, tree))
-    with pytest.raises(ValueError, match="no record of a scan"):
+    with pytest.raises(ValueError, match="not a record of a scan"):
         read_record(data[:size])
 
 
@@ -116,7 +116,7 @@ def test_a_damaged_batch_is_refused(tree: Path, tmp_path: Path) -> None:
     data = bytearray(record_sources(config_of(tmp_path, tree)))
     data[-1] ^= 1
     scan = RecordedScan(0, read_record(bytes(data))[0])
-    with pytest.raises(ValueError, match="no batch of entries"):
+    with pytest.raises(ValueError, match="not a batch of entries"):
         found(scan)
 
 

@@ -98,9 +98,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("rates missing", {"rates": {"compute": "1MiB/s"}}, "rates.preprocess: is missing; add 'pre"),
     ("no clients", {"pfs": {}}, "pfs: cannot be an empty mapping"),
     ("clients that are none", {"pfs": {0: "3MiB/s"}}, "pfs.0: 0 is out of range"),
-    ("world size", {"ranks_per_node": None, "world_size": 6}, "world_size: 6 ranks do not divide"),
+    (
+        "world size",
+        {"ranks_per_node": None, "world_size": 6},
+        "world_size: 6 ranks cannot be divided",
+    ),
     ("both", {"world_size": 8}, "world_size: is given beside ranks_per_node; keep one"),
-    ("a batch", {"batch_per_rank": None, "batch": 30}, "batch: 30 samples do not divide over 4"),
+    (
+        "a batch",
+        {"batch_per_rank": None, "batch": 30},
+        "batch: 30 samples cannot be divided evenly among 4",
+    ),
     ("both batches", {"batch": 128}, "batch: is given beside batch_per_rank"),
     ("no batch", {"batch_per_rank": None}, "batch_per_rank: is missing"),
     (

@@ -127,7 +127,9 @@ def test_the_block_size_is_remembered(path: Path) -> None:
 
 def test_a_damaged_manifest_is_a_tier_error(path: Path) -> None:
     path.write_bytes(b"this is no database, and longer than the header of one" * 20)
-    with pytest.raises(TierError, match=r"the manifest is damaged .*; monarch start sets it aside"):
+    with pytest.raises(
+        TierError, match=r"the manifest is damaged .*; `monarch start` sets it aside"
+    ):
         Manifest(path)
 
 
@@ -137,7 +139,7 @@ def test_a_newer_format_is_refused_and_left_as_it_is(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("UPDATE meta SET value = '99' WHERE key = 'version'")
     for _ in range(2):  # looking at it does not make it ours
-        with pytest.raises(TierError, match="written by version 99"):
+        with pytest.raises(TierError, match="its format is version 99"):
             Manifest(path)
 
 

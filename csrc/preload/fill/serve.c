@@ -20,7 +20,7 @@ static const char *why_source(const struct session *s, const struct monarch_entr
         "source: excluded by the configuration",
         "source: the file has changed",
         "source: its copy failed",
-        "source: attributes that entries cannot hold",
+        "source: it has attributes that the catalog cannot hold",
     };
     static const char *const states[] = {"source: no copy yet", "source: its copy is requested",
                                          "source: its copy is being made",

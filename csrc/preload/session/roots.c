@@ -71,7 +71,7 @@ static const struct monarch_tier *foreign_tier(const struct monarch_control *k) 
 int monarch_has_foreign_tier(const struct monarch_control *k) {
     const struct monarch_tier *t = foreign_tier(k);
     if (t)
-        monarch_warn("a tier's path leads to another directory than the daemon's:", t->path,
+        monarch_warn("a tier's path does not lead to the daemon's private directory:", t->path,
                      "Run `monarch doctor` for details.");
     return t != NULL;
 }

@@ -222,7 +222,7 @@ class Engine:
         homes["is_kept"] = keeps
         where = pointer(homes)
         if lib.monarch_engine_homes(self.c, len(ids), pointer(ids, np.uint64), where) != 0:
-            raise MemoryError("no memory for the table of nodes that fills ask")
+            raise MemoryError("no memory for the table that says which nodes fills ask")
 
     def rest(self, limit_s: float) -> bool:
         """Sleeps for limit_s [s] at most, until a reader waits for a file that the grant leaves to

@@ -58,7 +58,9 @@ def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier |
 def _default(tiers: int) -> TierConfig | None:
     place = shm_root()
     if tiers >= MAX_TIERS:
-        log.warning("there is no staging area: %d tiers are as many as there can be", tiers)
+        log.warning(
+            "there is no staging area: the configuration already has %d tiers, the maximum", tiers
+        )
         return None
     try:
         room = os.statvfs(place)

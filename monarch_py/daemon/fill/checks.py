@@ -80,6 +80,6 @@ class Checks:
     def make_anew(self, entry: int) -> None:
         """Drops a damaged copy, and has it made again."""
         path = self._shared.catalog.path(entry)
-        log.warning("the copy of %s is damaged: it is dropped and made anew", path)
+        log.warning("the copy of %s is damaged; it is dropped and made again", path)
         self._copies.forget(one(entry), State.ABSENT)
         self._requests.make_anew(one(entry))

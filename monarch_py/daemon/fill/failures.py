@@ -80,7 +80,10 @@ class FailedFills:
         serves a file that programs use. A file that is filled ahead stays WANTED, so that the
         command that asked for it goes on waiting, or cancels it."""
         if not self._is_told:
-            log.warning("fills have to wait: %s; raise the limit (ulimit -n)", os.strerror(error))
+            log.warning(
+                "fills wait for a free file descriptor (%s); raise the limit (ulimit -n)",
+                os.strerror(error),
+            )
             self._is_told = True
         if not len(self):
             self._try_at_s = time.monotonic() + PASSING_S

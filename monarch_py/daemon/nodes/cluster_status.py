@@ -18,7 +18,7 @@ MOST_AT_A_TIME = 256
 WHY = {
     PeerStatus.CUT: "cannot be reached",
     PeerStatus.REFUSED: "belongs to another session",
-    PeerStatus.FORGED: "has its answers forged by somebody in between",
+    PeerStatus.FORGED: "gives answers that were changed on the way",
 }
 
 
@@ -48,8 +48,11 @@ def _ask(cluster: Cluster, rank: int) -> tuple[str, dict[str, Any] | None]:
     except Unreachable as error:
         if error.status == PeerStatus.OTHER_NODE:
             member = cluster.members[rank]
-            meant = f"the daemon of rank {rank} at {member.host}:{member.port}"
-            return f"is not {meant}: its proof is for somebody else, rank {error.who}", None
+            at = f"{member.host}:{member.port}"
+            return (
+                f"did not answer at {at}: rank {error.who} answered in place of rank {rank}",
+                None,
+            )
         return WHY.get(error.status, "does not answer"), None
 
 

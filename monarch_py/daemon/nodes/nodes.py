@@ -63,8 +63,8 @@ class Nodes:
         cluster = self.cluster
         if len(cluster.members) > lib.MONARCH_MAX_PEERS:
             raise SessionError(
-                f"{len(cluster.members)} nodes are more than Monarch can tell apart: start it on"
-                f" at most {lib.MONARCH_MAX_PEERS}"
+                f"{len(cluster.members)} nodes are too many for one cluster; start Monarch on at"
+                f" most {lib.MONARCH_MAX_PEERS}"
             )
         self.replicas = ReplicaServer(membership, shared, engine, tiers)
         connect = partial(connect_link, Party.of(cluster))
@@ -148,8 +148,8 @@ class Nodes:
         self.move(own, heirs)
         if not self.passed_on and len(own):
             log.warning(
-                "this node has no room for files that it is to keep for all nodes: other nodes keep"
-                " them. Free space on its tiers, or lower their quotas"
+                "the tiers of this node have no room for files that it should keep for all nodes,"
+                " so other nodes keep them; free space on its tiers, or lower their quotas"
             )
         self.passed_on += len(own)
 
@@ -192,7 +192,7 @@ class Nodes:
         keeps[files] |= second_copies(hashes, sizes, owner[files], rank, int(quotas[rank]))
         self._share(owner, keeps)
         log.info(
-            "node %d of %d keeps %d of %d files, %d of them its own",
+            "node %d of %d keeps %d of %d files and owns %d of them",
             self.cluster.rank,
             len(self.cluster.members),
             int(keeps.sum()),

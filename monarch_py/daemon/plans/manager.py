@@ -121,7 +121,7 @@ class PlanManager:
             yield
         except Exception:  # also an error of the thread
             log.exception("the plan %s cannot be followed", tracker.file)
-            tracker.drop("its next accesses could not be worked out")
+            tracker.drop("computing its next accesses failed (see the log)")
         if tracker.state == "dropped" and not was_dropped:
             self._say_dropped(tracker)
 

@@ -111,8 +111,8 @@ class PlacementTask:
             return self._as_dealt(told, where, ids)
         if not is_placeable(members, len(ids)):
             log.warning(
-                "%d nodes and %d files are too many to be placed by how often the nodes use them:"
-                " the files stay where their hashes put them, and are fetched as the plan says",
+                "%d nodes and %d files are too many to place files by their use: file hashes choose"
+                " the nodes, and files are still fetched in the plan's order",
                 members,
                 len(ids),
             )

@@ -47,8 +47,8 @@ def load_plan(file: Path, nodes: int) -> Loaded:
     plan = replace(Plan.load(file), grain="files")
     if any(not len(index.pool) for index in plan.datasets):
         raise ConfigError(
-            f"{file}: the plan has the number of its files, but not their names; make it from an "
-            "index (`monarch plan index`)"
+            f"{file}: the plan says how many files there are, but not their names; make it from an"
+            " index (`monarch plan index`)"
         )
     if nodes not in (1, plan.nodes):
         raise ConfigError(
@@ -385,7 +385,7 @@ def _find_files(
             lib.monarch_find_all(*where, *names, pointer(entries))
             break
     else:
-        return entries.astype(np.uint64), f"{index.root} lies in none of the configured sources"
+        return entries.astype(np.uint64), f"{index.root} is not inside any configured source"
     known = np.flatnonzero(entries >= 0)
     rows = catalog.entries[entries[known]]
     same = (rows["kind"] == Kind.FILE) & (rows["size"] == index.sizes[known])

@@ -309,8 +309,9 @@ class Scanner:
         except OSError as error:
             self.full = True
             log.warning(
-                "shared memory is full (%s), so files beyond %d are left to the source; make"
-                " /dev/shm larger, or set MONARCH_SHM to a larger file system",
+                "shared memory is full (%s): only %d names have room in the catalog, and the source"
+                " serves all other files; make /dev/shm larger, or set MONARCH_SHM to a larger file"
+                " system",
                 error,
                 len(catalog),
             )

@@ -138,7 +138,11 @@ class Source:
                 )
         except OSError as error:
             path = self.config.path
-            log.warning("%s cannot be scanned; unknown files are not copied: %s", path, error)
+            log.warning(
+                "%s cannot be scanned, so files that the catalog lacks get no copies: %s",
+                path,
+                error,
+            )
             self.errors += 1
             return False
         for directory, below in self._read:

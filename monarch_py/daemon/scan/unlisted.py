@@ -107,7 +107,9 @@ class UnlistedFiles(Generic[Seen]):
             try:
                 seen = self._look(*path)
             except Exception:
-                log.exception("the source could not be asked for a file that the scan has not met")
+                log.exception(
+                    "the source could not be asked about a file that the scan has not reached"
+                )
             self._answers.put((path, seen))
             with self._lock:
                 if not self._is_closed:

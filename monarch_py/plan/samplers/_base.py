@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
+from monarch_py.util.units import counted
 
 # The order of an epoch: an array of sample numbers. A number takes 4 bytes, because a plan for 14
 # million samples holds many of them.
@@ -127,6 +128,7 @@ class Sampler(ABC):
             raise ConfigError(f"epoch: {number} is negative; epochs are counted from 0")
         if self.reach is not None and number >= self.reach:
             raise ConfigError(
-                f"epochs: this {type(self).__name__} is known for {self.reach} only;"
-                " plan so many, or record what follows"
+                f"epochs: the order of this {type(self).__name__} is known for"
+                f" {counted(self.reach, 'epoch')} only; plan at most {self.reach}, or record the"
+                " later ones"
             )

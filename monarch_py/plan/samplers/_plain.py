@@ -40,7 +40,7 @@ class Listed(Sampler):
         indices = np.asarray(self.indices)
         if indices.ndim not in (1, 2):
             raise ConfigError(
-                f"indices: has {indices.ndim} dimensions; write one row of samples an epoch"
+                f"indices: has {indices.ndim} dimensions; write one row of samples for each epoch"
             )
         flat = as_order("indices", indices.reshape(-1), self.length)
         object.__setattr__(self, "indices", flat.reshape(indices.shape))

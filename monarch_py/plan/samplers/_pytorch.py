@@ -291,10 +291,12 @@ class WeightedRandomSampler(_Generated):
                 f"weights: must be {self.length} numbers, none negative and not all 0;"
                 " write one for each sample"
             )
-        if not self.replacement and self.num_samples > np.count_nonzero(weights):
+        drawable = np.count_nonzero(weights)
+        if not self.replacement and self.num_samples > drawable:
             raise ConfigError(
-                f"num_samples: {self.num_samples} without replacement is more than there are"
-                " samples with a weight; write fewer or set 'replacement: true'"
+                f"num_samples: without replacement, {self.num_samples} samples cannot be drawn from"
+                f" {drawable} with a weight above 0; write {drawable} or less, or set"
+                " 'replacement: true'"
             )
         object.__setattr__(self, "weights", weights)
 
@@ -323,8 +325,8 @@ class WeightedRandomSampler(_Generated):
             import torch
         except ImportError:
             raise ConfigError(
-                "replacement: without it, or for one sample, only torch can draw the order; install"
-                " torch here, or use 'kind: Recorded'"
+                "replacement: without replacement, or for one sample, only torch itself can draw"
+                " the order; install torch here, or use 'kind: Recorded'"
             ) from None
         generator = torch.Generator()
         generator.manual_seed(self.seed)
@@ -350,7 +352,7 @@ def as_order(key: str, numbers: Array, length: int) -> Order:
     if int(numbers.min()) < 0 or int(numbers.max()) >= length:
         outside = numbers[(numbers < 0) | (numbers >= length)][0]
         raise ConfigError(
-            f"{key}: {outside} is no sample of a dataset of {length}; write numbers from 0"
-            f" to {length - 1}"
+            f"{key}: {outside} is not the number of a sample in a dataset of {length}; write"
+            f" numbers from 0 to {length - 1}"
         )
     return numbers.astype(np.int32)

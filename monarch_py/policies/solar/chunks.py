@@ -43,8 +43,8 @@ def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:
     """
     if gap < 0 or chunk < 1:
         raise PolicyError(
-            f"chunk: {chunk} samples with gaps of {gap}; a chunk has one sample or more, and a gap "
-            "none or more"
+            f"chunk: {chunk} samples with gaps of {gap}; a chunk has one sample or more, and a gap"
+            " 0 or more"
         )
     rising = np.argsort(samples, kind="stable")
     wanted = np.asarray(samples, dtype=np.int64)[rising]
