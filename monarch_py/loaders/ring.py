@@ -1,0 +1,76 @@
+"""Shared memory in slots, one batch a slot, which worker processes fill and the training reads.
+
+The memory is a memfd: it has no name, so that it ends with the last process that maps it, however
+that process ends, and the size of /dev/shm (64 MiB in many containers) does not limit it. A slot is
+as large as the largest batch may be, and takes memory only for the largest batch that it has held.
+"""
+
+import mmap
+import os
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monarch_py.errors import MonarchError
+from monarch_py.util.units import format_size
+
+Bytes = npt.NDArray[np.uint8]
+PAGE = mmap.PAGESIZE
+
+
+class Ring:
+    """Slots of shared memory. It goes to a process by fork, or as an argument of a Process.
+
+    slots : how many;  slot_bytes : size of the largest batch [bytes], rounded up to pages
+    """
+
+    def __init__(self, slots: int, slot_bytes: int) -> None:
+        self.slots = slots
+        self.slot_bytes = -(-slot_bytes // PAGE) * PAGE
+        fd = os.memfd_create("monarch-ring")
+        try:
+            os.ftruncate(fd, slots * self.slot_bytes)
+            self._map(fd)
+        except (OSError, ValueError, OverflowError) as error:
+            os.close(fd)
+            size = format_size(slots * self.slot_bytes)
+            raise MonarchError(
+                f"max_batch: {slots} slots of {format_size(slot_bytes)} take {size} of addresses,"
+                f" which this process does not get ({error}); give a smaller max_batch"
+            ) from None
+
+    def _map(self, fd: int) -> None:
+        self._fd = fd
+        self.memory = mmap.mmap(fd, self.slots * self.slot_bytes)
+        if hasattr(mmap, "MADV_DONTDUMP"):
+            self.memory.madvise(mmap.MADV_DONTDUMP)  # a core file would have every empty page
+        whole = np.frombuffer(self.memory, dtype=np.uint8)
+        self._slots = list(whole.reshape(self.slots, self.slot_bytes))
+
+    def slot(self, number: int) -> Bytes:
+        """The memory of a slot: (slot_bytes,) uint8, writable."""
+        return self._slots[number]
+
+    def close_descriptor(self) -> None:
+        """Closes the descriptor. The memory stays as long as something maps it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close_descriptor()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Only while a Process is being started; the child gets a descriptor of its own.
+        return {
+            "slots": self.slots,
+            "slot_bytes": self.slot_bytes,
+            "descriptor": reduction.DupFd(self._fd),  # type: ignore[attr-defined,unused-ignore]
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.slots, self.slot_bytes = state["slots"], state["slot_bytes"]
+        self._map(state["descriptor"].detach())
