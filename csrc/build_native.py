@@ -55,6 +55,7 @@ SOURCES = [
     "plan/access.c",
     "plan/holder.c",
     "plan/digest.c",
+    "loaders/kept.c",
     "loaders/reads.c",
     "simulator/filling.c",
     "simulator/links.c",

@@ -200,9 +200,9 @@ class StagedLoader:
 
     def _views_as_read(self, batch: Batch, slot: Bytes) -> Any:
         assert self._form is not None
-        shape, dtype = self._form
-        if shape is not None:
-            array = view_of(slot, 0, (len(batch.indices), *shape), dtype)
+        if self._form.shape is not None:
+            shape = (len(batch.indices), *self._form.shape)
+            array = view_of(slot, 0, shape, self._form.dtype)
             return as_tensor(array) if self._tensors else array
         parts = [slot[begin:end] for begin, end in self.bounds(batch)]
         return [as_tensor(part) for part in parts] if self._tensors else parts

@@ -53,21 +53,32 @@ class Work:
         return place(batch, slot, by_default=self.collate_fn is None)
 
 
-Form = tuple[tuple[int, ...] | None, Any]
+class Form(NamedTuple):
+    """Of a sample that `dataset.read_into` reads as `dataset[i]` gives it.
+
+    shape : None if samples differ in size;  is_bytes : `dataset[i]` is bytes, and no array
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: Any
+    is_bytes: bool
 
 
 def form_of(dataset: Any) -> Form | None:
-    """(shape, dtype) of a sample that `dataset.read_into` reads as `dataset[i]` gives it; the shape
-    is None if samples differ in size. None if batches must be put together from `dataset[i]`."""
+    """The form of the samples; None if batches must be put together from `dataset[i]`. A dataset
+    that does not say its form is asked for its first sample."""
+    known = getattr(dataset, "sample_form", None)
+    if isinstance(known, Form):
+        return known
     if not (hasattr(dataset, "read_into") and hasattr(dataset, "sizes") and len(dataset)):
         return None
     first, sizes = dataset[0], np.asarray(dataset.sizes)
-    if isinstance(first, np.ndarray) and first.nbytes == sizes[0] and (sizes == sizes[0]).all():
-        return first.shape, first.dtype
+    is_even = bool((sizes == sizes[0]).all())
+    if isinstance(first, np.ndarray) and first.nbytes == sizes[0] and is_even:
+        return Form(first.shape, first.dtype, False)
     if not isinstance(first, bytes) or len(first) != sizes[0]:
         return None
-    is_even = bool((sizes == sizes[0]).all())
-    return ((len(first),) if is_even else None), np.dtype(np.uint8)
+    return Form((len(first),) if is_even else None, np.dtype(np.uint8), True)
 
 
 class Times(NamedTuple):
