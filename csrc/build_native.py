@@ -53,6 +53,7 @@ SOURCES = [
     "plan/shuffle.c",
     "plan/buffer.c",
     "plan/access.c",
+    "plan/deal.c",
     "plan/holder.c",
     "plan/digest.c",
     "loaders/kept.c",

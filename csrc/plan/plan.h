@@ -83,6 +83,28 @@ int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks,
 void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t units, uint64_t top,
                        uint32_t *scratch, int32_t *nodes, uint32_t *counts);
 
+/* --- who takes which sample of a step: deal.c --------------------------------------------------
+ */
+
+struct monarch_deal {
+    uint32_t nodes;
+    uint32_t ranks;    /* a multiple of the nodes; rank r is on node r / (ranks / nodes) */
+    uint64_t per_step; /* samples of all ranks in a step; the last step may have fewer */
+    uint32_t width;
+    const int32_t *holders; /* (samples, width) the nodes that hold each sample, and -1 */
+    double cap;             /* most samples of a rank, as a multiple of an equal batch; 0: equal */
+    int32_t least;          /* fewest samples of a rank in a step that has so many */
+};
+
+/* Deals the order of an epoch, step by step. Samples go to nodes that hold them, as many as there
+ * is room for; the others are shared out so that all nodes load equally many, as far as room
+ * allows. A batch begins with its loads.
+ * out: (count,) the samples by step and rank; starts: (steps * ranks + 1,) where each batch begins
+ * there; loads: (steps * ranks,) how many of its samples a rank's node does not hold. Returns 0, or
+ * -1 without memory. */
+int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uint64_t count,
+                      int32_t *out, int64_t *starts, int32_t *loads);
+
 /* --- what a dataset is: digest.c ---------------------------------------------------------------
  */
 

@@ -13,6 +13,9 @@ NOWHERE = -1
 # the sum of 2048 such sizes fits into 64 bits.
 LARGEST = np.uint64(1 << 51)
 
+# A tier's quota less this part of it is room for copies; see `slack_of` [bytes].
+SLACK_BYTES = 256 * 1024
+
 Sizes = npt.NDArray[np.integer[Any]]
 
 
@@ -36,6 +39,17 @@ class TierRoom:
         sane = np.minimum(sizes.astype(np.uint64, copy=False), LARGEST).astype(np.int64)
         blocks: npt.NDArray[np.int64] = (sane + (block - 1)) // block
         return blocks * block + self.entry_bytes
+
+
+# How every node rounds the sizes of files, whatever its own tiers' file systems do: to whole blocks
+# of the usual size, plus room for a name and a row of the manifest [bytes]. All nodes must come to
+# the same sums.
+UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
+
+
+def slack_of(quota_bytes: int) -> int:
+    """The part of a tier's quota in which no copy is placed [bytes]."""
+    return min(SLACK_BYTES, quota_bytes // 64)
 
 
 def first_fit(

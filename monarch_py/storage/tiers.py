@@ -22,14 +22,12 @@ from monarch_py.config.schema import TierConfig
 from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.session import HeldError, hold, holder_of, private_directory
 from monarch_py.native import Array, Ints, Uints, lib
-from monarch_py.policies.placement import TierRoom
+from monarch_py.policies.placement import TierRoom, slack_of
 from monarch_py.storage import memory
 from monarch_py.util.ownership import Doubt, doubts
 
 log = logging.getLogger("monarch.tiers")
 
-# Part of the quota kept for names and manifest rows of files that are placed together [bytes].
-SLACK_BYTES = 256 * 1024
 # Bytes that a copy takes besides its blocks: its name in the directory, and its row in the manifest
 # with a path of typical length. The manifest's size on the disk accounts for longer paths.
 NAME_BYTES, ROW_BYTES = 64, 448
@@ -76,11 +74,6 @@ def remove_any(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def slack_of(quota_bytes: int) -> int:
-    """The part of a tier's quota in which no copy is placed [bytes]."""
-    return min(SLACK_BYTES, quota_bytes // 64)
 
 
 def why_gone(mount_point: Path) -> str:

@@ -23,9 +23,9 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.peers.peer import Peer
 from monarch_py.peers.tcp import connect_link
 from monarch_py.policies.node import NOBODY, Holders, NodePolicy
-from monarch_py.policies.placement import TierRoom
+from monarch_py.policies.placement import UNIT, slack_of
 from monarch_py.policies.rendezvous import first_nodes, next_nodes, owners, second_copies
-from monarch_py.storage.tiers import Tier, slack_of
+from monarch_py.storage.tiers import Tier
 
 __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
@@ -37,10 +37,6 @@ START_LIMIT_S = 1.0
 # While a node scans by itself, other nodes read nothing from the source ahead of its use, for this
 # long at most [s]. While a plan is placed they do not either, however long that takes.
 SCAN_LIMIT_S = 10.0
-# How every node rounds the sizes of files, whatever its own tiers' file systems do: to whole blocks
-# of the usual size, plus room for a name and a row of the manifest [bytes]. All nodes must come to
-# the same sums.
-UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 
 def rooms_of(cluster: Cluster) -> Ints:

@@ -1,0 +1,281 @@
+/* Deals the samples of each step of an epoch to the nodes that hold them, and to the ranks of these
+ * nodes. Of several holders, a step takes those with which the most samples stay where they are: a
+ * matching of samples with places, which augmenting paths make as large as possible. */
+#include "plan/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A step while it is dealt. Arrays of nodes and of the step's samples; lists of the samples of each
+ * node are linked by the samples' places in the step. */
+struct step {
+    const struct monarch_deal *deal;
+    const int32_t *samples;
+    int32_t count;
+    int32_t *node;           /* of each sample; -1: waits for a place */
+    int32_t *next, *before;  /* in the list of the sample's node */
+    int32_t *first;          /* of each node: the head of its list */
+    int32_t *room, *taken;   /* of each node: places, and samples that it holds and takes */
+    int32_t *share, *least;  /* of each node: samples that it loads; fewest that it takes */
+    int32_t *moved, *queue;  /* of each node: the search for a free place */
+    uint8_t *seen, *is_dead; /* of each node: was reached; leads to no free place */
+    int32_t *cursor;         /* of each node: where its next sample goes */
+    int32_t *by_node;        /* the step's samples, by node, loads first */
+};
+
+static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
+static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+static const int32_t *holders_of(const struct step *s, int32_t i) {
+    return s->deal->holders + (uint64_t)s->samples[i] * s->deal->width;
+}
+
+static void link_to(struct step *s, int32_t i, int32_t node) {
+    s->node[i] = node;
+    s->before[i] = -1;
+    s->next[i] = s->first[node];
+    if (s->next[i] >= 0)
+        s->before[s->next[i]] = i;
+    s->first[node] = i;
+}
+
+static void unlink_from(struct step *s, int32_t i) {
+    if (s->before[i] >= 0)
+        s->next[s->before[i]] = s->next[i];
+    else
+        s->first[s->node[i]] = s->next[i];
+    if (s->next[i] >= 0)
+        s->before[s->next[i]] = s->before[i];
+    s->node[i] = -1;
+}
+
+/* The owner of a sample, which comes first, if it has a free place; else the holder with the most
+ * of them; -1 if none has any. */
+static int32_t freest(const struct step *s, int32_t i) {
+    const int32_t *holders = holders_of(s, i);
+    int32_t best = -1, most = 0;
+    for (uint32_t k = 0; k < s->deal->width; k++) {
+        int32_t node = holders[k];
+        if (node >= 0 && s->room[node] - s->taken[node] > most) {
+            if (k == 0)
+                return node;
+            most = s->room[node] - s->taken[node];
+            best = node;
+        }
+    }
+    return best;
+}
+
+/* Notes the holders of sample `i` in the search; returns the first with a free place, or -1. */
+static int32_t reach(struct step *s, int32_t i, int32_t *tail) {
+    const int32_t *holders = holders_of(s, i);
+    for (uint32_t k = 0; k < s->deal->width; k++) {
+        int32_t node = holders[k];
+        if (node < 0 || s->seen[node] || s->is_dead[node])
+            continue;
+        s->seen[node] = 1;
+        s->moved[node] = i;
+        s->queue[(*tail)++] = node;
+        if (s->taken[node] < s->room[node])
+            return node;
+    }
+    return -1;
+}
+
+/* Finds a place for sample `i`, all of whose holders are full, by moving other samples to other
+ * holders of theirs; leaves it waiting if there is no such way. */
+static void augment(struct step *s, int32_t i) {
+    int32_t head = 0, tail = 0, free_node = reach(s, i, &tail);
+    while (free_node < 0 && head < tail) {
+        int32_t node = s->queue[head++];
+        for (int32_t j = s->first[node]; j >= 0 && free_node < 0; j = s->next[j])
+            free_node = reach(s, j, &tail);
+    }
+    for (int32_t k = 0; k < tail; k++) {
+        s->seen[s->queue[k]] = 0;
+        s->is_dead[s->queue[k]] = free_node < 0;
+    }
+    if (free_node < 0)
+        return;
+    s->taken[free_node]++;
+    for (int32_t node = free_node;;) {
+        int32_t j = s->moved[node], left = s->node[j];
+        if (left >= 0)
+            unlink_from(s, j);
+        link_to(s, j, node);
+        if (j == i)
+            return;
+        node = left;
+    }
+}
+
+/* Gives samples to their holders, as many as there is room for. */
+static void match(struct step *s) {
+    uint32_t nodes = s->deal->nodes;
+    for (uint32_t n = 0; n < nodes; n++)
+        s->first[n] = -1;
+    memset(s->taken, 0, nodes * sizeof *s->taken);
+    memset(s->is_dead, 0, nodes);
+    for (int32_t i = 0; i < s->count; i++) {
+        int32_t node = freest(s, i);
+        s->node[i] = -1;
+        if (node >= 0) {
+            link_to(s, i, node);
+            s->taken[node]++;
+        }
+    }
+    if (s->deal->width > 1)
+        for (int32_t i = 0; i < s->count; i++)
+            if (s->node[i] < 0)
+                augment(s, i);
+}
+
+/* Takes samples from the nodes that hold the most of the step, until those that hold fewer than
+ * they must take can be filled up. Returns how many samples then wait. */
+static int32_t give_up(struct step *s, int32_t waiting) {
+    uint32_t nodes = s->deal->nodes;
+    int32_t needed = 0;
+    for (uint32_t n = 0; n < nodes; n++)
+        needed += larger(0, s->least[n] - s->taken[n]);
+    for (; waiting < needed; waiting++) {
+        uint32_t richest = 0;
+        for (uint32_t n = 1; n < nodes; n++)
+            if (s->taken[n] - s->least[n] > s->taken[richest] - s->least[richest])
+                richest = n;
+        s->taken[richest]--;
+        unlink_from(s, s->first[richest]);
+    }
+    return waiting;
+}
+
+static int32_t share_at(const struct step *s, uint32_t n, int32_t level) {
+    int32_t need = larger(0, s->least[n] - s->taken[n]);
+    return smaller(larger(level, need), s->room[n] - s->taken[n]);
+}
+
+static int64_t shares_at(const struct step *s, int32_t level) {
+    int64_t sum = 0;
+    for (uint32_t n = 0; n < s->deal->nodes; n++)
+        sum += share_at(s, n, level);
+    return sum;
+}
+
+/* Shares out the waiting samples: the same number for every node that has reached neither its room
+ * nor the fewest that it takes. Of the rest, one each for the nodes that hold the fewest. */
+static void fill_up(struct step *s, int32_t waiting) {
+    int32_t low = 0,
+            high = waiting + 1; /* shares_at(low) <= waiting < shares_at(high), or all full */
+    while (high - low > 1) {
+        int32_t middle = low + (high - low) / 2;
+        if (shares_at(s, middle) <= waiting)
+            low = middle;
+        else
+            high = middle;
+    }
+    for (uint32_t n = 0; n < s->deal->nodes; n++) {
+        s->share[n] = share_at(s, n, low);
+        waiting -= s->share[n];
+    }
+    for (; waiting > 0; waiting--) {
+        int32_t poorest = -1;
+        for (uint32_t n = 0; n < s->deal->nodes; n++)
+            if (s->share[n] < share_at(s, n, low + 1) &&
+                (poorest < 0 || s->taken[n] < s->taken[poorest]))
+                poorest = (int32_t)n;
+        s->share[poorest]++;
+    }
+}
+
+/* Puts the samples that wait at the front of each node's, and deals them to its ranks in turns. */
+static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads) {
+    const struct monarch_deal *d = s->deal;
+    uint32_t per_node = d->ranks / d->nodes;
+    int32_t at = 0;
+    for (uint32_t n = 0; n < d->nodes; n++) {
+        s->first[n] = at;                /* from here on: where the node's samples begin, */
+        s->cursor[n] = at + s->share[n]; /* where its next one of its own goes, */
+        s->queue[n] = at;                /* and where its next load goes */
+        at += s->share[n] + s->taken[n];
+    }
+    uint32_t loading = 0;
+    for (int32_t i = 0; i < s->count; i++) {
+        if (s->node[i] >= 0) {
+            s->by_node[s->cursor[s->node[i]]++] = s->samples[i];
+            continue;
+        }
+        while (s->queue[loading] == s->first[loading] + s->share[loading])
+            loading++;
+        s->by_node[s->queue[loading]++] = s->samples[i];
+    }
+    int64_t written = 0, begin = ends[-1];
+    for (uint32_t n = 0; n < d->nodes; n++) {
+        const int32_t *own = s->by_node + s->first[n];
+        uint32_t all = (uint32_t)(s->share[n] + s->taken[n]), share = (uint32_t)s->share[n];
+        for (uint32_t rank = 0; rank < per_node; rank++) {
+            for (uint32_t k = rank; k < all; k += per_node)
+                out[written++] = own[k];
+            *loads++ = (int32_t)((share + per_node - 1 - rank) / per_node);
+            *ends++ = begin + written;
+        }
+    }
+}
+
+/* How many samples each node takes at most and at least: all ranks equally many, as far as the step
+ * divides, or as many as the cap and the least of a rank allow. */
+static void bound(struct step *s) {
+    const struct monarch_deal *d = s->deal;
+    int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;
+    int32_t each = s->count / ranks, rest = s->count % ranks;
+    double most = d->cap * s->count / ranks;
+    int32_t cap = (int32_t)most + (most > (int32_t)most);
+    for (int32_t n = 0; n < (int32_t)d->nodes; n++) {
+        int32_t longer = smaller(larger(rest - n * per_node, 0), per_node);
+        s->room[n] = d->cap > 0 ? per_node * cap : per_node * each + longer;
+        s->least[n] = d->cap > 0 ? per_node * smaller(d->least, each) : s->room[n];
+    }
+}
+
+static void deal_step(struct step *s, int32_t *out, int64_t *ends, int32_t *loads) {
+    bound(s);
+    match(s);
+    int32_t waiting = s->count;
+    for (uint32_t n = 0; n < s->deal->nodes; n++)
+        waiting -= s->taken[n];
+    fill_up(s, give_up(s, waiting));
+    hand_out(s, out, ends, loads);
+}
+
+/* The arrays of a step lie one after the other. */
+static int32_t *lay_out(struct step *s, uint64_t samples, uint64_t nodes) {
+    int32_t *memory = calloc(4 * samples + 9 * nodes, sizeof *memory), *at = memory;
+    if (memory == NULL)
+        return NULL;
+    int32_t **of_samples[] = {&s->node, &s->next, &s->before, &s->by_node};
+    int32_t **of_nodes[] = {&s->first, &s->room,  &s->taken, &s->share,
+                            &s->least, &s->moved, &s->queue, &s->cursor};
+    for (size_t i = 0; i < sizeof of_samples / sizeof *of_samples; i++, at += samples)
+        *of_samples[i] = at;
+    for (size_t i = 0; i < sizeof of_nodes / sizeof *of_nodes; i++, at += nodes)
+        *of_nodes[i] = at;
+    s->seen = (uint8_t *)at;
+    s->is_dead = s->seen + nodes;
+    return memory;
+}
+
+int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uint64_t count,
+                      int32_t *out, int64_t *starts, int32_t *loads) {
+    struct step s = {.deal = deal};
+    int32_t *memory = lay_out(&s, deal->per_step, deal->nodes);
+    if (memory == NULL)
+        return -1;
+    starts[0] = 0;
+    for (uint64_t done = 0; done < count; done += (uint64_t)s.count) {
+        s.samples = order + done;
+        s.count = (int32_t)(count - done < deal->per_step ? count - done : deal->per_step);
+        deal_step(&s, out + done, starts + 1, loads);
+        starts += deal->ranks;
+        loads += deal->ranks;
+    }
+    free(memory);
+    return 0;
+}

@@ -1,0 +1,32 @@
+"""Batches without samples, for ranks that may have none in a step."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class AllowEmpty:
+    """A collate function for DataLoader, which also makes a batch of no samples: it has the form of
+    any other batch, and its tensors have the length 0.
+
+    example : a sample of the dataset;  collate : for other batches; None for torch's default
+    """
+
+    def __init__(self, example: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
+        self.example, self.collate = example, collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        collate = self.collate
+        if collate is None:
+            from torch.utils.data import default_collate as collate
+        return collate(samples) if samples else _emptied(collate([self.example]))
+
+
+def _emptied(batch: Any) -> Any:
+    """The batch without its samples."""
+    if isinstance(batch, Mapping):
+        return {key: _emptied(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(_emptied, batch))
+    if isinstance(batch, list | tuple) and all(hasattr(part, "shape") for part in batch):
+        return type(batch)(map(_emptied, batch))
+    return batch[:0]

@@ -1,0 +1,147 @@
+"""Which nodes hold each sample. Nobody is asked: every rank computes what the daemons compute."""
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monarch_py.config.load import load_config
+from monarch_py.config.patterns import PathFilter
+from monarch_py.config.schema import Config, SourceConfig
+from monarch_py.errors import ConfigError
+from monarch_py.native import Int32s, Ints, Uints, lib
+from monarch_py.plan.index import Index
+from monarch_py.plan.samplers import NONE
+from monarch_py.policies.holding import held_by_hash
+from monarch_py.policies.placement import UNIT, slack_of
+from monarch_py.policies.rendezvous import file_keys
+from monarch_py.util.units import parse_size
+
+Quota = str | int | Sequence[str | int]
+
+
+class Files:
+    """The files of a dataset and their samples.
+
+    paths : (files,) absolute, or None where only sizes are known;  sizes : (files,) int64 [bytes]
+    sample_file : (samples,) the file of each sample; None if each file is a sample
+    """
+
+    def __init__(self, given: Any) -> None:
+        self.paths: list[str] | None = None
+        self.sample_file: Int32s | None = None
+        if isinstance(given, Index):
+            self._of_index(given)
+        elif hasattr(given, "sizes"):
+            self.sizes = np.asarray(given.sizes, dtype=np.int64)
+            self.sample_sizes = self.sizes
+        elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
+            self.paths = [os.path.abspath(path) for path in given]
+            self.sizes = _sizes(self.paths)
+            self.sample_sizes = self.sizes
+        else:
+            raise ConfigError(
+                "files: give the paths of the samples' files in their order, an index, or a dataset"
+                " with sizes"
+            )
+
+    def _of_index(self, index: Index) -> None:
+        if index.kind != "unnamed":
+            ends, pool = index.starts.tolist(), index.pool.tobytes()
+            names = [os.fsdecode(pool[a:b]) for a, b in pairwise(ends)]
+            self.paths = [os.path.join(os.path.abspath(index.root), name) for name in names]
+        self.sizes = index.sizes.astype(np.int64)
+        self.sample_file = index.sample_file
+        each = index.sample_length
+        self.sample_sizes = self.sizes if each is None else each
+
+    @property
+    def samples(self) -> int:
+        return len(self.sample_sizes)
+
+
+def _sizes(paths: Sequence[str]) -> Ints:
+    try:
+        return np.array([os.stat(path).st_size for path in paths], dtype=np.int64)
+    except OSError as error:
+        raise ConfigError(
+            f"files: {error.filename}: {error.strerror}; name files that are there"
+        ) from None
+
+
+def quotas_of(quota: Quota, nodes: int) -> Ints:
+    """(nodes,) int64 what each node keeps [bytes]; a single quota is every node's."""
+    each = [quota] * nodes if isinstance(quota, str | int) else list(quota)
+    if len(each) != nodes:
+        raise ConfigError(f"quota: {len(each)} were given for {nodes} nodes; give one for each")
+    found = [parse_size(size) if isinstance(size, str) else int(size) for size in each]
+    return np.array(found, dtype=np.int64)
+
+
+def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
+    """(samples, any) the holders where ranks keep samples themselves, in `quota` of memory."""
+    keys = file_keys(files.samples)
+    return held_by_hash(keys, files.sample_sizes, quotas_of(quota, nodes), extra=False)
+
+
+def kept_by_daemons(
+    files: Files, nodes: int, config: str | Path | None, others: Sequence[str] = (), *, extra: bool
+) -> Int32s:
+    """(samples, any) the holders where daemons keep the files of their sources.
+
+    config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
+    others : further files of the sources, which matter where not all fit
+    extra : whether second copies count, in the room that is left
+    """
+    named = config or os.environ.get("MONARCH_CONFIG")
+    if not named:
+        raise ConfigError(
+            "quota: nothing says what a node holds; set MONARCH_CONFIG to the daemons'"
+            " configuration, or give quota= to keep samples without daemons"
+        )
+    if files.paths is None:
+        raise ConfigError("files: daemons keep whole files; give their paths, or give quota=")
+    loaded = load_config(named)
+    paths = [*files.paths, *map(os.path.abspath, others)]
+    sizes = np.concatenate([files.sizes, _sizes(paths[len(files.paths) :])])
+    keys, is_known = _keys(paths, sizes, loaded)
+    room = sum(tier.quota_bytes - slack_of(tier.quota_bytes) for tier in loaded.tiers)
+    rooms = np.full(nodes, room, dtype=np.int64)
+    known = np.flatnonzero(is_known)
+    rounded = UNIT.rounded(sizes[known])
+    found = held_by_hash(keys[known], rounded, rooms, extra=extra)
+    held = np.full((len(paths), found.shape[1]), NONE, dtype=np.int32)
+    held[known] = found
+    return held[: len(files.paths)] if files.sample_file is None else held[files.sample_file]
+
+
+def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any]:
+    """(paths,) the hash of each path as the catalog has it, and whether the daemons keep it."""
+    keys = np.zeros(len(paths), dtype=np.uint64)
+    is_known = np.zeros(len(paths), dtype=bool)
+    for number, source in enumerate(config.sources):
+        matches = PathFilter(source.include, source.exclude).matches
+        for i, path in enumerate(paths):
+            name = None if is_known[i] else _within(path, source)
+            if name is None or not _fits(int(sizes[i]), source) or not matches(name):
+                continue
+            raw = os.fsencode(name)
+            keys[i] = lib.monarch_path_hash(number, raw, len(raw))
+            is_known[i] = True
+    return keys, is_known
+
+
+def _within(path: str, source: SourceConfig) -> str | None:
+    """The path relative to the source; None if it lies elsewhere."""
+    for root in (str(source.path), str(source.real_path)):
+        if path.startswith(root.rstrip("/") + "/"):
+            return path[len(root.rstrip("/")) + 1 :]
+    return None
+
+
+def _fits(size: int, source: SourceConfig) -> bool:
+    most = source.max_size_bytes
+    return size >= source.min_size_bytes and (most is None or size <= most)

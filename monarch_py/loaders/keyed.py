@@ -1,0 +1,15 @@
+"""Random numbers for augmentations: the same for a sample, whichever rank and worker takes it."""
+
+import numpy as np
+
+_WORD = (1 << 64) - 1
+
+
+def keyed(seed: int, epoch: int, sample: int) -> np.random.Generator:
+    """A generator for one sample in one epoch. It depends on these three numbers alone, so a change
+    of the ranks or of the mapping of samples changes no augmentation.
+
+    epoch : less than 2**32;  sample : less than 2**32
+    """
+    key = np.array([seed & _WORD, epoch << 32 | sample], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))

@@ -1,0 +1,55 @@
+"""Equal batches, in which each sample is on a node that holds it, as far as sizes allow."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from monarch_py.loaders.holders import Files, Quota, kept_by_daemons, kept_here
+from monarch_py.loaders.misuse import refuse_sampler
+from monarch_py.loaders.ranks import Ranks
+from monarch_py.loaders.sampler import ScheduledSampler
+from monarch_py.native import Int32s
+from monarch_py.plan.schedule import Deal, EpochSchedule
+
+
+class LocalFirstSampler(ScheduledSampler):
+    """Deals the samples of each global batch to the nodes that hold them (Yang and Cong 2019).
+
+    files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`
+    batch_size : samples of a rank in a step;  seed, shuffle, drop_last : as DistributedSampler's
+    rank, world_size : None for torch.distributed's;  ranks_per_node : None for the launcher's
+    quota : what each node keeps of the samples without daemons, for example "8GiB"; None: daemons
+        keep files
+    config : the daemons' configuration; None for MONARCH_CONFIG's
+    others : further files of the sources that the daemons keep
+    """
+
+    def __init__(
+        self,
+        files: Any,
+        batch_size: int = 64,
+        seed: int = 17,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        ranks_per_node: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        quota: Quota | None = None,
+        config: str | Path | None = None,
+        others: Sequence[str] = (),
+    ) -> None:
+        refuse_sampler(files)
+        ranks, found = Ranks.found(rank, world_size, ranks_per_node), Files(files)
+        super().__init__(
+            found.samples, batch_size, seed, ranks, shuffle=shuffle, drop_last=drop_last
+        )
+        self.holders: Int32s
+        if quota is None:
+            self.holders = kept_by_daemons(found, ranks.nodes, config, others, extra=True)
+        else:
+            self.holders = kept_here(found, ranks.nodes, quota)
+
+    def _dealt(self, order: Int32s) -> EpochSchedule:
+        deal = Deal(self._at.per_step, self.ranks.world_size, self.ranks.nodes)
+        return deal.schedule(order, self.holders)

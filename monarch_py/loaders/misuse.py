@@ -1,0 +1,60 @@
+"""Refuses, where it can be seen, what would deal samples twice or deliver batches out of order.
+
+A batch sampler is told nothing of who uses it. But who uses it calls its `__iter__` or `__len__`,
+and that caller's own variables say what it is.
+"""
+
+from types import FrameType
+from typing import Any
+
+from monarch_py.errors import ConfigError
+
+# Classes that deal what they iterate over to the ranks, by name: torch's, and accelerate's.
+SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
+_TWICE = (
+    "these batches are already one rank's, and {who} would deal them to the ranks again; {mend}"
+)
+_MENDS = {
+    "BatchSamplerShard": "do not pass this loader to accelerator.prepare",
+    "DistributedSampler": "pass the sampler to DataLoader as batch_sampler and nothing else, and"
+    " to Lightning's Trainer use_distributed_sampler=False",
+}
+
+
+def _sharding(thing: Any) -> str | None:
+    """The name of the class of `thing` that deals to ranks, if it has one."""
+    return next((c.__name__ for c in type(thing).__mro__ if c.__name__ in SHARDING), None)
+
+
+def _twice(who: str) -> ConfigError:
+    mend = _MENDS.get(who, "remove that")
+    return ConfigError(f"batch_sampler: {_TWICE.format(who=who, mend=mend)}")
+
+
+def refuse_sampler(files: Any) -> None:
+    """Raises ConfigError if `files` is a sampler: Lightning puts its own in the place of the
+    files."""
+    if _sharding(files) is not None:
+        raise _twice("DistributedSampler")
+    if any(each.__name__ == "Sampler" for each in type(files).__mro__):
+        raise ConfigError(
+            f"files: got a {type(files).__name__}, and this sampler draws the order itself; give"
+            " the paths of the files, or the dataset"
+        )
+
+
+def found_misuse(frame: FrameType | None) -> ConfigError | None:
+    """The error of a caller that shards what it iterates over, or of a DataLoader that delivers
+    batches out of order; None if the caller is neither."""
+    if frame is None:
+        return None
+    who = _sharding(frame.f_locals.get("self"))
+    if who is not None:
+        return _twice(who)
+    loader = frame.f_locals.get("loader")
+    if getattr(loader, "in_order", True) is False and getattr(loader, "num_workers", 0) > 0:
+        return ConfigError(
+            "in_order: with False, nobody can say which batches were delivered, or which weight a"
+            " batch has; remove it"
+        )
+    return None

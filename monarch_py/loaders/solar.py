@@ -1,0 +1,130 @@
+"""Batches that follow what nodes hold: their sizes differ, and what they load does not (SOLAR)."""
+
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monarch_py.errors import ConfigError
+from monarch_py.loaders.holders import Files, Quota, kept_by_daemons, kept_here
+from monarch_py.loaders.misuse import refuse_sampler
+from monarch_py.loaders.ranks import Ranks
+from monarch_py.loaders.sampler import ScheduledSampler
+from monarch_py.native import Int32s, Ints
+from monarch_py.plan.samplers import NONE, DistributedSampler
+from monarch_py.plan.schedule import Deal, EpochSchedule
+from monarch_py.policies.solar.epochs import edge_costs, order_epochs, path_cost
+
+log = logging.getLogger("monarch.loaders")
+
+
+class SolarSampler(ScheduledSampler):
+    """Deals the samples of each global batch so that a node takes all that it holds, up to a cap,
+    and all nodes load equally many of the others (SOLAR 4.3).
+
+    A sample has one holder, the same in all epochs: with each sample used once an epoch, no other
+    choice loads less than what is not held. Nothing moves between nodes but what a holder has
+    beyond the cap, or what another rank needs for the least.
+
+    cap : the most samples of a rank in a step, as a multiple of `batch_size`: what its memory bears
+    least : the fewest; with 0 a batch may be empty, and losses must be summed (`weight`)
+    epoch_order : whether the epochs run in the order in which the fewest samples are loaded between
+        two of them (SOLAR 4.2);  epochs : how many there are, for that
+    The other arguments are those of LocalFirstSampler.
+    """
+
+    def __init__(
+        self,
+        files: Any,
+        batch_size: int = 64,
+        seed: int = 17,
+        *,
+        cap: float = 1.5,
+        least: int = 1,
+        epoch_order: bool = False,
+        epochs: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        ranks_per_node: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        quota: Quota | None = None,
+        config: str | Path | None = None,
+        others: Sequence[str] = (),
+    ) -> None:
+        refuse_sampler(files)
+        ranks, found = Ranks.found(rank, world_size, ranks_per_node), Files(files)
+        super().__init__(
+            found.samples, batch_size, seed, ranks, shuffle=shuffle, drop_last=drop_last
+        )
+        if epoch_order and epochs is None:
+            raise ConfigError("epochs: an order of the epochs needs their number; give epochs=")
+        self.cap, self.least, self.epochs = cap, least, epochs if epoch_order else None
+        self._may_be_empty = least == 0
+        self.holders: Int32s
+        if quota is None:
+            held = kept_by_daemons(found, ranks.nodes, config, others, extra=False)
+        else:
+            held = kept_here(found, ranks.nodes, quota)
+        self.holders = np.ascontiguousarray(held[:, 0])
+        self._deal()
+
+    def _deal(self) -> Deal:
+        ranks = self.ranks
+        return Deal(self._at.per_step, ranks.world_size, ranks.nodes, self.cap, self.least)
+
+    def _dealt(self, order: Int32s) -> EpochSchedule:
+        return self._deal().schedule(order, self.holders)
+
+    # --- the order of the epochs ----------------------------------------------------------------
+
+    def _number(self, epoch: int) -> int:
+        if self.epochs is None or epoch >= self.epochs:
+            return epoch
+        return int(self._path[0][epoch])
+
+    @cached_property
+    def _path(self) -> tuple[Ints, int, int]:
+        """The epochs in their order, and the costs of the given order and of this one [samples]."""
+        at, epochs = self._at, self.epochs or 1
+        sampler = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
+        capacity = int(np.count_nonzero(self.holders != NONE))
+        costs = edge_costs(
+            lambda epoch: sampler.epoch(epoch).reshape(1, -1, 1), epochs, capacity, at.length
+        )
+        path = order_epochs(costs)
+        before, after = path_cost(costs, np.arange(epochs)), path_cost(costs, path)
+        log.info("the order of the epochs loads %d samples instead of %d", after, before)
+        return path, before, after
+
+    @property
+    def saved(self) -> float:
+        """What part of the loads between epochs their order saves, for buffers that keep what was
+        used last; 0 without `epoch_order`."""
+        if self.epochs is None:
+            return 0.0
+        _, before, after = self._path
+        return 1 - after / before if before else 0.0
+
+    # --- what unequal batches need --------------------------------------------------------------
+
+    def check(self, model: Any) -> None:
+        """Raises ConfigError if a layer of the model, a torch.nn.Module, normalises over the batch
+        of one rank, whose size differs from rank to rank."""
+        try:
+            from torch.nn import SyncBatchNorm
+            from torch.nn.modules.batchnorm import _BatchNorm
+        except ImportError:
+            raise ConfigError(
+                "model: torch is not installed; pip install monarch-py[torch]"
+            ) from None
+        for name, layer in model.named_modules():
+            if isinstance(layer, _BatchNorm) and not isinstance(layer, SyncBatchNorm):
+                raise ConfigError(
+                    f"model: {name or 'it'} is a {type(layer).__name__}, which takes the mean of"
+                    " one rank's batch; convert it with"
+                    " torch.nn.SyncBatchNorm.convert_sync_batchnorm"
+                )

@@ -1,0 +1,47 @@
+"""Where a training is in its epochs, as a checkpoint stores it."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from monarch_py.errors import ConfigError
+
+# Marks a state of this version.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """Which global batches come next. It does not depend on the ranks that run.
+
+    epoch : the one that is running;  done : steps of it whose batches were delivered
+    per_step : samples of a step on all ranks;  ranks : to whose number an epoch is padded
+    length, seed, shuffle, drop_last : what determines the orders, as in DistributedSampler
+    """
+
+    epoch: int
+    done: int
+    per_step: int
+    ranks: int
+    length: int
+    seed: int
+    shuffle: bool
+    drop_last: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state in JSON's types."""
+        return {"monarch": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, text: Any, length: int) -> "State":
+        """The state that `to_dict` gave. Raises ConfigError for anything else, and for the state
+        of a dataset of another length."""
+        names = {each.name for each in fields(cls)}
+        if not isinstance(text, dict) or text.get("monarch") != VERSION or names - text.keys():
+            raise ConfigError("state: this is no state of Monarch's samplers; give state_dict()'s")
+        state = cls(**{name: text[name] for name in names})
+        if state.length != length:
+            raise ConfigError(
+                f"state: it is of a dataset of {state.length} samples, and this one has {length};"
+                " load it with the same dataset"
+            )
+        return state

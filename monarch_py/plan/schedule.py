@@ -1,0 +1,183 @@
+"""The schedule of an epoch: which rank takes which samples in which step.
+
+A Loader deals the order of an epoch by places alone. Here the samples themselves, or the nodes that
+hold them, say who takes them.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from monarch_py.errors import ConfigError
+from monarch_py.native import Int32s, Ints, ffi, lib, pointer
+
+# The largest cap: more than the memory of any accelerator leaves beside a batch that fits.
+MOST_CAP = 1000.0
+
+
+@dataclass(frozen=True, eq=False)
+class EpochSchedule:
+    """The batches of all ranks in an epoch.
+
+    samples : (accesses,) int32, grouped by step, then by rank
+    starts : (steps * ranks + 1,) int64; the batch of step s and rank r is
+        samples[starts[s * ranks + r] : starts[s * ranks + r + 1]]
+    loads : (steps * ranks,) int32, how many samples of each batch the rank's node does not hold;
+        they are the first ones of the batch. None where nothing is known of holders
+    """
+
+    samples: Int32s
+    starts: Ints
+    ranks: int
+    loads: Int32s | None = None
+
+    @property
+    def steps(self) -> int:
+        return (len(self.starts) - 1) // self.ranks
+
+    def batch(self, step: int, rank: int) -> Int32s:
+        """The samples that a rank takes in a step, in their order."""
+        at = step * self.ranks + rank
+        return self.samples[self.starts[at] : self.starts[at + 1]]
+
+    def step(self, step: int) -> Int32s:
+        """The samples that all ranks take in a step: the global batch."""
+        low, high = self.starts[step * self.ranks], self.starts[(step + 1) * self.ranks]
+        return self.samples[low:high]
+
+    def sizes(self) -> Ints:
+        """The sizes of all batches, (steps, ranks) int64."""
+        return np.diff(self.starts).reshape(-1, self.ranks)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """How the samples of a step are dealt to the nodes that hold them.
+
+    per_step : samples of all ranks in a step; the last step of an epoch may have fewer
+    ranks, nodes : rank r is on node r // (ranks // nodes)
+    cap : the most samples that a rank takes in a step, as a multiple of an equal batch; None for
+        equal batches, whose sizes differ by one where the ranks do not divide a step
+    least : the fewest samples that a rank takes, in a step that has so many for each
+    """
+
+    per_step: int
+    ranks: int
+    nodes: int
+    cap: float | None = None
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("per_step", "ranks", "nodes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} is out of range; write 1 or more")
+        if self.ranks % self.nodes:
+            raise ConfigError(
+                f"nodes: {self.ranks} ranks do not divide among {self.nodes} nodes; start equally"
+                " many on each"
+            )
+        if self.cap is not None and not 1 <= self.cap <= MOST_CAP:
+            raise ConfigError(
+                f"cap: {self.cap} is out of range; write a number from 1 to {MOST_CAP}"
+            )
+        if self.least < 0:
+            raise ConfigError(f"least: {self.least} is out of range; write 0 or more")
+
+    def schedule(self, order: Int32s, holders: Int32s) -> EpochSchedule:
+        """Deals an epoch's order, `per_step` samples a step.
+
+        In each step as many samples as there is room for are taken by a node that holds them. The
+        others are shared out so that all nodes load equally many, as far as room allows.
+
+        holders : (samples,) or (samples, any) int32, the nodes that hold each sample, and NONE
+        """
+        table = np.ascontiguousarray(holders.reshape(len(holders), -1), dtype=np.int32)
+        order = np.ascontiguousarray(order, dtype=np.int32)
+        steps = -(-len(order) // self.per_step)
+        out = np.empty(len(order), dtype=np.int32)
+        starts = np.zeros(steps * self.ranks + 1, dtype=np.int64)
+        loads = np.empty(steps * self.ranks, dtype=np.int32)
+        deal = ffi.new("struct monarch_deal *")
+        deal.nodes, deal.ranks, deal.per_step = self.nodes, self.ranks, self.per_step
+        deal.width, deal.holders = table.shape[1], pointer(table.reshape(-1))
+        deal.cap, deal.least = self.cap or 0.0, self.least
+        results = pointer(out), pointer(starts), pointer(loads)
+        if lib.monarch_plan_deal(deal, pointer(order), len(order), *results) != 0:
+            raise MemoryError(f"no memory to deal steps of {self.per_step} samples")
+        return EpochSchedule(out, starts, self.ranks, loads)
+
+
+def equal_batches(chunks: Int32s, batch_size: int, drop_last: bool = False) -> EpochSchedule:
+    """The schedule in which each rank takes its chunk in batches of one size; the last step is
+    smaller, on all ranks alike, or is dropped.
+
+    chunks : (ranks, samples of a rank)
+    """
+    ranks, each = chunks.shape
+    full, rest = divmod(each, batch_size)
+    whole = chunks[:, : full * batch_size].reshape(ranks, full, batch_size).transpose(1, 0, 2)
+    sizes = np.full(full * ranks, batch_size, dtype=np.int64)
+    parts = [whole.reshape(-1)]
+    if rest and not drop_last:
+        parts.append(chunks[:, full * batch_size :].reshape(-1))
+        sizes = np.append(sizes, np.full(ranks, rest, dtype=np.int64))
+    starts = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return EpochSchedule(np.concatenate(parts), starts, ranks)
+
+
+def group_schedule(  # noqa: PLR0917
+    length: int,
+    group: int,
+    seed: int,
+    epoch: int,
+    ranks: int,
+    batch_size: int,
+    drop_last: bool = False,
+) -> EpochSchedule:
+    """Contiguous groups of samples in random order, dealt to the ranks in equal runs, and shuffled
+    inside (section III of Lee and others, 2021).
+
+    A group at the border of two ranks is divided before it is shuffled. So every rank reads a
+    contiguous range of each of its groups. Every sample comes once, except that the first
+    (-length) % ranks samples of the epoch come again at its end, on the last ranks. With
+    `drop_last`, the epoch leaves out its last length % ranks samples instead, and each rank its
+    last batch if that is not full.
+    """
+    for name, value in {"group": group, "ranks": ranks, "batch_size": batch_size}.items():
+        if value < 1:
+            raise ConfigError(f"{name}: {value} is out of range; write 1 or more")
+    each = length // ranks if drop_last else -(-length // ranks)
+    if each < (batch_size if drop_last else 1):
+        raise ConfigError(
+            f"batch_size: {batch_size} leaves no batch of {length} samples for {ranks} ranks; write"
+            " a smaller one or drop_last=False"
+        )
+    rng = np.random.default_rng([seed % (1 << 64), epoch])
+    order = _groups_in_runs(length, min(group, length), each, rng)
+    # np.resize repeats the head as often as needed, or cuts the tail.
+    return equal_batches(np.resize(order, (ranks, each)), batch_size, drop_last)
+
+
+def _groups_in_runs(length: int, group: int, run: int, rng: np.random.Generator) -> Int32s:
+    """(length,) the groups in random order. Each is shuffled inside; one in which a run of `run`
+    samples ends is shuffled on each side of that place by itself."""
+    count = -(-length // group)
+    place = rng.permutation(count)
+    rows = place.astype(np.int32)[:, None] * np.int32(group) + np.arange(group, dtype=np.int32)
+    order = rng.permuted(rows, axis=1, out=rows).reshape(-1)
+    order = order[order < length] if count * group > length else order
+    sizes = np.full(count, group, dtype=np.int64)
+    sizes[place == count - 1] = length - (count - 1) * group
+    ends = np.cumsum(sizes)
+    cuts = np.arange(run, length, run)
+    within = np.searchsorted(ends, cuts, side="right")
+    for number in np.unique(within).tolist():
+        low, high = int(ends[number] - sizes[number]), int(ends[number])
+        edges = np.unique([low, *cuts[within == number].tolist(), high]).tolist()
+        first = int(place[number]) * group - low
+        for begin, end in pairwise(edges):
+            piece = np.arange(first + begin, first + end, dtype=np.int32)
+            order[begin:end] = rng.permutation(piece)
+    return order

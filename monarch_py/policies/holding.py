@@ -1,0 +1,45 @@
+"""Which nodes hold each file, as every node works it out by itself: the owner, and further holders
+in the room that is left.
+"""
+
+import numpy as np
+
+from monarch_py.policies.node import NOBODY
+from monarch_py.policies.rendezvous import Keys, owners, second_copies
+from monarch_py.policies.view import Int32s, Ints
+
+# The most holders of a file that are told. More of them hardly leave a step with more choice.
+MOST_HOLDERS = 4
+
+
+def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -> Int32s:
+    """Returns (files, any) int32, the nodes that hold each file, the owner first, and NOBODY where
+    there is no further one: without a plan, by the files' hashes (policies/rendezvous.py).
+
+    keys, sizes : (files,) as in `rendezvous.owners`;  quotas : (nodes,) [bytes]
+    extra : whether a node also holds files of other owners, in the room that its own leave
+    """
+    owner = owners(keys, sizes, quotas)
+    columns = [owner]
+    if extra and len(quotas) > 1 and int(quotas.sum()) > int(sizes.sum()):
+        columns += _further(keys, sizes, quotas, owner)
+    return np.stack(columns, axis=1)
+
+
+def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32s]:
+    """Returns columns of further holders. Where a file has more than are told, different files name
+    different ones, because a file's nodes are counted from one that its key chooses."""
+    nodes = len(quotas)
+    kept = np.stack(
+        [second_copies(keys, sizes, owner, n, int(quotas[n])) for n in range(nodes)], axis=1
+    )
+    files = np.arange(len(keys))
+    found = np.full((len(keys), min(MOST_HOLDERS, nodes) - 1), NOBODY, np.int32)
+    count = np.zeros(len(keys), np.int64)
+    first = (keys % np.uint64(nodes)).astype(np.int64)
+    for turn in range(nodes):
+        node = (first + turn) % nodes
+        more = kept[files, node] & (count < found.shape[1])
+        found[more, count[more]] = node[more]
+        count += more
+    return [found[:, column] for column in range(int(count.max(initial=0)))]

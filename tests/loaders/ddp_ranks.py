@@ -1,0 +1,117 @@
+"""Trains under DDP on four gloo ranks with unequal batches, beside plain training on whole batches.
+
+It prints, for each way to deal samples, the largest difference of the gradients: of their norms,
+and of an element to the largest element, both relative.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from monarch_py.loaders.collate import AllowEmpty
+from monarch_py.loaders.local_first import LocalFirstSampler
+from monarch_py.loaders.sampler import ScheduledSampler
+from monarch_py.loaders.solar import SolarSampler
+
+RANKS, LENGTH = 4, 4000
+# The samples of a rank in a step.
+BATCHES = {"equal": 4, "uneven": 4, "solar": 4, "empty": 2}
+
+
+def sampler_of(way: str, files: Any) -> ScheduledSampler:
+    where: dict[str, Any] = {"ranks_per_node": 1, "quota": 700}
+    if way in ("equal", "uneven"):
+        made: ScheduledSampler = LocalFirstSampler(files, BATCHES[way], **where)
+        if way == "uneven":
+            # Three ranks have begun, and four go on.
+            began = LocalFirstSampler(files, 5, rank=0, world_size=3, **where)
+            made.load_state_dict(began.state_dict(3))
+        return made
+    where = {**where, "cap": 3.0, "least": int(way == "solar")}
+    return SolarSampler(files, BATCHES[way], **where)
+
+
+def train(way: str, steps: int) -> tuple[float, float, list[int]]:
+    torch.manual_seed(1)
+    data = TensorDataset(
+        torch.randn(LENGTH, 12, dtype=torch.float64), torch.randn(LENGTH, 3, dtype=torch.float64)
+    )
+    sampler = sampler_of(way, SimpleNamespace(sizes=np.ones(LENGTH, dtype=np.int64)))
+    loader = DataLoader(data, batch_sampler=sampler, collate_fn=AllowEmpty(data[0]))
+    whole = sampler.schedule(0)
+    first = sampler.state_dict()["done"]
+    model = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 3)).double()
+    ddp = DistributedDataParallel(model)
+    summed = way == "empty"
+    loss_of = nn.MSELoss(reduction="sum" if summed else "mean")
+    worst, largest, sizes = 0.0, 0.0, []
+    for step, (x, y) in zip(range(first, first + steps), loader, strict=False):
+        model.zero_grad()
+        scale = 1 / y.shape[1] if summed else 1.0
+        (loss_of(ddp(x), y) * scale * sampler.weight(len(y), summed=summed)).backward()
+        got = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        all_x, all_y = data[whole.step(step).tolist()]
+        plain = torch.autograd.grad(nn.MSELoss()(model(all_x), all_y), list(model.parameters()))
+        want = torch.cat([each.flatten() for each in plain])
+        worst = max(worst, float((got - want).norm() / want.norm()))
+        largest = max(largest, float((got - want).abs().max() / want.abs().max()))
+        sizes += whole.sizes()[step].tolist()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.05 * parameter.grad)
+    assert len(sizes) == steps * RANKS
+    return worst, largest, sizes
+
+
+def run(rank: int, store: str, steps: int, ways: list[str], results: Any) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS
+    )
+    found = {way: train(way, steps) for way in ways}
+    torch.distributed.destroy_process_group()
+    results.put(found)
+
+
+def main() -> None:
+    store, steps, *ways = sys.argv[1:]
+    Path(store).unlink(missing_ok=True)
+    # Forked, so that torch is imported once.
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    each = [
+        context.Process(target=run, args=(rank, store, int(steps), ways, results))
+        for rank in range(RANKS)
+    ]
+    for process in each:
+        process.start()
+    found = [results.get(timeout=120) for _ in each]
+    for process in each:
+        process.join()
+    told = {
+        way: {
+            "norm": max(rank[way][0] for rank in found),
+            "element": max(rank[way][1] for rank in found),
+            "smallest": min(found[0][way][2]),
+            "largest": max(found[0][way][2]),
+        }
+        for way in ways
+    }
+    print(json.dumps(told))
+    if any(process.exitcode for process in each):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""The samplers in programs as users write them: DataLoader, StatefulDataLoader, and misuse."""
+
+from __future__ import annotations
+
+import itertools
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from monarch_py.errors import ConfigError
+from monarch_py.loaders.collate import AllowEmpty
+from monarch_py.loaders.keyed import keyed
+from monarch_py.loaders.local_first import LocalFirstSampler
+from monarch_py.loaders.sampler import ScheduledSampler
+from monarch_py.loaders.solar import SolarSampler
+
+# Of torch and torchdata: of few cores, and of a call of torchdata's that torch 2.13 deprecates.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+
+LENGTH = 103
+KINDS = [LocalFirstSampler, SolarSampler]
+
+
+class Numbers(Dataset[int]):
+    sizes = np.ones(LENGTH, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, at: int) -> int:
+        return at
+
+
+def sampler_of(kind: type[Any], rank: int = 0, **more: Any) -> ScheduledSampler:
+    made: ScheduledSampler = kind(
+        Numbers(), 4, rank=rank, world_size=2, ranks_per_node=1, quota=40, **more
+    )
+    return made
+
+
+def lists(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+def ended(running: Any) -> None:
+    """Takes what is left, so that the workers' queues are closed in order."""
+    for _ in running:
+        pass
+
+
+WORKERS: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 4, "persistent_workers": True, "multiprocessing_context": "fork"},
+    {"num_workers": 1, "multiprocessing_context": "spawn"},
+]
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=["none", "fork", "spawn"])
+def test_a_data_loader_delivers_the_samplers_batches(workers: dict[str, Any]) -> None:
+    sampler = sampler_of(SolarSampler)
+    loader = DataLoader(Numbers(), batch_sampler=sampler, **workers)
+    assert len(loader) == 13
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        got = lists(loader)
+        want = sampler_of(SolarSampler)
+        want.set_epoch(epoch)
+        assert got == list(want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plain_data_loader_goes_on_after_what_was_delivered(kind: type[Any]) -> None:
+    """Its workers have asked for more batches than were delivered."""
+    sampler = sampler_of(kind)
+    loader = DataLoader(
+        Numbers(), batch_sampler=sampler, num_workers=2, multiprocessing_context="fork"
+    )
+    running = iter(loader)
+    batches = lists(itertools.islice(running, 5))
+    assert sampler.state_dict()["done"] > 5
+    state = sampler.state_dict(done=5)
+    ended(running)
+    resumed = sampler_of(kind)
+    resumed.load_state_dict(state)
+    rest = lists(DataLoader(Numbers(), batch_sampler=resumed))
+    assert batches + rest == list(sampler_of(kind))
+
+
+if find_spec("torchdata"):
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_stateful_data_loader_keeps_account_itself(kind: type[Any], workers: int) -> None:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        def loader() -> Any:
+            how = {"multiprocessing_context": "fork"} if workers else {}
+            return StatefulDataLoader(
+                Numbers(), batch_sampler=sampler_of(kind), num_workers=workers, **how
+            )
+
+        first = loader()
+        running = iter(first)
+        batches = lists(itertools.islice(running, 5))
+        state = first.state_dict()
+        ended(running)
+        resumed = loader()
+        resumed.load_state_dict(state)
+        assert batches + lists(resumed) == list(sampler_of(kind))
+
+
+# --- misuse -------------------------------------------------------------------------------------
+
+
+def test_batches_out_of_order_are_refused() -> None:
+    loader = DataLoader(
+        Numbers(), batch_sampler=sampler_of(LocalFirstSampler), num_workers=1, in_order=False
+    )
+    with pytest.raises(ConfigError, match=r"^in_order: with False"):
+        next(iter(loader))
+
+
+def test_a_distributed_sampler_around_a_sampler_is_refused() -> None:
+    with pytest.raises(ConfigError, match="and DistributedSampler would deal them"):
+        DistributedSampler(sampler_of(LocalFirstSampler), 2, 0)  # type: ignore[arg-type]
+
+
+def test_a_sampler_in_the_place_of_the_files_is_refused() -> None:
+    """That is what Lightning does, which makes the batch sampler anew around its own sampler."""
+    injected: Any = DistributedSampler(Numbers(), 2, 0)
+    ours = sampler_of(LocalFirstSampler)
+    with pytest.raises(ConfigError, match="use_distributed_sampler=False"):
+        type(ours)(injected, batch_size=ours.batch_size, drop_last=ours.drop_last)
+    with pytest.raises(ConfigError, match=r"^files: got a RandomSampler"):
+        SolarSampler(torch.utils.data.RandomSampler(Numbers()), quota=1)
+
+
+if find_spec("accelerate"):
+
+    def test_accelerates_shards_are_refused() -> None:
+        from accelerate.data_loader import prepare_data_loader
+
+        loader = DataLoader(Numbers(), batch_sampler=sampler_of(LocalFirstSampler))
+        prepared = prepare_data_loader(loader, num_processes=2, process_index=0)
+        with pytest.raises(ConfigError, match=r"do not pass this loader to accelerator\.prepare"):
+            next(iter(prepared))
+
+    def test_accelerate_with_one_process_leaves_batches_alone() -> None:
+        from accelerate.data_loader import prepare_data_loader
+
+        loader = DataLoader(Numbers(), batch_sampler=sampler_of(LocalFirstSampler))
+        prepared = prepare_data_loader(loader, num_processes=1, process_index=0)
+        assert lists(prepared) == list(sampler_of(LocalFirstSampler))
+
+
+def test_batch_norm_over_one_ranks_batch_is_refused() -> None:
+    sampler = sampler_of(SolarSampler)
+    assert isinstance(sampler, SolarSampler)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    with pytest.raises(ConfigError, match=r"^model: 1 is a BatchNorm1d"):
+        sampler.check(model)
+    sampler.check(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))
+
+
+# --- what goes with unequal batches -------------------------------------------------------------
+
+
+def test_an_empty_batch_has_the_form_of_the_others() -> None:
+    example = {"x": torch.ones(3), "pair": (1.5, np.ones((2, 2))), "name": "a"}
+    batch = AllowEmpty(example)([])
+    assert batch["x"].shape == (0, 3)
+    assert [tuple(part.shape) for part in batch["pair"]] == [(0,), (0, 2, 2)]
+    assert batch["name"] == []
+    assert AllowEmpty(example)([example, example])["x"].shape == (2, 3)
+    assert AllowEmpty(7, collate=list)([]) == []
+
+
+def test_a_keyed_generator_depends_on_seed_epoch_and_sample_alone() -> None:
+    numbers = {
+        key: keyed(*key).random() for key in itertools.product((-1, 3), (0, 1), (0, 1, 2**31))
+    }
+    assert len(set(numbers.values())) == len(numbers)
+    assert keyed(3, 1, 2**31).random() == numbers[3, 1, 2**31]
+
+
+def test_ranks_are_those_of_the_process_group_or_the_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = SimpleNamespace(sizes=np.ones(100, dtype=np.int64))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert LocalFirstSampler(files, quota=100).ranks.world_size == 1
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="init_process_group first"):
+        LocalFirstSampler(files, quota=100)
+    with pytest.raises(ConfigError, match="give ranks_per_node"):
+        LocalFirstSampler(files, quota=100, rank=1, world_size=4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    ranks = LocalFirstSampler(files, quota=100, rank=3, world_size=4).ranks
+    assert (ranks.nodes, ranks.node) == (2, 1)
