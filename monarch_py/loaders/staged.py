@@ -21,7 +21,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.loaders.advice import Advisor
 from monarch_py.loaders.pinning import Pinned
 from monarch_py.loaders.placing import as_tensor, copied, has_torch, take, view_of
-from monarch_py.loaders.ring import Bytes
+from monarch_py.loaders.ring import Bytes, Ring
 from monarch_py.loaders.stage import Batch, Stage, check_owner
 from monarch_py.loaders.work import Failure, Work, form_of
 from monarch_py.util.units import parse_size
@@ -98,13 +98,23 @@ class StagedLoader:
             self._stage.may_reuse = self._pinned.may_reuse
         self._sizes = sizes
         self._owner = os.getpid()
-        self._epoch: _Epoch | None = None
+        self._epoch = 0  # counts iterations
         self._delivered, self._skip = 0, 0
-        self._sampled_epoch: Any = None
+        self._sampled_epoch = _epoch_of(batch_sampler)
 
     @property
     def num_workers(self) -> int:
         return self._stage.workers
+
+    @property
+    def ring(self) -> Ring:
+        """The memory that batches are read into."""
+        return self._stage.ring
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether samples are read straight into the ring, as they are."""
+        return self._sizes is not None
 
     def __len__(self) -> int:
         """The batches of an epoch, of this rank."""
@@ -118,6 +128,15 @@ class StagedLoader:
                 sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
+        return _Epoch(self, self.views)
+
+    def iterate_slots(self) -> Iterator[Batch]:
+        """The batches of an epoch in their slots, each valid until the next one. `bounds` says
+        where its samples are, if they are read in place."""
+        return _Epoch(self, lambda batch: batch)
+
+    def begin_epoch(self) -> int:
+        """Begins an epoch. Returns its number, with which alone one gets batches from now on."""
         check_owner(self._owner, os.getpid())
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
@@ -128,7 +147,7 @@ class StagedLoader:
         if not hasattr(self.batch_sampler, "load_state_dict"):
             batches = islice(batches, skip, None)
         self._stage.begin(batches)
-        self._epoch = _Epoch(self)
+        self._epoch += 1
         return self._epoch
 
     # --- state ----------------------------------------------------------------------------------
@@ -136,7 +155,7 @@ class StagedLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where the training is: after the batches that it has got, whatever was read ahead."""
         is_new = _epoch_of(self.batch_sampler) != self._sampled_epoch
-        done = self._skip or (0 if is_new and self._sampled_epoch is not None else self._delivered)
+        done = 0 if is_new else self._delivered
         state: dict[str, Any] = {"delivered": done}
         if hasattr(self.batch_sampler, "state_dict"):
             state["batch_sampler"] = self.batch_sampler.state_dict(done=done)
@@ -144,10 +163,11 @@ class StagedLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next epoch to be iterated goes on after the batches that the state has counted."""
-        self._epoch = None
-        self._skip = int(state["delivered"])
+        self._epoch += 1
+        self._skip = self._delivered = int(state["delivered"])
         if hasattr(self.batch_sampler, "load_state_dict"):
             self.batch_sampler.load_state_dict(state["batch_sampler"])
+        self._sampled_epoch = _epoch_of(self.batch_sampler)
 
     # --- what it has done -----------------------------------------------------------------------
 
@@ -163,15 +183,15 @@ class StagedLoader:
 
     def close(self) -> None:
         """Ends the workers. The loader can be iterated again, with new ones."""
-        self._epoch = None
+        self._epoch += 1
         self._stage.close()
 
     # --- one batch ------------------------------------------------------------------------------
 
-    def next_batch(self, epoch: "_Epoch") -> Batch:
+    def next_batch(self, epoch: int) -> Batch:
         """The next batch in its slot. Raises StopIteration at the end, and in an iterator that is
         not the newest one."""
-        if epoch is not self._epoch:
+        if epoch != self._epoch:
             raise StopIteration
         if self._pinned is not None:
             self._pinned.passed_on()
@@ -214,7 +234,7 @@ class StagedLoader:
         return zip([0, *ends[:-1]], ends, strict=True)
 
     def _end_epoch(self) -> None:
-        self._epoch = None
+        self._epoch += 1
         if self._advisor is not None:
             self._advisor.end(self._stage.counts)
         if not self.persistent:
@@ -222,13 +242,14 @@ class StagedLoader:
 
 
 class _Epoch(Iterator[Any]):
-    """The iterator of one epoch."""
+    """The iterator of one epoch, which gives `change` of each batch."""
 
-    def __init__(self, loader: StagedLoader) -> None:
-        self._loader = loader
+    def __init__(self, loader: StagedLoader, change: Callable[[Batch], Any]) -> None:
+        self._loader, self._change = loader, change
+        self._number = loader.begin_epoch()
 
     def __next__(self) -> Any:
-        return self._loader.views(self._loader.next_batch(self))
+        return self._change(self._loader.next_batch(self._number))
 
 
 def _check_workers(workers: int | str) -> int:
@@ -251,5 +272,7 @@ def _n_bytes(size: int | str) -> int:
 
 def _epoch_of(batch_sampler: Any) -> Any:
     """The epoch that a batch sampler, or its sampler, has been told; None if it has none."""
+    if hasattr(batch_sampler, "state_dict"):
+        return batch_sampler.state_dict(done=0).get("epoch")
     inner = getattr(batch_sampler, "sampler", None)
     return getattr(batch_sampler, "epoch", getattr(inner, "epoch", None))
