@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import psutil
 
 from benchmarks.common import SEED, scratch
 from benchmarks.numbers import Result, describe_machine, report
+from monarch_py.loaders.nopfs import Job
 from monarch_py.loaders.staged import StagedLoader
 
 KIB = 1 << 10
@@ -44,7 +45,10 @@ class Records:
         return self._opened[1]
 
     def __getitem__(self, index: int) -> Any:
-        return np.frombuffer(bytearray(os.pread(self._descriptor(), RECORD, index * RECORD)), np.uint8)
+        out = np.empty(RECORD, dtype=np.uint8)
+        if os.preadv(self._descriptor(), [out.data], index * RECORD) != RECORD:
+            raise OSError(f"{self.path} is shorter than its records")
+        return out
 
     def read_into(self, samples: Sequence[int], out: Any) -> None:
         memory, descriptor = memoryview(out), self._descriptor()
@@ -91,8 +95,11 @@ def compare(records: Records, rounds: int, epochs: int) -> list[Result]:
 
     torch.set_num_threads(1)
     order = batches(len(records))
-    theirs = torch.utils.data.DataLoader(
-        records, batch_sampler=order, num_workers=WORKERS, persistent_workers=True
+    theirs: Any = torch.utils.data.DataLoader(
+        records,  # type: ignore[arg-type]  no subclass of Dataset, which DataLoader does not ask for
+        batch_sampler=order,
+        num_workers=WORKERS,
+        persistent_workers=True,
     )
     ours = StagedLoader(records, batch_sampler=order, workers=WORKERS)
     for loader in (theirs, ours):
@@ -131,6 +138,30 @@ def compare(records: Records, rounds: int, epochs: int) -> list[Result]:
     ]
 
 
+def get(records: Records, batches_seen: int) -> list[Result]:
+    """`job.get()` of samples whose batch has arrived: all of a batch but the first one."""
+    job = Job(records, BATCH, epochs=1 + batches_seen * BATCH // len(records), workers=WORKERS)
+    begin = np.frombuffer(job.buffer, dtype=np.uint8).ctypes.data
+    end = begin + len(job.buffer)
+    times, copied = [], 0
+    for number in range(batches_seen * BATCH):
+        began = time.perf_counter_ns()
+        view, _ = job.get()
+        took = time.perf_counter_ns() - began
+        place = np.frombuffer(view, dtype=np.uint8).ctypes.data
+        copied += 0 if begin <= place <= end - len(view) else len(view)
+        if number % BATCH:
+            times.append(took / 1000)
+    job.destroy()
+    low, _, high = statistics.quantiles(times, n=4)
+    return [
+        Result(
+            "get", "job.get(), median", "us", statistics.median(times), 5.0, quartiles=(low, high)
+        ),
+        Result("copied", "bytes copied after arrival", "bytes", copied, 0),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, default=Path("/dev/shm"))
@@ -141,7 +172,7 @@ def main() -> None:
     options = parser.parse_args()
     with scratch(options.dir) as place:
         records = make_records(place, options.records)
-        results = compare(records, options.rounds, options.epochs)
+        results = compare(records, options.rounds, options.epochs) + get(records, 64)
     document = {"machine": describe_machine(), "record_bytes": RECORD, "batch": BATCH}
     sys.exit(not report(document, results, options.output))
 

@@ -5,6 +5,7 @@ a batch (names, numbers, objects) stays in the tree, which is pickled.
 """
 
 import importlib.util
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -111,7 +112,7 @@ def copied(batch: Any) -> Any:
 
 
 def view_of(slot: Bytes, offset: int, shape: tuple[int, ...], dtype: Any) -> Array:
-    end = offset + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    end = offset + dtype.itemsize * math.prod(shape)
     found: Array = slot[offset:end].view(dtype).reshape(shape)
     return found
 
@@ -150,7 +151,7 @@ def _torch_view(placed: Placed, slot: Bytes) -> Any:
     import torch
 
     dtype = getattr(torch, placed.dtype.removeprefix("torch."))
-    n_bytes = int(np.prod(placed.shape, dtype=np.int64)) * dtype.itemsize
+    n_bytes = math.prod(placed.shape) * dtype.itemsize
     raw = torch.from_numpy(slot[placed.offset : placed.offset + n_bytes])
     return raw.view(dtype).reshape(placed.shape)
 
@@ -203,7 +204,7 @@ class _Placing:
     def _room(self, shape: tuple[int, ...], dtype: Any, name: str, is_tensor: bool) -> Placed:
         """The next room for an array of this form. dtype : with an itemsize, numpy's or torch's"""
         begin = -(-self.used // ALIGNMENT) * ALIGNMENT
-        end = begin + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        end = begin + math.prod(shape) * dtype.itemsize
         check_room(end, self._slot)
         self.used = end
         return Placed(begin, tuple(shape), name, is_tensor)
