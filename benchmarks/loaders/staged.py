@@ -95,8 +95,9 @@ def compare(records: Records, rounds: int, epochs: int) -> list[Result]:
 
     torch.set_num_threads(1)
     order = batches(len(records))
+    dataset: Any = records  # no subclass of Dataset, for which DataLoader does not ask
     theirs: Any = torch.utils.data.DataLoader(
-        records,  # type: ignore[arg-type]  no subclass of Dataset, which DataLoader does not ask for
+        dataset,
         batch_sampler=order,
         num_workers=WORKERS,
         persistent_workers=True,

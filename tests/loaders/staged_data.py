@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,3 +88,23 @@ class Drawing(Labelled):
 
 
 KILL, STOP = int(signal.SIGKILL), int(signal.SIGSTOP)
+
+
+class Waiting(Labelled):
+    """Each sample waits, as for a source."""
+
+    def __init__(self, length: int, seconds: float) -> None:
+        super().__init__(length)
+        self.seconds = seconds
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.seconds)
+        return index
+
+
+def waiting() -> Waiting:
+    return Waiting(400, 0.004)
+
+
+def add(samples: list[int]) -> int:
+    return sum(samples)
