@@ -39,7 +39,8 @@ def load_dataset(named: str) -> Any:
     """The dataset that MODULE:NAME names: an object, or a function or class that makes one without
     arguments."""
     found = load_object(named, "dataset")
-    dataset = found() if isinstance(found, type) or not hasattr(found, "__getitem__") else found
+    is_dataset = hasattr(found, "__getitem__") and not isinstance(found, type)
+    dataset = found if is_dataset or not callable(found) else found()
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ConfigError(f"dataset: {named} has no samples by number; name one with dataset[i]")
     return dataset

@@ -59,23 +59,32 @@ def size_class(n_bytes: float) -> int:
 
 @dataclass(frozen=True)
 class SampleTime:
-    """Seconds that a worker takes for a sample of one size, by the number of workers."""
+    """Seconds that a worker takes for a sample of one size, by the number of workers.
+
+    counts : the numbers of workers that were measured, ascending
+    """
 
     waiting: PiecewiseLinear
     computing: PiecewiseLinear
+    counts: Sequence[int]
 
     @classmethod
     def fit(cls, points: Mapping[int, Sum]) -> "SampleTime":
         """points : what was measured, by the number of workers"""
-        x = list(points)
-        waiting = [each.waiting / each.samples for each in points.values()]
-        computing = [each.computing / each.samples for each in points.values()]
-        return cls(
-            PiecewiseLinear.fit(x, waiting, PIECES), PiecewiseLinear.fit(x, computing, PIECES)
-        )
+        x = sorted(points)
+        waiting = [points[count].waiting / points[count].samples for count in x]
+        computing = [points[count].computing / points[count].samples for count in x]
+        fit = PiecewiseLinear.fit
+        return cls(fit(x, waiting, PIECES), fit(x, computing, PIECES), x)
 
     def __call__(self, workers: int) -> float:
-        return float(self.waiting(workers)) + float(self.computing(workers))
+        return self._of(self.waiting, workers) + self._of(self.computing, workers)
+
+    def _of(self, lines: PiecewiseLinear, workers: int) -> float:
+        if workers > self.counts[-1]:
+            return float(lines(workers))
+        # Two lines meet somewhere between the last number of the one and the first of the other.
+        return float(np.interp(workers, self.counts, lines(self.counts)))
 
 
 @dataclass(frozen=True)
