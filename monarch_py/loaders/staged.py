@@ -22,6 +22,7 @@ from monarch_py.loaders.advice import Advisor
 from monarch_py.loaders.pinning import Pinned
 from monarch_py.loaders.placing import as_tensor, copied, has_torch, take, view_of
 from monarch_py.loaders.ring import Bytes, Ring
+from monarch_py.loaders.sources import daemon_sources
 from monarch_py.loaders.stage import Batch, Stage, check_owner
 from monarch_py.loaders.work import Failure, Work, form_of
 from monarch_py.util.units import parse_size
@@ -173,12 +174,15 @@ class StagedLoader:
 
     def statistics(self) -> dict[str, Any]:
         """What was delivered since the loader was made: batches, samples, bytes; stalls and
-        wait_seconds of the training; waiting_seconds and computing_seconds of the workers; and
-        sources, the samples by where they came from, if the dataset counts that."""
+        wait_seconds of the training; waiting_seconds and computing_seconds of the workers.
+
+        sources : samples by where they came from, if the dataset counts that (KeptDataset), else
+            what the node's daemon has counted (sources.daemon_sources)
+        """
         counted: dict[str, Any] = dict(vars(self._stage.counts))
         counted["workers"] = self._stage.workers
-        if hasattr(self.dataset, "sources"):
-            counted["sources"] = self.dataset.sources()
+        own = getattr(self.dataset, "sources", None)
+        counted["sources"] = daemon_sources() if own is None else own()
         return counted
 
     def close(self) -> None:
