@@ -11,8 +11,6 @@
 
 #define WRITER_SHIFT 8
 #define STATE_MASK 0xff
-/* Samples begin at cache lines [bytes]. */
-#define ALIGNMENT 64
 
 static struct monarch_kept_sample *sample_at(struct monarch_kept *kept, uint64_t place) {
     return (struct monarch_kept_sample *)(kept + 1) + place;
@@ -58,12 +56,11 @@ static int claim(struct monarch_kept_sample *sample) {
 
 /* Takes room for a sample. Returns its offset, or -1 if there is too little. */
 static int64_t take_room(struct monarch_kept *kept, uint64_t length) {
-    uint64_t size = (length + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     uint64_t used = __atomic_load_n(&kept->used, __ATOMIC_RELAXED);
     do {
-        if (size > kept->room - used)
+        if (length > kept->room - used)
             return -1;
-    } while (!__atomic_compare_exchange_n(&kept->used, &used, used + size, 1, __ATOMIC_RELAXED,
+    } while (!__atomic_compare_exchange_n(&kept->used, &used, used + length, 1, __ATOMIC_RELAXED,
                                           __ATOMIC_RELAXED));
     return (int64_t)used;
 }

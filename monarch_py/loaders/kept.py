@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.shared import SharedMemory
@@ -25,7 +24,7 @@ PAGE = mmap.PAGESIZE
 class KeptDataset:
     """A dataset whose samples are kept in shared memory once they have been read::
 
-        dataset = KeptDataset(ImageFolder(root), sampler.keeps, quota="8GiB")
+        dataset = KeptDataset(ImageFolder(root), sampler, quota="8GiB")
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
 
     All processes of this user and job on this node that make it from the same dataset share the
@@ -37,7 +36,8 @@ class KeptDataset:
 
     dataset : the one to read from. If it has `read_into` and `sizes` its samples are stored as they
         are, else pickled
-    keeps : the samples that this node keeps: numbers, or a bool for each sample; None for all
+    keeps : the samples that this node keeps: numbers, or a bool for each sample; or a sampler that
+        says which node holds which samples; None for all
     quota : the most memory that all processes of the node use together; less if their memory groups
         leave less
     name : identifies the dataset on this node; None for its pickled form
@@ -48,7 +48,7 @@ class KeptDataset:
     def __init__(
         self,
         dataset: Any,
-        keeps: npt.ArrayLike | None = None,
+        keeps: Any = None,
         quota: int | str = "8GiB",
         *,
         name: str | None = None,
@@ -200,10 +200,13 @@ class _Layout:
         store.room = min(self.room, available_bytes())
 
 
-def _places(keeps: npt.ArrayLike | None, length: int) -> Ints:
+def _places(keeps: Any, length: int) -> Ints:
     """(samples,) : the place of each sample in the memory; -1 if it is not kept."""
     if keeps is None:
         return np.arange(length, dtype=np.int64)
+    if hasattr(keeps, "holders"):
+        held = np.asarray(keeps.holders).reshape(length, -1) == keeps.ranks.node
+        keeps = held.any(axis=1)
     given = np.asarray(keeps)
     if given.dtype == np.bool_ and given.shape != (length,):
         raise ConfigError(f"keeps: {given.shape} bools for {length} samples; give one for each")

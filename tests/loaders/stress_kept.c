@@ -69,7 +69,7 @@ static void check_room(void) {
             fail("state", i);
         whole += samples[i].state == MONARCH_KEPT_WHOLE;
         if (samples[i].state == MONARCH_KEPT_WHOLE)
-            used += (samples[i].length + 63) / 64 * 64;
+            used += samples[i].length;
     }
     if (used != kept->used || used > kept->room || whole == 0 || whole == SAMPLES)
         fail("room", whole);
