@@ -118,6 +118,8 @@ class Crew:
         while True:
             ready = self._poll.poll(LOOK_S * 1000 if wait else 0)
             answers = [self._answer(self._workers[descriptor]) for descriptor, _ in ready]
+            if answers:
+                self._stopped_since.clear()
             if answers or not wait:
                 return answers
             self._look_for_stopped()

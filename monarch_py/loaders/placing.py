@@ -75,6 +75,20 @@ def _collate_sequences(samples: Sequence[Any]) -> Any:
     return type(first)(*columns) if hasattr(first, "_fields") else columns
 
 
+def emptied(batch: Any) -> Any:
+    """A batch of no samples, of the form that `collate` has given to this one."""
+    if isinstance(batch, Stack):
+        return batch.items[0][None][:0]
+    if isinstance(batch, np.ndarray):
+        return batch[:0]
+    if isinstance(batch, dict):
+        return {key: emptied(value) for key, value in batch.items()}
+    if isinstance(batch, list) and all(isinstance(part, (str, bytes)) for part in batch):
+        return []
+    parts = [emptied(part) for part in batch]
+    return type(batch)(*parts) if hasattr(batch, "_fields") else parts
+
+
 def place(batch: Any, slot: Bytes, *, by_default: bool) -> tuple[Any, int]:
     """Writes the arrays of a batch into a slot. Returns the batch's tree, with a Placed for each
     array, and how much of the slot is taken [bytes]. Raises MonarchError if the slot is too small.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from monarch_py.loaders.placing import check_room, collate, place
+from monarch_py.loaders.placing import check_room, collate, emptied, place
 from monarch_py.loaders.ring import Ring
 from monarch_py.native import Ints
 from monarch_py.util.processes import Identity
@@ -49,8 +49,10 @@ class Work:
             samples = self.dataset.__getitems__(list(indices))
         else:
             samples = [self.dataset[index] for index in indices]
-        batch = (self.collate_fn or collate)(samples)
-        return place(batch, slot, by_default=self.collate_fn is None)
+        if self.collate_fn is not None:
+            return place(self.collate_fn(samples), slot, by_default=False)
+        batch = collate(samples) if samples else emptied(collate([self.dataset[0]]))
+        return place(batch, slot, by_default=True)
 
 
 class Form(NamedTuple):
@@ -66,7 +68,7 @@ class Form(NamedTuple):
 
 def form_of(dataset: Any) -> Form | None:
     """The form of the samples; None if batches must be put together from `dataset[i]`. A dataset
-    that does not say its form is asked for its first sample."""
+    that does not say its form is asked for its first sample, in both ways."""
     known = getattr(dataset, "sample_form", None)
     if isinstance(known, Form):
         return known
@@ -74,11 +76,19 @@ def form_of(dataset: Any) -> Form | None:
         return None
     first, sizes = dataset[0], np.asarray(dataset.sizes)
     is_even = bool((sizes == sizes[0]).all())
-    if isinstance(first, np.ndarray) and first.nbytes == sizes[0] and is_even:
-        return Form(first.shape, first.dtype, False)
-    if not isinstance(first, bytes) or len(first) != sizes[0]:
+    if isinstance(first, bytes):
+        found = Form((len(first),) if is_even else None, np.dtype(np.uint8), True)
+    elif isinstance(first, np.ndarray) and is_even:
+        found = Form(first.shape, first.dtype, False)
+    else:
         return None
-    return Form((len(first),) if is_even else None, np.dtype(np.uint8), True)
+    # A class that derives from one with read_into may change what dataset[i] is.
+    content = first if found.is_bytes else first.tobytes()
+    if len(content) != sizes[0]:
+        return None
+    read = np.empty(len(content), dtype=np.uint8)
+    dataset.read_into([0], read)
+    return found if read.tobytes() == content else None
 
 
 class Times(NamedTuple):
@@ -176,6 +186,7 @@ def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None
     inherited : ends of other workers' pipes that a fork has brought along
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training tells its workers when to end
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
     seed_generators(start.seed)

@@ -46,6 +46,13 @@ class Rows(Records):
         return np.frombuffer(super().__getitem__(index), dtype=np.int32).reshape(2, -1)
 
 
+class Turned(Rows):
+    """Rows that are changed on their way, without a `read_into` of their own."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[::-1]
+
+
 class Labelled:
     """Samples of a tuple, put together one by one."""
 

@@ -25,6 +25,7 @@ from loaders.staged_data import (
     Records,
     Rows,
     Signalled,
+    Turned,
 )
 
 from monarch_py.errors import ConfigError, MonarchError
@@ -123,6 +124,27 @@ def test_it_gives_what_dataloader_gives(make: Callable[..., StagedLoader]) -> No
         assert torch.equal(numbers, plain["more"][0]) and numbers.dtype == torch.int64
         assert torch.equal(halves, plain["more"][2]) and halves.dtype == torch.float64
         assert names == list(plain["more"][1])
+
+
+def test_a_sample_that_is_changed_on_its_way_is_not_read_in_place(
+    tmp_path: Path, make: Callable[..., StagedLoader]
+) -> None:
+    dataset = Turned(tmp_path / "rows", [48] * 8)
+    loader = make(dataset)
+    assert not loader.reads_in_place
+    for batch, samples in zip(loader, batches(8), strict=True):
+        assert np.array_equal(batch.numpy(), np.stack([dataset[i] for i in samples]))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_empty_batch_has_the_form_of_others(
+    make: Callable[..., StagedLoader], workers: int
+) -> None:
+    empty, full = make(Labelled(4), batch_sampler=[[], [1]], workers=workers, copy=True)
+    assert empty["image"].shape == (0, 3, 4) and empty["image"].dtype == full["image"].dtype
+    numbers, names, halves = empty["more"]
+    assert (len(numbers), names, len(halves)) == (0, [], 0)
+    assert numbers.dtype == full["more"][0].dtype
 
 
 def in_bfloat(samples: list[Any]) -> Any:
