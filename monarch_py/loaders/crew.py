@@ -100,7 +100,7 @@ class Crew:
         self._workers[ours.fileno()] = Worker(process, ours)
         self._poll.register(ours, select.POLLIN)
 
-    def give(self, task: tuple[int, int, Sequence[Any]]) -> None:
+    def give(self, task: tuple[int, int, Any]) -> None:
         """Gives a task to the worker that has the fewest."""
         worker = min(self._workers.values(), key=lambda worker: worker.tasks)
         try:

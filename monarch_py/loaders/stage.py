@@ -169,7 +169,11 @@ class Stage:
             slot = self._free_slot()
             if slot is None:
                 return
-            indices = next(self._ahead.batches, None)
+            try:
+                indices = next(self._ahead.batches, None)
+            except BaseException:
+                self._free.append(slot)
+                raise
             if indices is None:
                 self._free.append(slot)
                 self._ahead.has_more = False
@@ -180,7 +184,8 @@ class Stage:
         task, self._next_task = self._next_task, self._next_task + 1
         self._asked[task] = slot, indices
         self._ahead.order.append(task)
-        self._guarded(lambda crew: crew.give((task, slot, indices)))
+        written = self.ring.write_numbers(slot, indices)
+        self._guarded(lambda crew: crew.give((task, slot, written)))
 
     def _wait(self) -> Done:
         began, is_stall = time.perf_counter(), False

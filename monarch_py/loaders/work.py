@@ -181,7 +181,8 @@ class Start:
 
 
 def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None:
-    """The main function of a worker: does tasks (number, slot, indices) until the pipe ends.
+    """The main function of a worker: does tasks (number, slot, what Ring.write_numbers has
+    returned) until the pipe ends.
 
     inherited : ends of other workers' pipes that a fork has brought along
     """
@@ -224,11 +225,12 @@ def _next_task(link: Connection, parent: Identity) -> Any:
 
 
 def _do(start: Start, task: Any, clock: Clock, problem: BaseException | None) -> Done:
-    number, slot, indices = task
+    number, slot, written = task
     clock.start()
     try:
         if problem is not None:
             raise problem
+        indices = start.ring.read_numbers(slot, written)
         tree, n_bytes = start.work.read(indices, start.ring.slot(slot))
     except Exception as error:
         tree, n_bytes = Failure.of(error), 0

@@ -299,6 +299,52 @@ def test_an_epoch_that_is_left_early_disturbs_no_other(make: Callable[..., Stage
         next(first)
 
 
+class Numbers(Labelled):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def with_names(samples: list[int]) -> Any:
+    return [f"{sample:010d}" for sample in samples], np.array(samples)
+
+
+def test_batches_larger_than_a_pipe_do_not_block_each_other(
+    make: Callable[..., StagedLoader],
+) -> None:
+    """Of tasks as of answers: a pipe takes some 200 KB."""
+    batch = np.random.RandomState(1).randint(1 << 40, size=40_000).tolist()
+    loader = make(Numbers(9), batch_sampler=[batch] * 4, collate_fn=with_names, workers=1)
+    for names, numbers in loader:
+        assert int(names[-1]) == batch[-1] and numbers.tolist() == batch
+
+
+class Odd(Labelled):
+    """Samples by other keys than numbers."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.array([index == "b", index == (1, 2)])
+
+
+def test_samples_by_other_keys_than_numbers(make: Callable[..., StagedLoader]) -> None:
+    order: Any = [["a", "b"], [(1, 2), "a"]]
+    got = [batch.tolist() for batch in make(Odd(4), batch_sampler=order, copy=True)]
+    assert got == [[[False, False], [True, False]], [[False, True], [False, False]]]
+
+
+def test_a_sampler_that_fails_loses_no_slot(make: Callable[..., StagedLoader]) -> None:
+    class Broken(Sampler):
+        def __iter__(self) -> Iterator[list[int]]:
+            yield [1]
+            raise ZeroDivisionError
+
+    loader = make(Labelled(4), batch_sampler=Broken(4), workers=1)
+    for _ in range(10):
+        with pytest.raises(ZeroDivisionError):
+            list(loader)
+    loader.batch_sampler = [[2]] * 8
+    assert [int(batch["more"][0]) for batch in loader] == [2] * 8
+
+
 def test_workers_draw_differently(make: Callable[..., StagedLoader]) -> None:
     drawn = {
         int(batch[0, 1]): int(batch[0, 0])
