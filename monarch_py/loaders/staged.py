@@ -179,11 +179,19 @@ class StagedLoader:
         sources : samples by where they came from, if the dataset counts that (KeptDataset), else
             what the node's daemon has counted (sources.daemon_sources)
         """
-        counted: dict[str, Any] = dict(vars(self._stage.counts))
-        counted["workers"] = self._stage.workers
+        counts = self._stage.counts
         own = getattr(self.dataset, "sources", None)
-        counted["sources"] = daemon_sources() if own is None else own()
-        return counted
+        return {
+            "batches": counts.batches,
+            "samples": counts.samples,
+            "bytes": counts.bytes,
+            "stalls": counts.stalls,
+            "wait_seconds": counts.wait_seconds,
+            "workers": self._stage.workers,
+            "waiting_seconds": counts.waiting_seconds,
+            "computing_seconds": counts.computing_seconds,
+            "sources": daemon_sources() if own is None else own(),
+        }
 
     def close(self) -> None:
         """Ends the workers. The loader can be iterated again, with new ones."""

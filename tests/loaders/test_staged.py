@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ from loaders.staged_data import (
 )
 
 from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.loaders.nopfs import UniformSampler
+from monarch_py.loaders.ranks import Ranks
 from monarch_py.loaders.staged import StagedLoader
 
 LIMIT_S = 5.0
@@ -217,6 +221,8 @@ def test_a_worker_that_is_killed_or_stopped_is_one_error(
 TRAINING = """
 import os, sys, time
 from loaders.staged_data import Labelled
+from monarch_py.loaders.nopfs import UniformSampler
+from monarch_py.loaders.ranks import Ranks
 from monarch_py.loaders.staged import StagedLoader
 if __name__ == "__main__":
     loader = StagedLoader(Labelled(64), batch_sampler=[[1]] * 64, workers=2, tensors=False,
@@ -343,6 +349,48 @@ def test_a_sampler_that_fails_loses_no_slot(make: Callable[..., StagedLoader]) -
             list(loader)
     loader.batch_sampler = [[2]] * 8
     assert [int(batch["more"][0]) for batch in loader] == [2] * 8
+
+
+def refuse(number: int) -> None:
+    raise ValueError(f"worker {number} has no licence")
+
+
+def test_what_a_worker_cannot_begin_is_raised(make: Callable[..., StagedLoader]) -> None:
+    loader = make(Labelled(4), worker_init_fn=refuse, workers=1)
+    with pytest.raises(ValueError, match="worker 0 has no licence"):
+        list(loader)
+
+
+def test_a_state_continues_with_another_number_of_ranks(
+    tmp_path: Path, make: Callable[..., StagedLoader]
+) -> None:
+    dataset = Records(tmp_path / "records", [3 + i for i in range(54)])
+
+    def loader_of(rank: int, ranks: int) -> StagedLoader:
+        sampler = UniformSampler(54, 8 // ranks, 7, Ranks.found(rank, ranks, 1))
+        loader = make(dataset, batch_sampler=sampler, workers=1)
+        loader.set_epoch(1)
+        return loader
+
+    def lengths(batch: Any) -> list[int]:
+        return [len(part) for part in batch]
+
+    whole = [sorted(lengths(batch)) for batch in loader_of(0, 1)]
+    assert [len(batch) for batch in whole] == [8] * 6 + [6]
+    first = loader_of(0, 2)
+    epoch = iter(first)
+    for _ in range(3):
+        next(epoch)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert len(json.dumps(state)) < 1000
+    for ranks in (1, 2, 3):
+        loaders = [loader_of(rank, ranks) for rank in range(ranks)]
+        for loader in loaders:
+            loader.load_state_dict(state)
+        rest = [[lengths(batch) for batch in loader] for loader in loaders]
+        steps = [sorted(chain(*step)) for step in zip(*rest, strict=True)]
+        assert steps == whole[3:], ranks
+        assert loaders[0].state_dict()["delivered"] == 7
 
 
 def test_workers_draw_differently(make: Callable[..., StagedLoader]) -> None:
