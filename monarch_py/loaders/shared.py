@@ -57,8 +57,8 @@ class SharedMemory:
             lines.append(f"{Identity.of(os.getpid())} {fd} {os.fstat(fd).st_ino}")
             _write(file, lines)
         line = lines[-1]
-        self._leave: Callable[[], Any] = weakref.finalize(
-            self, _leave, directory / self.key, os.getpid(), line
+        self._leave: weakref.finalize[Any, SharedMemory] = weakref.finalize(
+            self, _leave, fd, directory / self.key, os.getpid(), line
         )
 
     def _create(self) -> int:
@@ -92,14 +92,11 @@ class SharedMemory:
 
     def close(self) -> None:
         """Takes this process off the key's list. The memory stays as long as it is mapped."""
-        if self._fd >= 0:
-            self._leave()
-            os.close(self._fd)
-            self._fd = -1
+        self._leave()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {"key": self.key, "n_bytes": self.n_bytes, "begin": self._begin, "fd": None}
-        if get_spawning_popen() is not None and self._fd >= 0:
+        if get_spawning_popen() is not None and self._leave.alive:
             state["fd"] = reduction.DupFd(self._fd)  # type: ignore[attr-defined,unused-ignore]
         return state
 
@@ -107,9 +104,10 @@ class SharedMemory:
         self.key, self.n_bytes, self._begin = state["key"], state["n_bytes"], state["begin"]
         if state["fd"] is None:
             self._attach()
-        else:
-            self._map(state["fd"].detach())
-            self._leave = lambda: None  # the process that started this one is on the list
+            return
+        # The process that has started this one is on the list.
+        self._map(state["fd"].detach())
+        self._leave = weakref.finalize(self, os.close, self._fd)
 
 
 @contextmanager
@@ -152,9 +150,13 @@ def _write(file: int, lines: list[str]) -> None:
     os.pwrite(file, "".join(f"{line}\n" for line in lines).encode(), 0)
 
 
-def _leave(path: Path, owner: int, line: str) -> None:
-    if os.getpid() != owner:
-        return  # a forked child has not been on the list
+def _leave(fd: int, path: Path, owner: int, line: str) -> None:
+    if os.getpid() == owner:  # a forked child has not been on the list
+        _take_off(path, line)
+    os.close(fd)
+
+
+def _take_off(path: Path, line: str) -> None:
     with suppress(OSError, MonarchError), _locked(path) as file:
         others = [other for other in _alive(file) if other != line]
         if others:

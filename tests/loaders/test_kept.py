@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -250,6 +251,19 @@ def test_other_datasets_and_jobs_have_memory_of_their_own(
     assert keep(Labelled(12), quota="1MiB").sources()["source"] == 1
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     assert keep(Labelled(12), quota="1MiB").sources()["source"] == 0
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    plain = Records(tmp_path / "records", [100] * 8)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        kept = KeptDataset(plain, quota="1MiB")
+        loader = StagedLoader(kept, batch_sampler=[[1, 2], [3]], workers=1, tensors=False)
+        assert len(list(loader)) == 2
+        loader.close()
+        del loader, kept
+        gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(
