@@ -79,7 +79,7 @@ def advise(
         target = step_s if shares[size] == 1 else 0.0
         each = _Measuring(work, samples, batch, seconds, method)
         for count, sum_ in each.until_enough(most, target):
-            measured[Key(size, count)] = sum_
+            measured.setdefault(Key(size, count), Sum()).add(*vars(sum_).values())
     model = Model.fit(measured, shares)
     workers = fewest(model, batch, step_s, max(key.workers for key in measured))
     is_enough = model.batch_seconds(workers, batch) <= step_s * (1 + TOLERANCE)
@@ -113,7 +113,8 @@ class _Measuring:
             yield list(itertools.islice(self._samples, self._batch))
 
     def until_enough(self, most: int, step_s: float) -> Iterator[tuple[int, Sum]]:
-        """What was measured with each number of workers, until more of them are of no use."""
+        """What was measured with each number of workers, until more of them are of no use, and then
+        the same on the way back: what else the machine does changes meanwhile."""
         rates: list[float] = []
         for count in [each for each in COUNTS if each <= most]:
             found = self._with(count)
@@ -121,7 +122,9 @@ class _Measuring:
             rates.append(count / found.per_sample)
             is_ample = step_s > 0 and self._batch / rates[-1] < step_s / 2
             if is_ample or (len(rates) > 3 and rates[-1] < GAIN * rates[-3]):
-                return
+                break
+        for count in reversed(COUNTS[: len(rates)]):
+            yield count, self._with(count)
 
     def _with(self, count: int) -> Sum:
         stage = Stage(
@@ -143,7 +146,7 @@ class _Measuring:
         for _ in range(FIRST_BATCHES * count):
             self._next(stage, Sum())
         found, seen, began = Sum(), 0, time.perf_counter()
-        while seen < LEAST_BATCHES * count or time.perf_counter() - began < self._seconds:
+        while seen < LEAST_BATCHES * count or time.perf_counter() - began < self._seconds / 2:
             self._next(stage, found)
             seen += 1
         return found
