@@ -155,7 +155,7 @@ class Advisor:
         return self.count
 
     def saw(self, batch: Batch) -> None:
-        if batch.indices:
+        if len(batch.indices):
             size = size_class(batch.n_bytes / len(batch.indices))
             each = self._now.setdefault(Key(size, self.count), Sum())
             each.add(len(batch.indices), *batch.times)

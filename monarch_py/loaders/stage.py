@@ -55,8 +55,8 @@ class Batch:
 class Ahead:
     """What has been asked of the workers in the running epoch.
 
-    order : the numbers of the tasks, in the order of delivery; tasks before the first one are of
-        an epoch that was left early: only their slots come back
+    order : the numbers of the tasks, in the order of delivery. Answers to other tasks are of an
+        epoch that was left early: only their slots come back
     """
 
     batches: Iterator[Sequence[Any]] = field(default_factory=lambda: iter(()))
@@ -123,10 +123,6 @@ class Stage:
         done = self._wait()
         self._held, indices = self._asked.pop(done.task)
         return self._counted(Batch(self._held, indices, *done[1:]))
-
-    def release(self) -> None:
-        """Returns the slot of the batch that was given last."""
-        self._give_back()
 
     def close(self) -> None:
         """Ends the workers. A later `begin` starts new ones."""

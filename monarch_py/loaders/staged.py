@@ -12,6 +12,7 @@ slot: a sample is written once, and nothing is allocated, sent or mapped for a b
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import signature
 from itertools import islice
 from typing import Any
 
@@ -145,7 +146,7 @@ class StagedLoader:
         self._delivered = skip
         self._sampled_epoch = _epoch_of(self.batch_sampler)
         batches = iter(self.batch_sampler)
-        if not hasattr(self.batch_sampler, "load_state_dict"):
+        if not _resumes(self.batch_sampler):
             batches = islice(batches, skip, None)
         self._stage.begin(batches)
         self._epoch += 1
@@ -157,17 +158,18 @@ class StagedLoader:
         """Where the training is: after the batches that it has got, whatever was read ahead."""
         is_new = _epoch_of(self.batch_sampler) != self._sampled_epoch
         done = 0 if is_new else self._delivered
-        state: dict[str, Any] = {"delivered": done}
-        if hasattr(self.batch_sampler, "state_dict"):
-            state["batch_sampler"] = self.batch_sampler.state_dict(done=done)
-        return state
+        sampler: Any = self.batch_sampler
+        if not _resumes(sampler):
+            return {"delivered": done}
+        return {"delivered": done, "batch_sampler": sampler.state_dict(done=done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next epoch to be iterated goes on after the batches that the state has counted."""
         self._epoch += 1
         self._skip = self._delivered = int(state["delivered"])
-        if hasattr(self.batch_sampler, "load_state_dict"):
-            self.batch_sampler.load_state_dict(state["batch_sampler"])
+        sampler: Any = self.batch_sampler
+        if _resumes(sampler):
+            sampler.load_state_dict(state["batch_sampler"])
         self._sampled_epoch = _epoch_of(self.batch_sampler)
 
     # --- what it has done -----------------------------------------------------------------------
@@ -243,7 +245,7 @@ class StagedLoader:
         """Where each sample of a batch that was read as it is begins and ends in the slot."""
         assert self._sizes is not None
         ends = np.cumsum(self._sizes[np.asarray(batch.indices, dtype=np.int64)]).tolist()
-        return zip([0, *ends[:-1]], ends, strict=True)
+        return zip([0, *ends], ends, strict=False)
 
     def _end_epoch(self) -> None:
         self._epoch += 1
@@ -282,9 +284,16 @@ def _n_bytes(size: int | str) -> int:
     return found
 
 
+def _resumes(batch_sampler: Any) -> bool:
+    """Whether the batch sampler begins in the middle of an epoch by itself."""
+    if not (hasattr(batch_sampler, "state_dict") and hasattr(batch_sampler, "load_state_dict")):
+        return False
+    return "done" in signature(batch_sampler.state_dict).parameters
+
+
 def _epoch_of(batch_sampler: Any) -> Any:
     """The epoch that a batch sampler, or its sampler, has been told; None if it has none."""
-    if hasattr(batch_sampler, "state_dict"):
+    if _resumes(batch_sampler):
         return batch_sampler.state_dict(done=0).get("epoch")
     inner = getattr(batch_sampler, "sampler", None)
     return getattr(batch_sampler, "epoch", getattr(inner, "epoch", None))

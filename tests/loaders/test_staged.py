@@ -115,6 +115,8 @@ def test_rows_of_one_form_are_one_tensor_over_the_ring(
     # An empty batch keeps the form.
     (empty,) = make(dataset, workers=workers, batch_sampler=[[]])
     assert tuple(empty.shape) == (0, 2, 6)
+    records = Records(tmp_path / "records", [1, 2])
+    assert list(make(records, workers=workers, batch_sampler=[[], np.arange(0)])) == [[], []]
 
 
 def test_it_gives_what_dataloader_gives(make: Callable[..., StagedLoader]) -> None:
@@ -266,13 +268,22 @@ def test_workers_end_with_their_loader() -> None:
     assert not alive
 
 
+class Counting(list[list[int]]):
+    """A batch sampler whose state counts what it has handed out, ahead of the training."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise AssertionError("its state is of no use")
+
+    load_state_dict = state_dict
+
+
 @pytest.mark.parametrize("resumes", [True, False])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_state_counts_delivered_batches(
     make: Callable[..., StagedLoader], workers: int, resumes: bool
 ) -> None:
     def sampler() -> Any:
-        return Sampler(40) if resumes else batches(40)
+        return Sampler(40) if resumes else Counting(batches(40))
 
     whole = [batch["more"][0].tolist() for batch in make(Labelled(40), batch_sampler=sampler())]
     loader = make(Labelled(40), batch_sampler=sampler(), workers=workers)
