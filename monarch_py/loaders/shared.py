@@ -163,7 +163,6 @@ def _take_off(path: Path, line: str) -> None:
             _write(file, others)
         else:
             path.unlink()
-            path.parent.rmdir()  # fails while other keys have files there
 
 
 def _remove_abandoned(directory: Path) -> None:
