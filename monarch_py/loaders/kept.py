@@ -55,13 +55,14 @@ class KeptDataset:
     ) -> None:
         self.dataset = dataset
         self._places = _places(keeps, len(dataset))
+        n_bytes = _n_bytes(quota)
+        # Before anything is read, since that may change the dataset.
+        key = _key(name, dataset, self._places, n_bytes)
         self.sample_form = form_of(dataset)
         if self.sample_form is not None:
             self.sizes: Ints = np.asarray(dataset.sizes, dtype=np.int64)
         kept = int(self._places.max(initial=-1)) + 1
-        n_bytes = _n_bytes(quota)
         self._layout = _Layout(kept, n_bytes)
-        key = _key(name, dataset, self._places, n_bytes)
         self._shared = SharedMemory(key, self._layout.n_bytes, self._layout.begin)
 
     def __len__(self) -> int:
