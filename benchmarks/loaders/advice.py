@@ -24,7 +24,7 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource
 from monarch_py.loaders.measuring import Advice, advise
 from monarch_py.loaders.staged import StagedLoader
 
-RECORD, SAMPLES, BATCH = 19_200, 1024, 16
+RECORD, BATCH = 19_200, 16
 COUNTS = (1, 2, 3, 4, 6, 8)
 TOLERANCE = 1.05
 
@@ -32,12 +32,12 @@ TOLERANCE = 1.05
 class Waiting:
     """Records of a file on a slow source."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, length: int) -> None:
+        self.path, self.length = path, length
         self._descriptor = -1
 
     def __len__(self) -> int:
-        return SAMPLES
+        return self.length
 
     def __getitem__(self, index: int) -> Any:
         if self._descriptor < 0:
@@ -50,15 +50,15 @@ class Waiting:
 class Computing:
     """Samples that take 2 ms of a processor."""
 
-    def __init__(self) -> None:
-        self.content = bytes(RECORD)
+    def __init__(self, length: int) -> None:
+        self.content, self.length = bytes(RECORD), length
         began = time.thread_time()
         for _ in range(100):
             zlib.crc32(self.content)
         self.times = max(1, int(0.002 / ((time.thread_time() - began) / 100)))
 
     def __len__(self) -> int:
-        return SAMPLES
+        return self.length
 
     def __getitem__(self, index: int) -> int:
         found = index
@@ -70,7 +70,7 @@ class Computing:
 def _sweep(dataset: Any, step_s: float, epochs: int) -> dict[int, float]:
     """Seconds of an epoch of a training by workers, the median of some. The numbers of workers take
     turns, since others use the machine too."""
-    order = np.random.RandomState(SEED).permutation(SAMPLES).reshape(-1, BATCH).tolist()
+    order = np.random.RandomState(SEED).permutation(len(dataset)).reshape(-1, BATCH).tolist()
     loaders = {count: StagedLoader(dataset, batch_sampler=order, workers=count) for count in COUNTS}
     seconds: dict[int, list[float]] = {count: [] for count in COUNTS}
     for _ in range(epochs):
@@ -104,25 +104,35 @@ def _compare(name: str, dataset: Any, step_s: float, epochs: int) -> list[Result
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dir", type=Path, default=Path("/dev/shm"))
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
+def _waiting(directory: Path, samples: int, epochs: int) -> list[Result]:
     binary = find_slowsource()
     if binary is None:
         sys.exit("the slow source was not built; install libfuse3's development files")
-    with scratch(options.dir) as place:
+    with scratch(directory) as place:
         backing, mountpoint = place / "backing", place / "mount"
         backing.mkdir()
         mountpoint.mkdir()
-        (backing / "records").write_bytes(np.random.RandomState(SEED).bytes(SAMPLES * RECORD))
+        (backing / "records").write_bytes(np.random.RandomState(SEED).bytes(samples * RECORD))
         with SlowSource(backing, mountpoint, binary=binary, direct=True) as source:
             source.rate(1e9)
             source.latency(read=0.004)
-            results = _compare("waiting", Waiting(mountpoint / "records"), 0.02, options.epochs)
-        results += _compare("computing", Computing(), 0.005, options.epochs)
+            dataset = Waiting(mountpoint / "records", samples)
+            return _compare("waiting", dataset, 0.02, epochs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dir", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--samples", type=int, default=1024, help="a multiple of 16")
+    parser.add_argument("--only", choices=("waiting", "computing"))
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    results: list[Result] = []
+    if options.only != "computing":
+        results += _waiting(options.dir, options.samples, options.epochs)
+    if options.only != "waiting":
+        results += _compare("computing", Computing(options.samples), 0.005, options.epochs)
     sys.exit(not report({"machine": describe_machine()}, results, options.output))
 
 
