@@ -57,6 +57,7 @@ SOURCES = [
     "plan/deal.c",
     "plan/holder.c",
     "plan/digest.c",
+    "loaders/kept.c",
     "loaders/reads.c",
     "simulator/filling.c",
     "simulator/links.c",

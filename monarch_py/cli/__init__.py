@@ -25,6 +25,7 @@ __all__ = ["main"]
 # The commands of each module. A module is loaded only when one of its commands is called, so that
 # `status`, for example, does not load the daemon's code.
 MODULES = {
+    "advise": ("advise",),
     "care": ("clear", "doctor", "verify"),
     "files": ("evict", "ls"),
     "lifecycle": ("run", "serve", "start", "stop"),

@@ -1,190 +1,243 @@
-"""Keeps the samples that this node holds in memory, where no daemons keep files.
+"""KeptDataset: the ranks of a node keep samples in memory that they share, without a daemon."""
 
-The memory belongs to no name: the kernel frees it when the last process of the job has ended,
-however it ends.
-"""
-
-import fcntl
+import hashlib
 import mmap
 import os
 import pickle
-import sys
 from collections.abc import Sequence
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.ranks import Ranks
-from monarch_py.native import Ints
+from monarch_py.loaders.shared import SharedMemory
+from monarch_py.loaders.work import form_of
+from monarch_py.native import Bools, Ints, ffi, lib, pointer
+from monarch_py.storage.memory import available_bytes
+from monarch_py.util.units import parse_size
 
-# Of a place in memory: where a sample begins, counted from 1, and twice its length plus its form.
-_PLACE_BYTES = 16
-# The memory begins with the number of bytes that are taken.
-_HEAD_BYTES = 8
-# What pickling adds to a sample at most, for which there is room [bytes].
-_PICKLED_BYTES = 512
-# How a sample is stored: its bytes as they were read, or the pickled object.
-_RAW, _PICKLED = 0, 1
-
-
-class _Memory:
-    """Memory for samples, shared by the processes of a node. A sample is written once.
-
-    own : (n,) int64, the samples that have a place, rising;  room : for their contents [bytes]
-    path : of the memory that another process has made; None to make it
-    """
-
-    def __init__(self, own: Ints, room: int, path: str | None = None) -> None:
-        self.own, self.room = own, room
-        self._lock = Lock()
-        self.fd = os.memfd_create("monarch-samples") if path is None else os.open(path, os.O_RDWR)
-        self._data_at = _HEAD_BYTES + _PLACE_BYTES * len(own)
-        if path is None:
-            os.ftruncate(self.fd, self._data_at + room)
-        self._map = mmap.mmap(self.fd, self._data_at + room)
-        places = np.frombuffer(self._map, dtype=np.int64, count=1 + 2 * len(own))
-        self._taken, self._places = places[:1], places[1:].reshape(-1, 2)
-
-    @property
-    def path(self) -> str:
-        """How another process of this node opens the memory, while this process lives."""
-        return f"/proc/{os.getpid()}/fd/{self.fd}"
-
-    def __reduce__(self) -> Any:
-        return _Memory, (self.own, self.room, self.path)
-
-    def close(self) -> None:
-        # The arrays hold the mapping.
-        del self._taken, self._places
-        self._map.close()
-        os.close(self.fd)
-
-    def place(self, sample: int) -> int:
-        """The number of a sample's place; -1 if it has none."""
-        at = int(np.searchsorted(self.own, sample))
-        return at if at < len(self.own) and self.own[at] == sample else -1
-
-    def find(self, place: int, form: int) -> memoryview | None:
-        """The content at a place; None if it is not there in this form."""
-        begin, tagged = self._places[place].tolist() if place >= 0 else (0, 0)
-        if not begin or tagged & 1 != form:
-            return None
-        at = self._data_at + begin - 1
-        return memoryview(self._map)[at : at + (tagged >> 1)]
-
-    def store(self, place: int, content: Any, form: int) -> None:
-        """Writes a content, if nothing is there yet and there is room."""
-        size = len(content)
-        with self._lock:
-            fcntl.lockf(self.fd, fcntl.LOCK_EX)
-            try:
-                begin = int(self._taken[0])
-                if self._places[place, 0] or begin + size > self.room:
-                    return
-                self._taken[0] = begin + size
-            finally:
-                fcntl.lockf(self.fd, fcntl.LOCK_UN)
-        at = self._data_at + begin
-        self._map[at : at + size] = content
-        self._places[place, 1] = size << 1 | form
-        # By a system call, after which no other processor sees the place without its content.
-        os.pwrite(
-            self.fd, (begin + 1).to_bytes(8, sys.byteorder), _HEAD_BYTES + _PLACE_BYTES * place
-        )
+# What identifies a job, by launcher. Jobs share nothing: a file may have changed between them.
+JOBS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID", "MASTER_PORT")
+PAGE = mmap.PAGESIZE
 
 
 class KeptDataset:
-    """A dataset whose samples are read once by the node that holds them, and then are in memory.
+    """A dataset whose samples are kept in shared memory once they have been read::
 
-    It has the methods of the dataset that it wraps. What `dataset[i]` returns is pickled; what
-    `read_into` reads is kept as it is.
+        dataset = KeptDataset(ImageFolder(root), sampler, quota="8GiB")
+        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
+
+    All processes of this user and job on this node that make it from the same dataset share the
+    memory, with their workers. The first reader of a sample stores it; others see whole samples
+    alone. Nothing is evicted. The memory ends with the last of the processes.
+
+    A sample is stored as it was first read: put random augmentations around this dataset, and not
+    into the one that is kept.
+
+    dataset : the one to read from. If it has `read_into` and `sizes` its samples are stored as they
+        are, else pickled
+    keeps : the samples that this node keeps: numbers, or a bool for each sample; or a sampler that
+        says which node holds which samples; None for all
+    quota : the most memory that all processes of the node use together; less if their memory groups
+        leave less
+    name : identifies the dataset on this node; None for its pickled form
+
+    Raises ConfigError for arguments that cannot work, MonarchError if there is no memory.
     """
 
-    def __init__(self, dataset: Any, memory: _Memory) -> None:
-        self.dataset, self.memory = dataset, memory
-        self.sizes = getattr(dataset, "sizes", None)
-        if hasattr(dataset, "read_into"):
-            self.read_into = self._read_into
+    def __init__(
+        self,
+        dataset: Any,
+        keeps: Any = None,
+        quota: int | str = "8GiB",
+        *,
+        name: str | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self._places = _places(keeps, len(dataset))
+        n_bytes = _n_bytes(quota)
+        # Before anything is read, since that may change the dataset.
+        key = _key(name, dataset, self._places, n_bytes)
+        self.sample_form = form_of(dataset)
+        if self.sample_form is not None:
+            self.sizes: Ints = np.asarray(dataset.sizes, dtype=np.int64)
+        kept = int(self._places.max(initial=-1)) + 1
+        self._layout = _Layout(kept, n_bytes)
+        self._shared = SharedMemory(key, self._layout.n_bytes, self._layout.begin)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self._places)
 
-    def __getitem__(self, at: int) -> Any:
-        return self.__getitems__([at])[0]
+    def __getitem__(self, index: int) -> Any:
+        place = int(self._places[index])
+        if place >= 0 and (found := self._find(place)) is not None:
+            self._count(1, 0)
+            return self._value(found)
+        value = self.dataset[index]
+        self._count(0, 1)
+        if place >= 0:
+            self._put(place, self._bytes(value))
+        return value
 
-    def __getitems__(self, samples: Sequence[int]) -> list[Any]:
-        places = [self.memory.place(sample) for sample in samples]
-        found = [self.memory.find(place, _PICKLED) for place in places]
-        missing = [i for i, content in enumerate(found) if content is None]
-        read = self._read([samples[i] for i in missing])
-        # The memory is this job's own: no other process has written what is unpickled.
-        answer = [None if each is None else pickle.loads(each) for each in found]  # noqa: S301
-        for i, sample in zip(missing, read, strict=True):
-            answer[i] = sample
-            if places[i] >= 0:
-                self.memory.store(
-                    places[i], pickle.dumps(sample, pickle.HIGHEST_PROTOCOL), _PICKLED
-                )
-        return answer
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        if self.sample_form is None:
+            return self._values(indices)
+        ends = np.cumsum(self.sizes[np.asarray(indices, dtype=np.int64)])
+        out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+        self.read_into(indices, out)
+        return [self._value(memoryview(part.data)) for part in np.split(out, ends[:-1])]
 
-    def _read(self, samples: list[int]) -> list[Any]:
-        if samples and hasattr(self.dataset, "__getitems__"):
-            return list(self.dataset.__getitems__(samples))
-        return [self.dataset[sample] for sample in samples]
+    def _values(self, indices: Sequence[int]) -> list[Any]:
+        if not hasattr(self.dataset, "__getitems__"):
+            return [self[index] for index in indices]
+        places = self._places[np.asarray(indices, dtype=np.int64)].tolist()
+        found = [self._find(place) if place >= 0 else None for place in places]
+        absent = [number for number, each in enumerate(found) if each is None]
+        read = self.dataset.__getitems__([indices[number] for number in absent]) if absent else []
+        self._count(len(indices) - len(absent), len(absent))
+        values = [None if each is None else self._value(each) for each in found]
+        for number, value in zip(absent, read, strict=True):
+            values[number] = value
+            if places[number] >= 0:
+                self._put(places[number], self._bytes(value))
+        return values
 
-    def _read_into(self, samples: Sequence[int], out: Any) -> None:
-        """Reads the samples back to back into `out`; all that are not here, at once."""
-        view, sizes = memoryview(out).cast("B"), np.asarray(self.dataset.sizes)
-        ends = np.cumsum([int(sizes[sample]) for sample in samples]).tolist()
-        spots = [slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-        places = [self.memory.place(sample) for sample in samples]
-        missing = []
-        for i, place in enumerate(places):
-            content = self.memory.find(place, _RAW)
-            if content is None:
-                missing.append(i)
-            else:
-                view[spots[i]] = content
-        if not missing:
-            return
-        read = bytearray(sum(spots[i].stop - spots[i].start for i in missing))
-        self.dataset.read_into([samples[i] for i in missing], read)
-        begin = 0
-        for i in missing:
-            end = begin + spots[i].stop - spots[i].start
-            content = memoryview(read)[begin:end]
-            view[spots[i]] = content
-            if places[i] >= 0:
-                self.memory.store(places[i], content, _RAW)
-            begin = end
+    def read_into(self, samples: Sequence[int], out: Any) -> None:
+        """Reads the samples back to back into a writable buffer. Only for a dataset that has
+        `read_into` itself."""
+        numbers = np.asarray(samples, dtype=np.int64)
+        lengths, memory = self.sizes[numbers], np.frombuffer(out, dtype=np.uint8)
+        places = self._places[numbers]
+        starts = np.cumsum(lengths) - lengths
+        missing = np.zeros(len(numbers), dtype=np.uint8)
+        target = ffi.from_buffer("char[]", memory, require_writable=True)
+        store = self._store()
+        lacking = int(
+            lib.monarch_kept_take(
+                store, pointer(places), len(numbers), target, pointer(starts), pointer(missing)
+            )
+        )
+        lib.monarch_kept_count(store, len(numbers) - lacking, lacking)
+        if lacking:
+            self._read_missing(numbers, places, starts, memory, missing.astype(np.bool_))
+
+    def _read_missing(
+        self, numbers: Ints, places: Ints, starts: Ints, memory: Any, missing: Bools
+    ) -> None:
+        lengths = self.sizes[numbers[missing]]
+        # In one request, since then all reads are in flight at once.
+        whole = memory if missing.all() else np.empty(int(lengths.sum()), dtype=np.uint8)
+        self.dataset.read_into(numbers[missing].tolist(), whole)
+        ends = np.cumsum(lengths).tolist()
+        for place, start, length, end in zip(
+            places[missing].tolist(), starts[missing].tolist(), lengths.tolist(), ends, strict=True
+        ):
+            part = whole[end - length : end]
+            if whole is not memory:
+                memory[start : start + length] = part
+            if place >= 0:
+                self._put(place, part)
+
+    def sources(self) -> dict[str, int]:
+        """Samples that all processes of the node have read, by where they came from."""
+        store = self._store()
+        return {"memory": int(store.from_memory), "source": int(store.from_source)}
+
+    def kept_bytes(self) -> int:
+        """How much of the quota is used [bytes]."""
+        return int(self._store().used)
 
     def close(self) -> None:
-        """Lets go of this process's memory."""
-        self.memory.close()
+        """Lets go of the memory, which ends with the last process that has it."""
+        self._shared.close()
+
+    # --- one sample -----------------------------------------------------------------------------
+
+    def _store(self) -> Any:
+        return ffi.cast("struct monarch_kept *", ffi.from_buffer(self._shared.memory))
+
+    def _find(self, place: int) -> memoryview | None:
+        length = ffi.new("uint64_t *")
+        at = int(lib.monarch_kept_find(self._store(), place, length))
+        return None if at < 0 else memoryview(self._shared.memory)[at : at + length[0]]
+
+    def _put(self, place: int, value: Any) -> None:
+        lib.monarch_kept_put(self._store(), place, ffi.from_buffer(value), memoryview(value).nbytes)
+
+    def _count(self, from_memory: int, from_source: int) -> None:
+        lib.monarch_kept_count(self._store(), from_memory, from_source)
+
+    def _bytes(self, value: Any) -> Any:
+        """What is stored of a sample."""
+        if self.sample_form is None:
+            return pickle.dumps(value, 5)
+        return value if self.sample_form.is_bytes else np.ascontiguousarray(value)
+
+    def _value(self, stored: memoryview) -> Any:
+        """A sample from what is stored of it, in memory of its own."""
+        if self.sample_form is None:
+            return pickle.loads(stored)  # noqa: S301  this user's own
+        if self.sample_form.is_bytes:
+            return bytes(stored)
+        array = np.frombuffer(stored, dtype=self.sample_form.dtype).reshape(self.sample_form.shape)
+        return array.copy()
 
 
-def keep(dataset: Any, own: Ints, sizes: Ints, ranks: Ranks) -> KeptDataset:
-    """The dataset with memory for the samples that this node holds. The ranks of a node share it:
-    where there are several, all of them call this.
+class _Layout:
+    """Of the memory: its header, an entry for each sample that is kept, and their bytes."""
 
-    own : (n,) the samples that this node holds, rising;  sizes : (n,) [bytes]
-    """
-    room = int(sizes.sum()) + _PICKLED_BYTES * len(own)
-    if ranks.per_node == 1:
-        return KeptDataset(dataset, _Memory(own, room))
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_initialized():
-        raise ConfigError(
-            "quota: ranks share a node's memory by torch.distributed; call init_process_group first"
+    def __init__(self, samples: int, room: int) -> None:
+        table = ffi.sizeof("struct monarch_kept") + samples * ffi.sizeof(
+            "struct monarch_kept_sample"
         )
-    first = ranks.rank % ranks.per_node == 0
-    memory = _Memory(own, room) if first else None
-    paths: list[Any] = [None] * ranks.world_size
-    torch.distributed.all_gather_object(paths, None if memory is None else memory.path)
-    if memory is None:
-        memory = _Memory(own, room, paths[ranks.rank - ranks.rank % ranks.per_node])
-    # The first rank may end once the others have opened its memory.
-    torch.distributed.barrier()
-    return KeptDataset(dataset, memory)
+        self.samples, self.room = samples, room
+        self.data = -(-table // PAGE) * PAGE
+        self.n_bytes = self.data + -(-room // PAGE) * PAGE
+
+    def begin(self, memory: mmap.mmap) -> None:
+        store = ffi.cast("struct monarch_kept *", ffi.from_buffer(memory))
+        store.samples, store.data = self.samples, self.data
+        # The memory is limited by its use, not by its size.
+        store.room = min(self.room, available_bytes())
+
+
+def _places(keeps: Any, length: int) -> Ints:
+    """(samples,) : the place of each sample in the memory; -1 if it is not kept."""
+    if keeps is None:
+        return np.arange(length, dtype=np.int64)
+    if hasattr(keeps, "holders"):
+        held = np.asarray(keeps.holders).reshape(length, -1) == keeps.ranks.node
+        keeps = held.any(axis=1)
+    given = np.asarray(keeps)
+    if given.dtype == np.bool_ and given.shape != (length,):
+        raise ConfigError(f"keeps: {given.shape} bools for {length} samples; give one for each")
+    chosen = np.flatnonzero(given) if given.dtype == np.bool_ else np.unique(given)
+    if len(chosen) and (chosen[0] < 0 or chosen[-1] >= length):
+        raise ConfigError(f"keeps: samples beyond the {length} of the dataset; give their numbers")
+    places = np.full(length, -1, dtype=np.int64)
+    places[chosen.astype(np.int64)] = np.arange(len(chosen))
+    return places
+
+
+def _key(name: str | None, dataset: Any, places: Ints, quota: int) -> str:
+    try:
+        identity = name.encode() if name is not None else pickle.dumps(dataset, 5)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise ConfigError(
+            f"name: the dataset cannot be pickled ({error}), so that it has no identity; give a"
+            " name that no other dataset of the job has"
+        ) from None
+    job = "/".join(os.environ.get(variable, "") for variable in JOBS)
+    kept = hashlib.sha256(places.tobytes()).digest()
+    parts = [type(dataset).__qualname__.encode(), identity, job.encode(), kept, str(quota).encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
+
+
+def _n_bytes(quota: int | str) -> int:
+    try:
+        found = parse_size(str(quota))
+    except ValueError as error:
+        raise ConfigError(f'quota: {error}; give a size such as "8GiB"') from None
+    if found < 1:
+        raise ConfigError('quota: 0 bytes keep nothing; give a size such as "8GiB"')
+    return found

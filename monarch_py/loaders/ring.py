@@ -7,6 +7,7 @@ as large as the largest batch may be, and takes memory only for the largest batc
 
 import mmap
 import os
+from collections.abc import Sequence
 from multiprocessing import reduction
 from typing import Any
 
@@ -52,6 +53,25 @@ class Ring:
     def slot(self, number: int) -> Bytes:
         """The memory of a slot: (slot_bytes,) uint8, writable."""
         return self._slots[number]
+
+    def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Sequence[Any]:
+        """Writes the numbers of samples to the beginning of a slot, where the worker finds them
+        before it fills the slot. A pipe could be full of them while the worker's answer fills the
+        other direction. Returns what `read_numbers` needs: how many they are; or the numbers, if
+        they are no integers."""
+        count = len(numbers)
+        if not all(isinstance(each, (int, np.integer)) for each in numbers):
+            return numbers
+        if 8 * count > self.slot_bytes:
+            return numbers
+        self._slots[slot][: 8 * count].view(np.int64)[:] = numbers
+        return count
+
+    def read_numbers(self, slot: int, written: int | Sequence[Any]) -> Sequence[Any]:
+        if not isinstance(written, int):
+            return written
+        numbers: list[int] = self._slots[slot][: 8 * written].view(np.int64).tolist()
+        return numbers
 
     def close_descriptor(self) -> None:
         """Closes the descriptor. The memory stays as long as something maps it."""

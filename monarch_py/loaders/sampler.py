@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.kept import KeptDataset, keep
+from monarch_py.loaders.kept import KeptDataset
 from monarch_py.loaders.misuse import found_misuse
 from monarch_py.loaders.ranks import Ranks
 from monarch_py.loaders.state import State
 from monarch_py.native import Int32s, Ints
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.plan.schedule import EpochSchedule
+
+# What pickling adds to a sample at most, for which there is room in a node's memory [bytes].
+PICKLED_BYTES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,14 +217,15 @@ class ScheduledSampler(ABC):
     # --- without daemons ------------------------------------------------------------------------
 
     def keep(self, dataset: Any) -> KeptDataset:
-        """The dataset, whose samples stay in the memory of the node that holds them. For samplers
-        with a quota; others are held by daemons. Give it to the DataLoader in the dataset's place.
-        All ranks call it."""
+        """The dataset, whose samples stay in the memory of the node that holds them: give it to the
+        loader in the dataset's place. Raises ConfigError for a sampler without a quota, because
+        daemons keep the files then."""
         if self._sizes is None:
             raise ConfigError("quota: daemons keep the files; use the dataset as it is")
         owner = self.holders if self.holders.ndim == 1 else self.holders[:, 0]
         own = np.flatnonzero(owner == self.ranks.node)
-        return keep(dataset, own, self._sizes[own], self.ranks)
+        room = int(self._sizes[own].sum()) + PICKLED_BYTES * len(own)
+        return KeptDataset(dataset, own, max(room, 1))
 
     # --- unequal batches ------------------------------------------------------------------------
 

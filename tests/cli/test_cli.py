@@ -19,6 +19,7 @@ from monarch_py.util.units import format_size
 
 COMMANDS = [
     *(
+        "advise",
         "calibrate",
         "clear",
         "config",

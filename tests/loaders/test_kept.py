@@ -1,173 +1,318 @@
-"""Samples that a node holds stay in its memory, for all its processes; nothing is left behind."""
+"""Processes of one node share the samples that they have read, and leave no memory behind."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
-import time
-from fcntl import LOCK_EX, lockf
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from loaders.staged_data import Labelled, Records, Rows
 
-from monarch_py.errors import ConfigError
+from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.kept import KeptDataset
-from monarch_py.loaders.local_first import LocalFirstSampler
-from monarch_py.loaders.sampler import ScheduledSampler
-from monarch_py.loaders.solar import SolarSampler
+from monarch_py.loaders.shared import kept_directory
+from monarch_py.loaders.staged import StagedLoader
+from monarch_py.native import ffi, lib
 
-LENGTH = 1200
-
-
-class Counted:
-    """A dataset of bytes that notes in a file what it reads, also in other processes."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        self.sizes = np.random.default_rng(5).integers(50, 150, LENGTH)
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, at: int) -> bytes:
-        with self.log.open("a") as stream:
-            stream.write(f"{at}\n")
-        return content(at, int(self.sizes[at]))
-
-    def taken(self) -> list[int]:
-        """What was read since the last call."""
-        read = [int(line) for line in self.log.read_text().split()] if self.log.exists() else []
-        self.log.unlink(missing_ok=True)
-        return read
+LIMIT_S = 5.0
 
 
-class Recorded(Counted):
-    """The same with reads into a buffer."""
-
-    def read_into(self, samples: list[int], out: Any) -> None:
-        view, begin = memoryview(out), 0
-        for at in samples:
-            end = begin + int(self.sizes[at])
-            view[begin:end] = self[at]
-            begin = end
+@pytest.fixture(autouse=True)
+def shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    place = tmp_path / "shm"
+    place.mkdir()
+    monkeypatch.setenv("MONARCH_SHM", str(place))
+    yield place
+    assert [path for path in place.rglob("*") if not path.is_dir()] == []
 
 
-def content(at: int, size: int) -> bytes:
-    return np.random.default_rng(at).bytes(size)
+@pytest.fixture
+def keep() -> Iterator[Callable[..., KeptDataset]]:
+    made = []
+
+    def one(*arguments: Any, **settings: Any) -> KeptDataset:
+        made.append(KeptDataset(*arguments, **settings))
+        return made[-1]
+
+    yield one
+    for dataset in made:
+        dataset.close()
 
 
-def solar(dataset: Counted, share: float) -> list[ScheduledSampler]:
-    quota = int(dataset.sizes.sum() * share / 4)
-    return [
-        SolarSampler(dataset, 8, rank=rank, world_size=4, ranks_per_node=1, quota=quota)
-        for rank in range(4)
-    ]
+def dataset_of(kind: str, place: Path) -> Any:
+    if kind == "bytes":
+        return Records(place / "records", [5, 0, 7000, *range(9)])
+    return Rows(place / "rows", [48] * 12) if kind == "rows" else Labelled(12)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
-def test_from_epoch_2_on_the_source_gives_what_nobody_holds(share: float, tmp_path: Path) -> None:
-    dataset = Counted(tmp_path / "log")
-    ranks = [(sampler, sampler.keep(dataset)) for sampler in solar(dataset, share)]
-    held = sum(int(dataset.sizes[kept.memory.own].sum()) for _, kept in ranks)
-    assert held >= 0.97 * share * dataset.sizes.sum()
-    for epoch in range(3):
-        for sampler, kept in ranks:
-            sampler.set_epoch(epoch)
-            for batch in sampler:
-                assert kept.__getitems__(batch) == [content(i, dataset.sizes[i]) for i in batch]
-        read = int(dataset.sizes[dataset.taken()].sum())
-        if epoch:
-            moved = read - (dataset.sizes.sum() - held)
-            # What a holder has beyond the cap, of small batches, is read again.
-            assert 0 <= moved <= 0.02 * (dataset.sizes.sum() - held)
-    for _, kept in ranks:
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return bool(np.array_equal(one["image"], other["image"])) and one["more"] == other["more"]
+    return type(one) is type(other) and bool(np.all(one == other))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "rows", "objects"])
+def test_a_sample_is_what_the_dataset_has_and_is_read_once(
+    tmp_path: Path, keep: Callable[..., KeptDataset], kind: str
+) -> None:
+    plain = dataset_of(kind, tmp_path)
+    kept = keep(plain, quota="1MiB")
+    for _ in range(2):
+        assert all(same(kept[i], plain[i]) for i in range(12))
+        assert all(map(same, kept.__getitems__([3, 1, 3]), [plain[3], plain[1], plain[3]]))
+    assert kept.sources() == {"memory": 18, "source": 12}
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "workers"),
+    [("bytes", "fork", 2), ("objects", "fork", 2), ("bytes", "spawn", 1)],
+)
+def test_workers_of_a_plain_dataloader_share_it(
+    tmp_path: Path, keep: Callable[..., KeptDataset], kind: str, method: str, workers: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    plain = dataset_of(kind, tmp_path)
+    kept = keep(plain, quota="1MiB")
+    loader = torch.utils.data.DataLoader(
+        kept,
+        3,
+        num_workers=workers,
+        collate_fn=list,
+        multiprocessing_context=method,
+        persistent_workers=True,
+    )
+    for epoch in range(2):
+        got = [sample for batch in loader for sample in batch]
+        assert all(same(got[i], plain[i]) for i in range(12))
+        assert kept.sources()["source"] == 12, epoch
+    assert kept.sources()["memory"] == 12
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_staged_loader_reads_it_in_place(
+    tmp_path: Path, keep: Callable[..., KeptDataset], workers: int
+) -> None:
+    plain = Records(tmp_path / "records", [100 * i for i in range(12)])
+    kept = keep(plain, [i for i in range(12) if i % 3], quota="1MiB")
+    batches = [[5, 1, 3, 5], [0, 2, 9], [4, 7], [6, 8, 10, 11]]
+    loader = StagedLoader(kept, batch_sampler=batches, workers=workers)
+    for _ in range(2):
+        got = [[part.numpy().tobytes() for part in batch] for batch in loader]
+        assert got == [[plain[i] for i in batch] for batch in batches]
+    loader.close()
+    sources = loader.statistics()["sources"]
+    assert sources["memory"] + sources["source"] == 26
+    assert sources["source"] == 8 + 2 * 4 + 1  # sample 5 twice in one request
+    assert kept.kept_bytes() <= 1 << 20
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_a_sampler_says_what_this_node_keeps(
+    tmp_path: Path, keep: Callable[..., KeptDataset], is_flat: bool
+) -> None:
+    holders = np.array([[0, -1], [1, 0], [1, -1], [-1, -1], [0, 1]], dtype=np.int32)
+    sampler = SimpleNamespace(
+        holders=holders[:, 0] if is_flat else holders, ranks=SimpleNamespace(node=1)
+    )
+    kept = keep(Records(tmp_path / "records", [100] * 5), sampler, quota="1MiB")
+    for _ in range(2):
+        for i in range(5):
+            kept[i]
+    assert kept.sources()["memory"] == (2 if is_flat else 3)
+
+
+OTHER = """
+import sys
+from pathlib import Path
+from loaders.staged_data import Labelled
+from monarch_py.loaders.kept import KeptDataset
+kept = KeptDataset(Labelled(12), quota="1MiB")
+for line in sys.stdin:
+    sample = kept[int(line)]
+    print(sample["more"][0], *kept.sources().values(), flush=True)
+"""
+
+
+class Other:
+    """Another rank of the node, which is no relative of this process."""
+
+    def __init__(self) -> None:
+        tests, root = Path(__file__).parents[1], Path(__file__).parents[2]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OTHER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{root}:{tests}"},
+        )
+
+    def read(self, sample: int) -> list[int]:
+        """The sample's number, and how many samples came from memory and from the source."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{sample}\n")
+        self.process.stdin.flush()
+        return [int(word) for word in self.process.stdout.readline().split()]
+
+    def end(self, number: int | None = None) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        if number is not None:
+            self.process.send_signal(number)
+        self.process.stdin.close()
+        self.process.wait(LIMIT_S)
+        self.process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGKILL])
+def test_ranks_share_whoever_of_them_ends(
+    keep: Callable[..., KeptDataset], number: int | None
+) -> None:
+    first = Other()
+    assert first.read(4) == [4, 0, 1]
+    kept = keep(Labelled(12), quota="1MiB")
+    assert kept[4]["more"][0] == 4
+    assert kept.sources() == {"memory": 1, "source": 1}
+    first.end(number)
+    second = Other()
+    assert second.read(4) == [4, 2, 1]
+    assert second.read(5) == [5, 2, 2]
+    second.end(number)
+
+
+def test_when_all_are_killed_the_next_start_removes_the_rest(
+    keep: Callable[..., KeptDataset],
+) -> None:
+    ranks = [Other(), Other()]
+    for rank in ranks:
+        rank.read(1)
+    for rank in ranks:
+        rank.end(signal.SIGKILL)
+    (left,) = kept_directory().iterdir()
+    assert left.stat().st_size < 200
+    keep(Labelled(5), quota="1MiB")
+    assert not left.exists()
+
+
+def test_what_exceeds_the_quota_stays_at_the_source(
+    tmp_path: Path, keep: Callable[..., KeptDataset]
+) -> None:
+    plain = Records(tmp_path / "records", [1000] * 8)
+    kept = keep(plain, quota=3500)
+    for _ in range(2):
+        assert [kept[i] for i in range(8)] == [plain[i] for i in range(8)]
+    assert kept.kept_bytes() == 3000
+    assert kept.sources() == {"memory": 3, "source": 13}
+
+
+def entry(kept: KeptDataset, place: int) -> Any:
+    store = kept._store()
+    return ffi.cast("struct monarch_kept_sample *", store + 1) + place
+
+
+def test_a_sample_that_is_being_written_is_read_from_the_source(
+    tmp_path: Path, keep: Callable[..., KeptDataset]
+) -> None:
+    plain = Records(tmp_path / "records", [100] * 3)
+    kept = keep(plain, quota="1MiB")
+    entry(kept, 1).state = os.getpid() << 8 | lib.MONARCH_KEPT_WRITING
+    assert [kept[1], kept[1]] == [plain[1], plain[1]]
+    assert kept.sources() == {"memory": 0, "source": 2}
+
+
+def test_a_writer_that_was_killed_counts_for_nothing(
+    tmp_path: Path, keep: Callable[..., KeptDataset]
+) -> None:
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join()
+    plain = Records(tmp_path / "records", [100] * 3)
+    kept = keep(plain, quota="1MiB")
+    assert child.pid is not None
+    entry(kept, 1).state = child.pid << 8 | lib.MONARCH_KEPT_WRITING
+    assert [kept[1], kept[1]] == [plain[1], plain[1]]
+    assert kept.sources() == {"memory": 1, "source": 1}
+
+
+def test_other_datasets_and_jobs_have_memory_of_their_own(
+    keep: Callable[..., KeptDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = keep(Labelled(12), quota="1MiB")
+    first[1]
+    assert keep(Labelled(13), quota="1MiB").sources()["source"] == 0
+    assert keep(Labelled(12), [1], quota="1MiB").sources()["source"] == 0
+    assert keep(Labelled(12), quota="1MiB").sources()["source"] == 1
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    assert keep(Labelled(12), quota="1MiB").sources()["source"] == 0
+
+
+def come_and_go(seed: int) -> None:
+    random = np.random.RandomState(seed)
+    for _ in range(60):
+        length = int(random.randint(5, 7))
+        kept = KeptDataset(Labelled(length), quota="64KiB")
+        assert kept[4]["more"][0] == 4
         kept.close()
 
 
-def kept_of(dataset: Counted) -> KeptDataset:
-    sampler = LocalFirstSampler(dataset, 8, quota="1MiB")
-    return sampler.keep(dataset)
+def test_processes_that_come_and_go_at_once() -> None:
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=come_and_go, args=(seed,)) for seed in range(4)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0] * 4
 
 
-def read_all(kept: KeptDataset, low: int, high: int) -> None:
-    for at in range(low, high):
-        assert kept[at] == content(at, kept.dataset.sizes[at])
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    plain = Records(tmp_path / "records", [100] * 8)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        kept = KeptDataset(plain, quota="1MiB")
+        loader = StagedLoader(kept, batch_sampler=[[1, 2], [3]], workers=1, tensors=False)
+        assert len(list(loader)) == 2
+        loader.close()
+        del loader, kept
+        gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_share_what_is_kept(method: str, tmp_path: Path) -> None:
-    context: Any = multiprocessing.get_context(method)
-    kept = kept_of(Counted(tmp_path / "log"))
-    children = [context.Process(target=read_all, args=(kept, low, low + 300)) for low in (0, 300)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
-        assert child.exitcode == 0
-    assert sorted(kept.dataset.taken()) == list(range(600))
-    read_all(kept, 0, 600)
-    assert kept.dataset.taken() == []
-    assert os.readlink(kept.memory.path).startswith("/memfd:"), "the memory has a name"
-    kept.close()
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"quota": "much"}, "quota"),
+        ({"quota": 0}, "quota"),
+        ({"keeps": [12]}, "keeps"),
+        ({"keeps": [True]}, "keeps"),
+    ],
+)
+def test_arguments_that_cannot_work(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        KeptDataset(Labelled(12), **arguments)
 
 
-def test_a_killed_process_that_was_writing_stops_nobody(tmp_path: Path) -> None:
-    kept = kept_of(Counted(tmp_path / "log"))
-    ready = tmp_path / "ready"
+def test_a_dataset_without_identity_needs_a_name(keep: Callable[..., KeptDataset]) -> None:
+    class Local(Labelled):
+        pass
 
-    def hold() -> None:
-        lockf(kept.memory.fd, LOCK_EX)
-        ready.touch()
-        time.sleep(60)
-
-    child = multiprocessing.get_context("fork").Process(target=hold)
-    child.start()
-    while not ready.exists():
-        time.sleep(0.001)
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGKILL)
-    child.join()
-    read_all(kept, 0, 10)
-    read_all(kept, 0, 10)
-    assert kept.dataset.taken() == list(range(10))
-    kept.close()
+    with pytest.raises(ConfigError, match="name"):
+        KeptDataset(Local(12))
+    assert len(keep(Local(12), quota="1MiB", name="train")) == 12
 
 
-def test_reads_into_a_buffer_are_kept_as_they_are(tmp_path: Path) -> None:
-    dataset = Recorded(tmp_path / "log")
-    quota = int(dataset.sizes.sum() // 2)
-    sampler = LocalFirstSampler(dataset, 8, rank=0, world_size=2, ranks_per_node=1, quota=quota)
-    kept = sampler.keep(dataset)
-    own = set(kept.memory.own.tolist())
-    samples = list(range(0, 100, 3))
-    want = b"".join(content(at, dataset.sizes[at]) for at in samples)
-    for already in (set(), own):
-        out = bytearray(len(want))
-        kept.read_into(samples, out)
-        assert out == want
-        assert dataset.taken() == [at for at in samples if at not in already]
-    # What `dataset[i]` returns may be something else.
-    assert kept[samples[0]] == content(samples[0], dataset.sizes[samples[0]])
-    assert not hasattr(kept_of(Counted(tmp_path / "log")), "read_into")
-    kept.close()
-
-
-def test_what_does_not_fit_is_read_again(tmp_path: Path) -> None:
-    dataset = Counted(tmp_path / "log")
-    kept = kept_of(dataset)
-    kept.memory.room = 1000
-    for _ in range(2):
-        read_all(kept, 0, 30)
-    read = dataset.taken()
-    assert 0 < len(set(read[30:])) == len(read[30:]) < 30
-    kept.close()
-
-
-def test_ranks_that_cannot_share_are_told(tmp_path: Path) -> None:
-    dataset = Counted(tmp_path / "log")
-    sampler = LocalFirstSampler(dataset, 8, rank=0, world_size=2, ranks_per_node=2, quota="1MiB")
-    with pytest.raises(ConfigError, match="call init_process_group first"):
-        sampler.keep(dataset)
+def test_a_directory_of_others_is_refused(shm: Path) -> None:
+    place = kept_directory()
+    place.mkdir(mode=0o777)
+    place.chmod(0o777)
+    with pytest.raises(MonarchError, match="not a directory of this user alone"):
+        KeptDataset(Labelled(12), quota="1MiB")
+    place.rmdir()

@@ -198,7 +198,10 @@ def test_groups_are_dealt_as_their_loader_takes_them(source: Path, tmp_path: Pat
         ("quota: 1GiB", r"the split 'strided' has no such key; remove it"),
         ("split: local_first\n    quota: 1GiB\n    cap: 2", "'local_first' has no such key"),
         ("split: solar\n    quota: 1GiB\n    cap: 0.5", "write a number from 1 to 1000"),
-        ("split: groups", "'groups' does not fit the sampler DistributedSampler; write 'split: strided'"),
+        (
+            "split: groups",
+            "'groups' does not fit the sampler DistributedSampler; write 'split: strided'",
+        ),
     ],
 )
 def test_wrong_descriptions_are_named(

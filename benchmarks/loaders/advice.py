@@ -1,0 +1,140 @@
+"""``python -m benchmarks.loaders.advice``: the advised number of workers beside a sweep.
+
+Two datasets: one waits (records of a slow source, 4 ms a read, 1 GB/s), one computes (a checksum
+again and again). For each, a training that computes for a step after each batch is run with 1 to 8
+workers. The best number is the fewest whose epoch takes at most 5 % longer than the shortest one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import SEED, scratch
+from benchmarks.numbers import Result, describe_machine, report
+from monarch_py.demo.slowsource import SlowSource, find_slowsource
+from monarch_py.loaders.measuring import Advice, advise
+from monarch_py.loaders.staged import StagedLoader
+
+RECORD, BATCH = 19_200, 16
+COUNTS = (1, 2, 3, 4, 6, 8)
+TOLERANCE = 1.05
+
+
+class Waiting:
+    """Records of a file on a slow source."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        self.path, self.length = path, length
+        self._descriptor = -1
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if self._descriptor < 0:
+            self._descriptor = os.open(self.path, os.O_RDONLY)
+        return np.frombuffer(
+            bytearray(os.pread(self._descriptor, RECORD, index * RECORD)), np.uint8
+        )
+
+
+class Computing:
+    """Samples that take 2 ms of a processor."""
+
+    def __init__(self, length: int) -> None:
+        self.content, self.length = bytes(RECORD), length
+        began = time.thread_time()
+        for _ in range(100):
+            zlib.crc32(self.content)
+        self.times = max(1, int(0.002 / ((time.thread_time() - began) / 100)))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        found = index
+        for _ in range(self.times):
+            found = zlib.crc32(self.content, found)
+        return found
+
+
+def _sweep(dataset: Any, step_s: float, epochs: int) -> dict[int, float]:
+    """Seconds of an epoch of a training by workers, the median of some. The numbers of workers take
+    turns, since others use the machine too."""
+    order = np.random.RandomState(SEED).permutation(len(dataset)).reshape(-1, BATCH).tolist()
+    loaders = {count: StagedLoader(dataset, batch_sampler=order, workers=count) for count in COUNTS}
+    seconds: dict[int, list[float]] = {count: [] for count in COUNTS}
+    for _ in range(epochs):
+        for count, loader in loaders.items():
+            began = time.perf_counter()
+            for _ in loader:
+                time.sleep(step_s)
+            seconds[count].append(time.perf_counter() - began)
+    for loader in loaders.values():
+        loader.close()
+    return {count: statistics.median(each) for count, each in seconds.items()}
+
+
+def _compare(name: str, dataset: Any, step_s: float, epochs: int) -> list[Result]:
+    found: Advice = advise(dataset, BATCH, step_s, most=COUNTS[-1], seconds=1.0)
+    sweep = _sweep(dataset, step_s, epochs)
+    best = min(sweep.values())
+    fewest = next(count for count in COUNTS if sweep[count] <= TOLERANCE * best)
+    for count in COUNTS:
+        print(
+            f"{name}: {count} workers {sweep[count]:.3f} s, foretold"
+            f" {found.epoch_seconds(count):.3f} s",
+            file=sys.stderr,
+        )
+    print(f"{name}: advised {found.workers}, the sweep has {fewest}", file=sys.stderr)
+    near = min(COUNTS, key=lambda count: abs(count - found.workers))
+    off = abs(found.epoch_seconds(near) / sweep[near] - 1)
+    return [
+        Result(f"{name}_workers", f"{name}: workers off", "", abs(found.workers - fewest), 1),
+        Result(f"{name}_epoch", f"{name}: epoch foretold off by", "ratio", off, 0.15),
+    ]
+
+
+def _waiting(directory: Path, samples: int, epochs: int) -> list[Result]:
+    binary = find_slowsource()
+    if binary is None:
+        sys.exit("the slow source was not built; install libfuse3's development files")
+    with scratch(directory) as place:
+        backing, mountpoint = place / "backing", place / "mount"
+        backing.mkdir()
+        mountpoint.mkdir()
+        (backing / "records").write_bytes(np.random.RandomState(SEED).bytes(samples * RECORD))
+        with SlowSource(backing, mountpoint, binary=binary, direct=True) as source:
+            source.rate(1e9)
+            source.latency(read=0.004)
+            dataset = Waiting(mountpoint / "records", samples)
+            return _compare("waiting", dataset, 0.02, epochs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dir", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--samples", type=int, default=1024, help="a multiple of 16")
+    parser.add_argument("--only", choices=("waiting", "computing"))
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    results: list[Result] = []
+    if options.only != "computing":
+        results += _waiting(options.dir, options.samples, options.epochs)
+    if options.only != "waiting":
+        results += _compare("computing", Computing(options.samples), 0.005, options.epochs)
+    sys.exit(not report({"machine": describe_machine()}, results, options.output))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""``python -m benchmarks.loaders.staged``: batches in a ring beside torch's DataLoader.
+
+- Processor time and samples per second of present records of 128 KiB, two workers each, batches of
+  64. The loaders take turns, an epoch each; both read the same file, which lies in the page cache.
+- `job.get()` of a sample whose batch has arrived: the median time, and the bytes that are copied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.common import SEED, scratch
+from benchmarks.numbers import Result, describe_machine, report
+from monarch_py.loaders.nopfs import Job
+from monarch_py.loaders.staged import StagedLoader
+
+KIB = 1 << 10
+RECORD, BATCH, WORKERS = 128 * KIB, 64, 2
+
+
+class Records:
+    """Records of one size in one file."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.path = path
+        self.sizes = np.full(count, RECORD, dtype=np.int64)
+        self._opened: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def _descriptor(self) -> int:
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), os.open(self.path, os.O_RDONLY)
+        return self._opened[1]
+
+    def __getitem__(self, index: int) -> Any:
+        out = np.empty(RECORD, dtype=np.uint8)
+        if os.preadv(self._descriptor(), [out.data], index * RECORD) != RECORD:
+            raise OSError(f"{self.path} is shorter than its records")
+        return out
+
+    def read_into(self, samples: Sequence[int], out: Any) -> None:
+        memory, descriptor = memoryview(out), self._descriptor()
+        for number, sample in enumerate(samples):
+            part = memory[number * RECORD : (number + 1) * RECORD]
+            if os.preadv(descriptor, [part], sample * RECORD) != RECORD:
+                raise OSError(f"{self.path} is shorter than its records")
+
+
+def make_records(place: Path, count: int) -> Records:
+    path = place / "records"
+    random = np.random.RandomState(SEED)
+    with path.open("wb") as file:
+        for _ in range(count):
+            file.write(random.bytes(RECORD))
+    return Records(path, count)
+
+
+def batches(length: int) -> list[list[int]]:
+    order = np.random.RandomState(SEED).permutation(length).tolist()
+    return [order[i : i + BATCH] for i in range(0, length, BATCH)]
+
+
+def _cpu_s() -> float:
+    """Of this process and its workers, so far [s]."""
+    total = 0.0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        times = process.cpu_times()
+        total += times.user + times.system
+    return total
+
+
+def _epochs(loader: Iterable[Any], epochs: int) -> tuple[float, float]:
+    """(processor, wall) seconds of some epochs. The training looks at one byte of each sample."""
+    cpu, wall = _cpu_s(), time.perf_counter()
+    for _ in range(epochs):
+        for batch in loader:
+            int(batch[:, 0].sum())
+    return _cpu_s() - cpu, time.perf_counter() - wall
+
+
+def compare(records: Records, rounds: int, epochs: int) -> list[Result]:
+    import torch
+
+    torch.set_num_threads(1)
+    order = batches(len(records))
+    dataset: Any = records  # no subclass of Dataset, for which DataLoader does not ask
+    theirs: Any = torch.utils.data.DataLoader(
+        dataset,
+        batch_sampler=order,
+        num_workers=WORKERS,
+        persistent_workers=True,
+    )
+    ours = StagedLoader(records, batch_sampler=order, workers=WORKERS)
+    for loader in (theirs, ours):
+        _epochs(loader, 1)
+    samples, cpu, wall = epochs * len(records), [], []
+    for _ in range(rounds):
+        plain, staged = _epochs(theirs, epochs), _epochs(ours, epochs)
+        cpu.append((staged[0], plain[0]))
+        wall.append((staged[1], plain[1]))
+    ours.close()
+
+    def row(name: str, what: str, values: list[float], limit: float, **more: Any) -> Result:
+        return Result(name, what, "ratio", statistics.median(values), limit, rounds=rounds, **more)
+
+    def each(seconds: Iterable[float]) -> float:
+        return statistics.median(seconds) / samples * 1e9
+
+    return [
+        row(
+            "cpu",
+            "processor time, StagedLoader / DataLoader",
+            [a / b for a, b in cpu],
+            0.25,
+            with_library=each(a for a, _ in cpu),
+            without=each(b for _, b in cpu),
+        ),
+        row(
+            "throughput",
+            "samples per second, StagedLoader / DataLoader",
+            [b / a for a, b in wall],
+            3.0,
+            is_least=True,
+            with_library=each(a for a, _ in wall),
+            without=each(b for _, b in wall),
+        ),
+    ]
+
+
+def get(records: Records, batches_seen: int) -> list[Result]:
+    """`job.get()` of samples whose batch has arrived: all of a batch but the first one."""
+    job = Job(records, BATCH, epochs=1 + batches_seen * BATCH // len(records), workers=WORKERS)
+    begin = np.frombuffer(job.buffer, dtype=np.uint8).ctypes.data
+    end = begin + len(job.buffer)
+    times, copied = [], 0
+    for number in range(batches_seen * BATCH):
+        began = time.perf_counter_ns()
+        view, _ = job.get()
+        took = time.perf_counter_ns() - began
+        place = np.frombuffer(view, dtype=np.uint8).ctypes.data
+        copied += 0 if begin <= place <= end - len(view) else len(view)
+        if number % BATCH:
+            times.append(took / 1000)
+    job.destroy()
+    low, _, high = statistics.quantiles(times, n=4)
+    return [
+        Result(
+            "get", "job.get(), median", "us", statistics.median(times), 5.0, quartiles=(low, high)
+        ),
+        Result("copied", "bytes copied after arrival", "bytes", copied, 0),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dir", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--records", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=2, help="of a round")
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    with scratch(options.dir) as place:
+        records = make_records(place, options.records)
+        results = compare(records, options.rounds, options.epochs) + get(records, 64)
+    document = {"machine": describe_machine(), "record_bytes": RECORD, "batch": BATCH}
+    sys.exit(not report(document, results, options.output))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The command advise: workers."""
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from monarch_py.cli.options import as_json
+from monarch_py.cli.screen import print_table
+from monarch_py.util.units import counted
+
+
+@click.group(short_help="Measure a dataset and say what a training needs.")
+def advise() -> None:
+    """Measure a dataset and say what a training needs."""
+
+
+def _seconds(_context: Any, _parameter: Any, value: str) -> float:
+    from monarch_py.commands.advise import parse_seconds
+
+    try:
+        return parse_seconds(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@advise.command()
+@click.argument("dataset", metavar="MODULE:DATASET")
+@click.option("--batch", type=click.IntRange(1), required=True, help="Samples of a batch.")
+@click.option(
+    "--step", callback=_seconds, required=True, help="What the training computes for a batch: 50ms."
+)
+@click.option(
+    "--most", type=click.IntRange(1), default=16, show_default=True, help="The most workers to try."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01),
+    default=1.0,
+    show_default=True,
+    help="How long to measure each number of workers.",
+)
+@click.option("--collate", metavar="MODULE:FUNCTION", help="Makes a batch of a list of samples.")
+@as_json
+def workers(
+    *,
+    dataset: str,
+    batch: int,
+    step: float,
+    most: int,
+    seconds: float,
+    collate: str | None,
+    as_json: bool,
+) -> None:
+    """Name the fewest worker processes that bring batches fast enough.
+
+    MODULE:DATASET names a dataset, or a function that makes one. Its samples are read with 1, 2, 3
+    and more workers, until more are of no use. What a sample then costs is modelled by the number
+    of workers: waiting and computing apart, and by size.
+
+    \b
+    monarch advise workers train:dataset --batch 64 --step 50ms
+    """
+    from monarch_py.commands.advise import load_dataset, load_object, to_document
+    from monarch_py.loaders.measuring import advise as measure
+
+    collate_fn = None if collate is None else load_object(collate, "--collate")
+    found = measure(
+        load_dataset(dataset), batch, step, most=most, seconds=seconds, collate_fn=collate_fn
+    )
+    document = to_document(found)
+    if as_json:
+        json.dump(document, sys.stdout, indent=2, allow_nan=False)
+        sys.stdout.write("\n")
+    else:
+        _show(document)
+
+
+def _show(document: dict[str, Any]) -> None:
+    rows = [
+        [
+            str(row["workers"]),
+            f"{row['batch_seconds'] * 1000:.2f}",
+            f"{row['epoch_seconds']:.1f}",
+        ]
+        for row in document["foretold"]
+    ]
+    print_table("", ("workers", "ms a batch", "s an epoch"), rows)
+    click.echo(f"Use {counted(document['workers'], 'worker')}.")
+    if not document["is_enough"]:
+        step = document["step_seconds"] * 1000
+        click.echo(f"More bring nothing, and the training waits: a step takes {step:g} ms.")

@@ -1,0 +1,106 @@
+"""Datasets whose samples are whole files, read into the caller's memory."""
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monarch_py.loaders.reads import IN_FLIGHT
+from monarch_py.native import Ints
+from monarch_py.plan.builders import index_image_folder
+from monarch_py.plan.index import Index
+
+# A file that takes longer than this is not in memory, and the others of its batch are read at once
+# [s]. A copy in memory takes 30 us; the fastest network file systems take 200 us.
+SLOW_S = 0.0002
+
+
+class FileDataset:
+    """The files of an index, each a sample: `dataset[i]` is the content of file i, as bytes.
+
+    sizes : (samples,) int64 [bytes]
+    """
+
+    def __init__(self, index: Index) -> None:
+        self.root = index.root
+        self.sizes: Ints = index.sizes.astype(np.int64)
+        self._pool, self._starts = index.pool, index.starts
+        self._threads: tuple[int, ThreadPoolExecutor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def name(self, index: int) -> str:
+        """The file's path below the root."""
+        begin, end = int(self._starts[index]), int(self._starts[index + 1])
+        return os.fsdecode(self._pool[begin:end].tobytes())
+
+    def __getitem__(self, index: int) -> bytes:
+        out = bytearray(int(self.sizes[index]))
+        self._read(index, memoryview(out))
+        return bytes(out)
+
+    def read_into(self, samples: Sequence[int], out: Any) -> None:
+        """Reads the samples back to back into a writable buffer. Raises OSError, with the path, for
+        a file that is missing, or shorter than when the index was made."""
+        parts = list(self._parts(samples, memoryview(out).cast("B")))
+        began = time.perf_counter()
+        for number, (sample, part) in enumerate(parts):
+            self._read(sample, part)
+            if time.perf_counter() - began > SLOW_S * (number + 1):
+                self._read_together(parts[number + 1 :])
+                return
+
+    def _parts(self, samples: Sequence[int], out: memoryview) -> Iterator[tuple[int, memoryview]]:
+        begin = 0
+        for sample in samples:
+            end = begin + int(self.sizes[sample])
+            yield sample, out[begin:end]
+            begin = end
+
+    def _read(self, sample: int, out: memoryview) -> None:
+        path = os.path.join(self.root, self.name(sample))
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            done = 0
+            while done < len(out):
+                got = os.preadv(descriptor, [out[done:]], done)
+                if not got:
+                    text = f"it has {done} bytes, and the index says {len(out)}; index it again"
+                    raise OSError(errno.EIO, text, path)
+                done += got
+        finally:
+            os.close(descriptor)
+
+    def _read_together(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        read: Callable[..., None] = self._read
+        for _ in self._pool_of_threads().map(lambda part: read(*part), parts):
+            pass
+
+    def _pool_of_threads(self) -> ThreadPoolExecutor:
+        # A forked child has none of its parent's threads.
+        if self._threads is None or self._threads[0] != os.getpid():
+            self._threads = os.getpid(), ThreadPoolExecutor(IN_FLIGHT, "monarch-read")
+        return self._threads[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_threads": None}
+
+
+class ImageFolderFiles(FileDataset):
+    """The files of torchvision's ImageFolder, numbered as there.
+
+    classes : their names, sorted;  labels : (samples,) int64, the class of each file
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        index = index_image_folder(Path(root))
+        super().__init__(index)
+        names = [self.name(i).partition("/")[0] for i in range(index.samples)]
+        self.classes, labels = np.unique(np.array(names), return_inverse=True)
+        self.labels: Ints = labels.astype(np.int64)

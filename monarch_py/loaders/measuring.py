@@ -1,0 +1,158 @@
+"""Measures what a sample of a dataset costs a worker, with different numbers of workers."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from monarch_py.errors import ConfigError
+from monarch_py.loaders.advice import TOLERANCE, Key, Measured, Model, Sum, fewest, size_class
+from monarch_py.loaders.stage import Stage
+from monarch_py.loaders.work import Failure, Work, form_of
+from monarch_py.native import Ints
+
+# Numbers of workers that are measured, as far as they may help; the model is for those between.
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# More workers are not tried if the last two steps have not brought this factor. Two lines need four
+# numbers of workers.
+GAIN = 1.03
+# The fewest batches that each worker brings while it is measured, and before that.
+LEAST_BATCHES, FIRST_BATCHES = 4, 2
+# The most classes of sizes that are measured; rarer ones count as the nearest of these.
+MOST_CLASSES = 3
+
+
+@dataclass
+class Advice:
+    """What was measured, and what follows.
+
+    workers : the fewest with which an epoch takes at most 5 % longer than with the best number
+    is_enough : whether the training then waits for no batch, but for as little
+    model : seconds by workers;  samples : of an epoch;  batch, step_s : as they were given
+    """
+
+    workers: int
+    is_enough: bool
+    model: Model
+    samples: int
+    batch: int
+    step_s: float
+    measured: Measured = field(default_factory=dict)
+
+    def epoch_seconds(self, workers: int) -> float:
+        """Seconds of an epoch that are foretold for so many workers."""
+        batches = -(-self.samples // self.batch)
+        return batches * max(self.step_s, self.model.batch_seconds(workers, self.batch))
+
+
+def advise(
+    dataset: Any,
+    batch: int,
+    step_s: float,
+    *,
+    most: int = 16,
+    seconds: float = 1.0,
+    collate_fn: Callable[[Any], Any] | None = None,
+    method: str | None = None,
+) -> Advice:
+    """Measures the dataset's samples, which are read in random order and once as far as they reach,
+    and says how many workers a training needs.
+
+    batch : samples of a batch;  step_s : what the training computes for one [s]
+    most : the most workers that are tried;  seconds : how long each number of them is measured
+    collate_fn, method : of the training's loader
+    """
+    if batch < 1 or most < 1 or step_s < 0 or seconds <= 0:
+        raise ConfigError("batch, step, most, seconds: give numbers above 0")
+    if not len(dataset):
+        raise ConfigError("dataset: it has no samples; name one that has some")
+    form = form_of(dataset)
+    sizes = None if form is None or collate_fn is not None else np.asarray(dataset.sizes)
+    work = Work(dataset, sizes, collate_fn)
+    measured: Measured = {}
+    shares = {}
+    for size, samples in _classes(dataset):
+        shares[size] = len(samples) / len(dataset)
+        target = step_s if shares[size] == 1 else 0.0
+        each = _Measuring(work, samples, batch, seconds, method)
+        for count, sum_ in each.until_enough(most, target):
+            measured.setdefault(Key(size, count), Sum()).add(*vars(sum_).values())
+    model = Model.fit(measured, shares)
+    workers = fewest(model, batch, step_s, max(key.workers for key in measured))
+    is_enough = model.batch_seconds(workers, batch) <= step_s * (1 + TOLERANCE)
+    return Advice(workers, is_enough, model, len(dataset), batch, step_s, measured)
+
+
+def _classes(dataset: Any) -> list[tuple[int, Ints]]:
+    """The samples by class of sizes: the most frequent classes, each with those nearest to it."""
+    everything = np.arange(len(dataset))
+    if not hasattr(dataset, "sizes"):
+        return [(0, everything)]
+    classes = np.array([size_class(size) for size in np.asarray(dataset.sizes).tolist()])
+    found, counts = np.unique(classes, return_counts=True)
+    kept = np.sort(found[np.argsort(-counts, kind="stable")[:MOST_CLASSES]])
+    nearest = kept[np.abs(classes[:, np.newaxis] - kept).argmin(axis=1)]
+    return [(int(size), everything[nearest == size]) for size in kept]
+
+
+class _Measuring:
+    """One class of samples, which are read on from one number of workers to the next."""
+
+    def __init__(
+        self, work: Work, samples: Ints, batch: int, seconds: float, method: str | None
+    ) -> None:
+        self._work, self._batch, self._seconds, self._method = work, batch, seconds, method
+        order = np.random.default_rng().permutation(samples)
+        self._samples = itertools.cycle(order.tolist())
+
+    def _batches(self) -> Iterator[list[int]]:
+        while True:
+            yield list(itertools.islice(self._samples, self._batch))
+
+    def until_enough(self, most: int, step_s: float) -> Iterator[tuple[int, Sum]]:
+        """What was measured with each number of workers, until more of them are of no use, and then
+        the same on the way back: what else the machine does changes meanwhile."""
+        rates: list[float] = []
+        for count in [each for each in COUNTS if each <= most]:
+            found = self._with(count)
+            yield count, found
+            rates.append(count / found.per_sample)
+            is_ample = step_s > 0 and self._batch / rates[-1] < step_s / 2
+            if is_ample or (len(rates) > 3 and rates[-1] < GAIN * rates[-3]):
+                break
+        for count in reversed(COUNTS[: len(rates)]):
+            yield count, self._with(count)
+
+    def _with(self, count: int) -> Sum:
+        stage = Stage(
+            self._work,
+            1 << 30,
+            workers=count,
+            prefetch=2,
+            most_workers=count,
+            method=self._method,
+            init=None,
+        )
+        try:
+            stage.begin(self._batches())
+            return self._measure(stage, count)
+        finally:
+            stage.close()
+
+    def _measure(self, stage: Stage, count: int) -> Sum:
+        for _ in range(FIRST_BATCHES * count):
+            self._next(stage, Sum())
+        found, seen, began = Sum(), 0, time.perf_counter()
+        while seen < LEAST_BATCHES * count or time.perf_counter() - began < self._seconds / 2:
+            self._next(stage, found)
+            seen += 1
+        return found
+
+    def _next(self, stage: Stage, found: Sum) -> None:
+        batch = stage.next()
+        if isinstance(batch.tree, Failure):
+            batch.tree.raise_in_training("in a worker, while it was measured")
+        found.add(len(batch.indices), *batch.times)

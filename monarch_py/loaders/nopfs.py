@@ -1,0 +1,253 @@
+"""The interface of NoPFS (Dryden and others, SC'21) over the ring of StagedLoader.
+
+::
+
+    job = Job("train", batch_size=64, epochs=90, distr_scheme="uniform", drop_last_batch=True)
+    dataset = NoPFSImageFolder("train", job, transform)
+    for epoch in range(90):
+        for images, labels in NoPFSDataLoader(dataset):
+            ...
+
+The job knows every access of every rank beforehand, by its seed. NoPFS decides by that which node
+keeps which samples; here daemons do so, or LocalFirstSampler.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.loaders.files import ImageFolderFiles
+from monarch_py.loaders.ranks import Ranks
+from monarch_py.loaders.sampler import ScheduledSampler
+from monarch_py.loaders.staged import StagedLoader
+from monarch_py.native import Int32s
+from monarch_py.plan.schedule import EpochSchedule
+
+DISTR_SCHEMES = ("uniform",)
+
+
+class UniformSampler(ScheduledSampler):
+    """The batches of torch's DistributedSampler under a BatchSampler: rank r takes every r-th
+    sample of each global batch."""
+
+    def _dealt(self, order: Int32s) -> EpochSchedule:
+        ranks, position = self.ranks.world_size, np.arange(len(order))
+        place = position // self._at.per_step * ranks + position % self._at.per_step % ranks
+        steps = -(-len(order) // self._at.per_step)
+        starts = np.zeros(steps * ranks + 1, dtype=np.int64)
+        np.cumsum(np.bincount(place, minlength=steps * ranks), out=starts[1:])
+        return EpochSchedule(order[np.argsort(place, kind="stable")], starts, ranks)
+
+
+class Job:
+    """Samples in the order of the training, read ahead of it into one buffer.
+
+    dataset : the root of an ImageFolder, or a dataset with `read_into` and `sizes`, and perhaps
+        `labels`, one for each sample
+    batch_size : of this rank;  epochs : that the training has
+    distr_scheme : "uniform", each epoch in a new random order
+    drop_last_batch : whether a batch that is not full is left out
+    seed : the same on all ranks
+    workers, max_batch, multiprocessing_context : as for StagedLoader
+    rank, world_size : None for those of torch.distributed
+    """
+
+    def __init__(  # noqa: PLR0917  as NoPFS has it
+        self,
+        dataset: Any,
+        batch_size: int,
+        epochs: int,
+        distr_scheme: str = "uniform",
+        drop_last_batch: bool = False,
+        seed: int = 0,
+        *,
+        workers: int | str = 4,
+        max_batch: int | str = "1GiB",
+        multiprocessing_context: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if distr_scheme not in DISTR_SCHEMES:
+            raise ConfigError(
+                f"distr_scheme: {distr_scheme!r} is unknown; give {' or '.join(DISTR_SCHEMES)}"
+            )
+        if epochs < 1:
+            raise ConfigError(f"epochs: {epochs}; give 1 or more")
+        is_path = isinstance(dataset, (str, Path))
+        self.dataset: Any = ImageFolderFiles(dataset) if is_path else dataset
+        if not (hasattr(self.dataset, "read_into") and hasattr(self.dataset, "sizes")):
+            raise ConfigError(
+                "dataset: it cannot be read into a buffer; give the root of an ImageFolder, or a"
+                " dataset with read_into and sizes, such as RecordDataset"
+            )
+        self.batch_size, self.epochs, self.drop_last_batch = batch_size, epochs, drop_last_batch
+        # Which ranks share a node does not matter here.
+        ranks = Ranks.found(rank, world_size, per_node=1)
+        self.sampler = UniformSampler(
+            len(self.dataset), batch_size, seed, ranks, drop_last=drop_last_batch
+        )
+        self.settings: dict[str, Any] = {
+            "workers": workers,
+            "max_batch": max_batch,
+            "multiprocessing_context": multiprocessing_context,
+        }
+        self._loader: StagedLoader | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._epoch = -1
+        self._batches: Any = None
+        self._samples: Iterator[tuple[memoryview, Any]] = iter(())
+
+    @property
+    def loader(self) -> StagedLoader:
+        """The loader that reads for `get`; its workers are started by the first `get`."""
+        if self._loader is None:
+            self._loader = StagedLoader(
+                self.dataset, batch_sampler=self.sampler, tensors=False, **self.settings
+            )
+            if not self._loader.reads_in_place:
+                raise ConfigError("dataset: dataset[i] is not what read_into reads; it must be")
+        return self._loader
+
+    def get(self) -> tuple[memoryview, Any]:
+        """The next sample of this rank, where it was read to, and its label (None without labels).
+        The memory is the sample's until the first sample of the next batch is asked for. Raises
+        MonarchError after the last epoch, or if a worker is gone."""
+        for sample in self._samples:
+            return sample
+        self._samples = self._of_batch()
+        return self.get()
+
+    def _of_batch(self) -> Iterator[tuple[memoryview, Any]]:
+        """The samples of the next batch."""
+        batch = None if self._batches is None else next(self._batches, None)
+        while batch is None:
+            self._next_epoch()
+            batch = next(self._batches, None)
+        loader = self.loader
+        memory = memoryview(loader.ring.slot(batch.slot).data)
+        views = [memory[begin:end] for begin, end in loader.bounds(batch)]
+        labels = getattr(self.dataset, "labels", None)
+        of = [None] * len(views) if labels is None else [labels[i] for i in batch.indices]
+        return zip(views, of, strict=True)
+
+    def _next_epoch(self) -> None:
+        if self._epoch + 1 >= self.epochs:
+            raise MonarchError(f"job: all {self.epochs} epochs were delivered; make a new job")
+        self._epoch += 1
+        self.sampler.set_epoch(self._epoch)
+        self._batches = self.loader.iterate_slots()
+
+    @property
+    def buffer(self) -> memoryview:
+        """The memory that samples are read to, as a whole."""
+        return memoryview(self.loader.ring.memory)
+
+    def length(self) -> int:
+        """How many samples the dataset has."""
+        return len(self.dataset)
+
+    def statistics(self) -> dict[str, Any]:
+        """What `get` has delivered, where it came from, and for how long the training waited: see
+        StagedLoader.statistics."""
+        return self.loader.statistics()
+
+    def destroy(self) -> None:
+        """Ends the workers. A later `get` begins with the first epoch."""
+        if self._loader is not None:
+            self._loader.close()
+        self._begin()
+
+
+class NoPFSImageFolder:
+    """The images of a job's ImageFolder: `dataset[i]` is image i, decoded, and its class.
+
+    root : the job's;  transform : of an image;  target_transform : of a class
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        job: Job,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[int], Any] | None = None,
+    ) -> None:
+        files = job.dataset
+        if not isinstance(files, ImageFolderFiles) or files.root != str(Path(root)):
+            raise ConfigError(f"root: {root} is not the directory of the job; give the same")
+        self.job, self._files = job, files
+        self.transform, self.target_transform = transform, target_transform
+        self.classes = files.classes.tolist()
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.targets = files.labels.tolist()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self._decoded(self._files[index], index)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        sizes = self._files.sizes[np.asarray(indices, dtype=np.int64)]
+        content = np.empty(int(sizes.sum()), dtype=np.uint8)
+        self._files.read_into(indices, content)
+        parts = np.split(content, np.cumsum(sizes)[:-1])
+        return [self._decoded(part.data, i) for part, i in zip(parts, indices, strict=True)]
+
+    def _decoded(self, content: Any, index: int) -> tuple[Any, Any]:
+        image = _decode(content)
+        label = self.targets[index]
+        return (
+            image if self.transform is None else self.transform(image),
+            label if self.target_transform is None else self.target_transform(label),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "job": None}  # workers read files, and get no job
+
+
+def _decode(content: Any) -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MonarchError("Pillow is missing, which decodes images; pip install pillow") from None
+    with Image.open(io.BytesIO(content)) as image:
+        return image.convert("RGB")
+
+
+class NoPFSDataLoader:
+    """Batches of a job's images, decoded and transformed by the workers. Each iteration is the
+    job's next epoch.
+
+    settings : more of StagedLoader's, such as collate_fn or pin_memory
+    """
+
+    def __init__(self, dataset: NoPFSImageFolder, **settings: Any) -> None:
+        self.dataset, self.job = dataset, dataset.job
+        self.loader = StagedLoader(
+            dataset, batch_sampler=self.job.sampler, **{**self.job.settings, **settings}
+        )
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._epoch >= self.job.epochs:
+            raise MonarchError(f"job: all {self.job.epochs} epochs were delivered; make a new job")
+        self.loader.set_epoch(self._epoch)
+        self._epoch += 1
+        return iter(self.loader)
+
+    def statistics(self) -> dict[str, Any]:
+        """See StagedLoader.statistics."""
+        return self.loader.statistics()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.loader.close()

@@ -1,0 +1,77 @@
+"""Memory of a ring that CUDA copies from by itself, while the training goes on."""
+
+import warnings
+from typing import Any
+
+from monarch_py.errors import MonarchError
+from monarch_py.loaders.ring import PAGE, Ring
+
+
+class Pinned:
+    """Registers the slots of a ring with CUDA, each as far as its batches reach.
+
+    Without CUDA it warns, as DataLoader does, and registers nothing.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._torch = _torch_with_cuda()
+        self._registered = [0] * ring.slots  # [bytes]
+        self._used: dict[int, Any] = {}  # by slot: the event after which it may be written
+        self._given: int | None = None
+
+    def register(self, slot: int, n_bytes: int) -> None:
+        """Registers the slot up to `n_bytes`, unless it is already, and notes that the training has
+        it now. Raises MonarchError if CUDA refuses."""
+        self._given = slot
+        if self._torch is None or n_bytes <= self._registered[slot]:
+            return
+        cudart, address = self._torch.cuda.cudart(), self._ring.slot(slot).ctypes.data
+        if self._registered[slot]:
+            self._torch.cuda.synchronize()
+            cudart.cudaHostUnregister(address)
+        size = -(-n_bytes // PAGE) * PAGE
+        status = int(cudart.cudaHostRegister(address, size, 0))
+        if status:
+            raise MonarchError(
+                f"pin_memory: CUDA does not register {size} bytes (error {status}); give"
+                " pin_memory=False, or more locked memory (ulimit -l)"
+            )
+        self._registered[slot] = size
+
+    def passed_on(self) -> None:
+        """Notes that the training asks for the next batch: copies of this one that it has begun on
+        the current stream may still be under way."""
+        if self._torch is not None and self._given is not None:
+            event = self._torch.cuda.Event()
+            event.record()
+            self._used[self._given] = event
+        self._given = None
+
+    def may_reuse(self, slot: int) -> bool:
+        event = self._used.get(slot)
+        if event is not None and not event.query():
+            return False
+        self._used.pop(slot, None)
+        return True
+
+    def __del__(self) -> None:
+        if getattr(self, "_torch", None) is None:
+            return
+        for slot, size in enumerate(self._registered):
+            if size:
+                self._torch.cuda.cudart().cudaHostUnregister(self._ring.slot(slot).ctypes.data)
+
+
+def _torch_with_cuda() -> Any:
+    try:
+        import torch
+    except ImportError:
+        torch = None  # type: ignore[assignment]
+    if torch is not None and torch.cuda.is_available():
+        return torch
+    warnings.warn(
+        "pin_memory: there is no CUDA here, so memory is not pinned; leave pin_memory out",
+        stacklevel=4,
+    )
+    return None

@@ -1,0 +1,177 @@
+"""Memory that the processes of one node share by a key, and that ends with the last of them.
+
+The memory is a memfd, which has no name. A small file has a line for each process that has it, and
+a process that comes later opens it through /proc/PID/fd of one that runs. So nothing but that small
+file is left when all of them are killed, and the next start removes it.
+"""
+
+import fcntl
+import mmap
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from pathlib import Path
+from typing import Any
+
+from monarch_py.errors import MonarchError
+from monarch_py.ipc.session import open_private, private_directory, shm_root
+from monarch_py.util.processes import Identity
+
+# How long the small file may be locked [s]. A process holds the lock for less than a millisecond.
+LOCK_LIMIT_S = 4.0
+LOCK_PAUSE_S = 0.005
+LINE_BYTES = 1 << 20
+
+
+def kept_directory() -> Path:
+    return shm_root() / f"monarch-{os.geteuid()}-kept"
+
+
+class SharedMemory:
+    """The memory of a key: `n_bytes` zeros if this process is the first.
+
+    It goes to other processes by fork, or as a part of a Process's arguments; what else is pickled
+    attaches by its key.
+
+    key : a file's name;  begin : is called with the memory of the first process
+    """
+
+    def __init__(self, key: str, n_bytes: int, begin: Callable[[mmap.mmap], None]) -> None:
+        self.key, self.n_bytes, self._begin = key, n_bytes, begin
+        self._attach()
+
+    def _attach(self) -> None:
+        directory = kept_directory()
+        private_directory(directory)
+        _remove_abandoned(directory)
+        with _locked(directory / self.key) as file:
+            lines = _alive(file)
+            fd = next((fd for line in lines if (fd := self._open(line)) is not None), None)
+            if fd is None:
+                lines, fd = [], self._create()
+            self._map(fd)
+            lines.append(f"{Identity.of(os.getpid())} {fd} {os.fstat(fd).st_ino}")
+            _write(file, lines)
+        line = lines[-1]
+        self._leave: weakref.finalize[Any, SharedMemory] = weakref.finalize(
+            self, _leave, fd, directory / self.key, os.getpid(), line
+        )
+
+    def _create(self) -> int:
+        fd = os.memfd_create("monarch-kept")
+        try:
+            os.ftruncate(fd, self.n_bytes)
+            with mmap.mmap(fd, self.n_bytes) as memory:
+                self._begin(memory)
+        except (OSError, ValueError, OverflowError) as error:
+            os.close(fd)
+            raise MonarchError(
+                f"quota: {self.n_bytes} bytes of memory cannot be mapped ({error}); give less"
+            ) from None
+        return fd
+
+    def _open(self, line: str) -> int | None:
+        """The memory, from a process that has it; None if it cannot be had from there."""
+        pid, _, number, inode = line.split()
+        with suppress(OSError):
+            fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+            found = os.fstat(fd)
+            if (found.st_ino, found.st_size) == (int(inode), self.n_bytes):
+                return fd
+            os.close(fd)
+        return None
+
+    def _map(self, fd: int) -> None:
+        self._fd = fd
+        self.memory = mmap.mmap(fd, self.n_bytes)
+        self.memory.madvise(mmap.MADV_DONTDUMP)
+
+    def close(self) -> None:
+        """Takes this process off the key's list. The memory stays as long as it is mapped."""
+        self._leave()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {"key": self.key, "n_bytes": self.n_bytes, "begin": self._begin, "fd": None}
+        if get_spawning_popen() is not None and self._leave.alive:
+            state["fd"] = reduction.DupFd(self._fd)  # type: ignore[attr-defined,unused-ignore]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.key, self.n_bytes, self._begin = state["key"], state["n_bytes"], state["begin"]
+        if state["fd"] is None:
+            self._attach()
+            return
+        # The process that has started this one is on the list.
+        self._map(state["fd"].detach())
+        self._leave = weakref.finalize(self, os.close, self._fd)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The small file, open and locked. Raises MonarchError if another process does not let it
+    go."""
+    limit = time.monotonic() + LOCK_LIMIT_S
+    while True:
+        fd = open_private(path, os.O_RDWR)
+        try:
+            while not _try_lock(fd):
+                if time.monotonic() > limit:
+                    raise MonarchError(
+                        f"{path} is locked by a process that is stopped; continue it, or end it"
+                    )
+                time.sleep(LOCK_PAUSE_S)
+            if os.fstat(fd).st_nlink:
+                yield fd
+                return
+        finally:
+            os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _alive(file: int) -> list[str]:
+    """The lines of processes that still run."""
+    lines = os.pread(file, LINE_BYTES, 0).decode().splitlines()
+    owners = {line: Identity.parsed(" ".join(line.split()[:2])) for line in lines}
+    return [line for line, owner in owners.items() if owner is not None and not owner.has_ended]
+
+
+def _write(file: int, lines: list[str]) -> None:
+    os.ftruncate(file, 0)
+    os.pwrite(file, "".join(f"{line}\n" for line in lines).encode(), 0)
+
+
+def _leave(fd: int, path: Path, owner: int, line: str) -> None:
+    if os.getpid() == owner:  # a forked child has not been on the list
+        _take_off(path, line)
+    os.close(fd)
+
+
+def _take_off(path: Path, line: str) -> None:
+    with suppress(OSError, MonarchError), _locked(path) as file:
+        others = [other for other in _alive(file) if other != line]
+        if others:
+            _write(file, others)
+        else:
+            path.unlink()
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Removes files whose processes have all been killed."""
+    for path in directory.iterdir():
+        with suppress(OSError), open(path, "r+b", buffering=0) as file:
+            if _try_lock(file.fileno()) and not _alive(file.fileno()) and _is_named(file, path):
+                path.unlink()
+
+
+def _is_named(file: Any, path: Path) -> bool:
+    return os.path.samestat(os.fstat(file.fileno()), path.stat())

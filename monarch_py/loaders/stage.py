@@ -1,0 +1,247 @@
+"""Batches that are read ahead into a ring, and given in the sampler's order."""
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_py.errors import MonarchError
+from monarch_py.loaders.crew import Crew
+from monarch_py.loaders.ring import Ring
+from monarch_py.loaders.work import Clock, Done, Failure, Times, Work
+
+# How often a training looks for a slot whose batch may still be on its way to a GPU [s].
+BUSY_S = 0.0005
+
+
+@dataclass
+class Counts:
+    """What a loader has delivered since it was made.
+
+    wait_seconds : how long the training has waited for batches;  stalls : how many it waited for
+    waiting_seconds, computing_seconds : of the workers, while they read
+    """
+
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    stalls: int = 0
+    wait_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    computing_seconds: float = 0.0
+
+    def add(self, batch: "Batch") -> None:
+        self.batches += 1
+        self.samples += len(batch.indices)
+        self.bytes += batch.n_bytes
+        self.waiting_seconds += batch.times.waiting
+        self.computing_seconds += batch.times.computing
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch in its slot. tree : as placing.place returns it; None if it was read as it is"""
+
+    slot: int
+    indices: Sequence[Any]
+    tree: Any
+    n_bytes: int
+    times: Times
+
+
+@dataclass
+class Ahead:
+    """What has been asked of the workers in the running epoch.
+
+    order : the numbers of the tasks, in the order of delivery. Answers to other tasks are of an
+        epoch that was left early: only their slots come back
+    """
+
+    batches: Iterator[Sequence[Any]] = field(default_factory=lambda: iter(()))
+    order: list[int] = field(default_factory=list)
+    has_more: bool = False
+
+
+class Stage:
+    """Reads batches ahead and gives them one by one. At most one is with the training: its slot is
+    used again once the training asks for the next.
+
+    workers : 0 to read in the training's own process;  prefetch : batches ahead per worker
+    may_reuse : says whether a slot that was returned may be written now
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        slot_bytes: int,
+        *,
+        workers: int,
+        prefetch: int,
+        most_workers: int,
+        method: str | None,
+        init: Callable[[int], Any] | None,
+    ) -> None:
+        self._work, self._prefetch, self._method, self._init = work, prefetch, method, init
+        self.workers = workers
+        self.ring = Ring(max(1, most_workers) * prefetch + 1, slot_bytes)
+        self.counts = Counts()
+        self.may_reuse: Callable[[int], bool] = lambda slot: True
+        self._crew: Crew | None = None
+        self._next_task = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._ahead = Ahead()
+        self._asked: dict[int, tuple[int, Sequence[Any]]] = {}  # of each task: slot, indices
+        self._answers: dict[int, Done] = {}
+        self._free = list(range(self.ring.slots))
+        self._held: int | None = None
+
+    def begin(self, batches: Iterator[Sequence[Any]]) -> None:
+        """Begins an epoch. What was read ahead of another one is dropped."""
+        self._give_back()
+        self._ahead = Ahead(batches, has_more=True)
+        self._answers = {task: done for task, done in self._answers.items() if self._drop(task)}
+        if self.workers:
+            if self._crew is None:
+                seed = _base_seed()
+                self._crew = Crew(self._work, self.ring, self._method, seed, self._init)
+            self._guarded(lambda crew: crew.resize(self.workers))
+            self._ask()
+
+    def next(self) -> Batch:
+        """The next batch, or a batch whose tree is a Failure. Raises StopIteration at the end of
+        the epoch, or MonarchError if a worker is gone; then the epoch is over."""
+        self._give_back()
+        if not self.workers:
+            return self._read_here()
+        if self._crew is None:
+            raise StopIteration
+        self._ask()
+        done = self._wait()
+        self._held, indices = self._asked.pop(done.task)
+        return self._counted(Batch(self._held, indices, *done[1:]))
+
+    def close(self) -> None:
+        """Ends the workers. A later `begin` starts new ones."""
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+        self._reset()
+
+    # --- asking and waiting ---------------------------------------------------------------------
+
+    def _read_here(self) -> Batch:
+        indices = next(self._ahead.batches)
+        while (slot := self._free_slot()) is None:
+            time.sleep(BUSY_S)
+        self._held = slot
+        clock = Clock()
+        try:
+            tree, n_bytes = self._work.read(indices, self.ring.slot(slot))
+        finally:
+            times = clock.stop()
+            clock.close()
+        self._waited(sum(times))
+        return self._counted(Batch(slot, indices, tree, n_bytes, times))
+
+    def _counted(self, batch: Batch) -> Batch:
+        if not isinstance(batch.tree, Failure):
+            self.counts.add(batch)
+        return batch
+
+    def _free_slot(self) -> int | None:
+        slot = next((slot for slot in reversed(self._free) if self.may_reuse(slot)), None)
+        if slot is not None:
+            self._free.remove(slot)
+        return slot
+
+    def _ask(self) -> None:
+        """Has workers read ahead as far as slots allow."""
+        most = self.workers * self._prefetch
+        while self._ahead.has_more and len(self._ahead.order) < most:
+            slot = self._free_slot()
+            if slot is None:
+                return
+            try:
+                indices = next(self._ahead.batches, None)
+            except BaseException:
+                self._free.append(slot)
+                raise
+            if indices is None:
+                self._free.append(slot)
+                self._ahead.has_more = False
+                return
+            self._give(slot, indices)
+
+    def _give(self, slot: int, indices: Sequence[Any]) -> None:
+        task, self._next_task = self._next_task, self._next_task + 1
+        self._asked[task] = slot, indices
+        self._ahead.order.append(task)
+        written = self.ring.write_numbers(slot, indices)
+        self._guarded(lambda crew: crew.give((task, slot, written)))
+
+    def _wait(self) -> Done:
+        began, is_stall = time.perf_counter(), False
+        self._hear(wait=False)
+        while not self._ahead.order and self._ahead.has_more:  # no slot was free
+            self._hear(wait=False)
+            time.sleep(BUSY_S)
+            self._ask()
+        if not self._ahead.order:
+            raise StopIteration
+        task = self._ahead.order[0]
+        while task not in self._answers:
+            is_stall = True
+            self._hear(wait=True)
+        del self._ahead.order[0]
+        if is_stall:
+            self._waited(time.perf_counter() - began)
+        return self._answers.pop(task)
+
+    def _hear(self, *, wait: bool) -> None:
+        for done in self._guarded(lambda crew: crew.hear(wait=wait)):
+            self._answers[done.task] = done
+            if done.task not in self._ahead.order:
+                self._drop(done.task)
+                del self._answers[done.task]
+
+    def _drop(self, task: int) -> bool:
+        """Frees the slot of an answered task of an earlier epoch. Returns False."""
+        self._free.append(self._asked.pop(task)[0])
+        return False
+
+    def _guarded(self, act: Callable[[Crew], Any]) -> Any:
+        """Does something with the crew, which ends if it fails or is interrupted."""
+        assert self._crew is not None
+        try:
+            return act(self._crew)
+        except BaseException:
+            self.close()
+            raise
+
+    def _waited(self, seconds: float) -> None:
+        self.counts.stalls += 1
+        self.counts.wait_seconds += seconds
+
+    def _give_back(self) -> None:
+        if self._held is not None:
+            self._free.append(self._held)
+            self._held = None
+
+
+def _base_seed() -> int:
+    """A seed for the workers' generators: from torch's generator if the training has torch, as
+    DataLoader draws it, else from Python's."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return int(torch.empty((), dtype=torch.int64).random_().item())
+    return random.getrandbits(63)
+
+
+def check_owner(owner: int, here: int) -> None:
+    """Raises MonarchError in a forked child of the process that has made the loader."""
+    if owner != here:
+        raise MonarchError("loader: it was made in another process; make one in each process")

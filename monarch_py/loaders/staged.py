@@ -1,0 +1,299 @@
+"""StagedLoader: the interface of torch's DataLoader over a ring of shared memory that is reused.
+
+Worker processes read samples straight into a slot of the ring, and the training gets views of the
+slot: a sample is written once, and nothing is allocated, sent or mapped for a batch::
+
+    loader = StagedLoader(dataset, batch_sampler=sampler, workers=4)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:       # views, valid until the next batch
+            ...
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import signature
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from monarch_py.errors import ConfigError
+from monarch_py.loaders.advice import Advisor
+from monarch_py.loaders.pinning import Pinned
+from monarch_py.loaders.placing import as_tensor, copied, has_torch, take, view_of
+from monarch_py.loaders.ring import Bytes, Ring
+from monarch_py.loaders.sources import daemon_sources
+from monarch_py.loaders.stage import Batch, Stage, check_owner
+from monarch_py.loaders.work import Failure, Work, form_of
+from monarch_py.util.units import parse_size
+
+# The most workers that "auto" starts: more processes than that are a matter for whoever owns the
+# node.
+MOST_AUTO_WORKERS = 16
+
+
+class StagedLoader:
+    """Batches of a dataset in the order of its batch sampler, read ahead by worker processes.
+
+    The arrays of a batch are views of shared memory, valid until the next batch is asked for.
+
+    dataset : has `dataset[i]`, or `__getitems__(list)`. Its `read_into(samples, out)` and `sizes`
+        are used, where it has them, if its samples are bytes or arrays and there is no collate_fn:
+        a batch is then one array (samples, *shape), or a list of arrays of bytes if sizes differ
+    batch_sampler : an iterable of lists of samples; one that resumes has state_dict(done=batches)
+    workers : processes; 0 reads in this one; "auto" begins with one, and changes them between
+        epochs, by what was measured (Lobster 4.1)
+    copy : True gives batches memory of their own, so that they may be kept
+    pin_memory : registers the ring's memory with CUDA, once. A slot is then used again when the
+        current stream has done what was asked of it before the next batch
+    collate_fn : makes a batch of samples, in the worker; None puts them together as torch does
+    tensors : None gives tensors if torch is installed, False arrays
+    prefetch : batches that are read ahead, per worker
+    persistent : False ends the workers after each epoch
+    max_batch : the most that a batch may have; memory is taken only for what batches have
+    multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
+    worker_init_fn : is called with the worker's number in each worker at its start
+
+    Raises ConfigError for arguments that cannot work. Iterating raises what the dataset has raised
+    in a worker, with the worker's traceback, and MonarchError within seconds if a worker is killed
+    or stopped.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_sampler: Iterable[Sequence[Any]],
+        workers: int | str = 4,
+        copy: bool = False,
+        pin_memory: bool = False,
+        collate_fn: Callable[[Any], Any] | None = None,
+        tensors: bool | None = None,
+        prefetch: int = 2,
+        persistent: bool = True,
+        max_batch: int | str = "1GiB",
+        multiprocessing_context: str | None = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+    ) -> None:
+        self.dataset, self.batch_sampler = dataset, batch_sampler
+        self.pin_memory, self.persistent = pin_memory, persistent
+        self._copy = copy
+        self._tensors = has_torch() if tensors is None else tensors
+        self._form = None if collate_fn is not None else form_of(dataset)
+        sizes = None if self._form is None else np.asarray(dataset.sizes, dtype=np.int64)
+        self._advisor = Advisor(MOST_AUTO_WORKERS) if workers == "auto" else None
+        count = _check_workers(workers)
+        if prefetch < 1:
+            raise ConfigError(f"prefetch: {prefetch} batches ahead; give 1 or more")
+        self._stage = Stage(
+            Work(dataset, sizes, collate_fn),
+            _n_bytes(max_batch),
+            workers=count,
+            prefetch=prefetch,
+            most_workers=MOST_AUTO_WORKERS if self._advisor else count,
+            method=multiprocessing_context,
+            init=worker_init_fn,
+        )
+        self._pinned = Pinned(self._stage.ring) if pin_memory else None
+        if self._pinned is not None:
+            self._stage.may_reuse = self._pinned.may_reuse
+        self._sizes = sizes
+        self._owner = os.getpid()
+        self._epoch = 0  # counts iterations
+        self._delivered, self._skip = 0, 0
+        self._sampled_epoch = _epoch_of(batch_sampler)
+
+    @property
+    def num_workers(self) -> int:
+        return self._stage.workers
+
+    @property
+    def ring(self) -> Ring:
+        """The memory that batches are read into."""
+        return self._stage.ring
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether samples are read straight into the ring, as they are."""
+        return self._sizes is not None
+
+    def __len__(self) -> int:
+        """The batches of an epoch, of this rank."""
+        return len(self.batch_sampler)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the sampler of the epoch, as `batch_sampler.set_epoch` does."""
+        told: list[Any] = [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
+        for sampler in told:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Epoch(self, self.views)
+
+    def iterate_slots(self) -> Iterator[Batch]:
+        """The batches of an epoch in their slots, each valid until the next one. `bounds` says
+        where its samples are, if they are read in place."""
+        return _Epoch(self, lambda batch: batch)
+
+    def begin_epoch(self) -> int:
+        """Begins an epoch. Returns its number, with which alone one gets batches from now on."""
+        check_owner(self._owner, os.getpid())
+        if self._advisor is not None:
+            self._stage.workers = self._advisor.begin(self._stage.counts)
+        skip, self._skip = self._skip, 0
+        self._delivered = skip
+        self._sampled_epoch = _epoch_of(self.batch_sampler)
+        batches = iter(self.batch_sampler)
+        if not _resumes(self.batch_sampler):
+            batches = islice(batches, skip, None)
+        self._stage.begin(batches)
+        self._epoch += 1
+        return self._epoch
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training is: after the batches that it has got, whatever was read ahead."""
+        is_new = _epoch_of(self.batch_sampler) != self._sampled_epoch
+        done = 0 if is_new else self._delivered
+        sampler: Any = self.batch_sampler
+        if not _resumes(sampler):
+            return {"delivered": done}
+        return {"delivered": done, "batch_sampler": sampler.state_dict(done=done)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next epoch to be iterated goes on after the batches that the state has counted."""
+        self._epoch += 1
+        self._skip = self._delivered = int(state["delivered"])
+        sampler: Any = self.batch_sampler
+        if _resumes(sampler):
+            sampler.load_state_dict(state["batch_sampler"])
+        self._sampled_epoch = _epoch_of(self.batch_sampler)
+
+    # --- what it has done -----------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """What was delivered since the loader was made: batches, samples, bytes; stalls and
+        wait_seconds of the training; waiting_seconds and computing_seconds of the workers.
+
+        sources : samples by where they came from, if the dataset counts that (KeptDataset), else
+            what the node's daemon has counted (sources.daemon_sources)
+        """
+        counts = self._stage.counts
+        own = getattr(self.dataset, "sources", None)
+        return {
+            "batches": counts.batches,
+            "samples": counts.samples,
+            "bytes": counts.bytes,
+            "stalls": counts.stalls,
+            "wait_seconds": counts.wait_seconds,
+            "workers": self._stage.workers,
+            "waiting_seconds": counts.waiting_seconds,
+            "computing_seconds": counts.computing_seconds,
+            "sources": daemon_sources() if own is None else own(),
+        }
+
+    def close(self) -> None:
+        """Ends the workers. The loader can be iterated again, with new ones."""
+        self._epoch += 1
+        self._stage.close()
+
+    # --- one batch ------------------------------------------------------------------------------
+
+    def next_batch(self, epoch: int) -> Batch:
+        """The next batch in its slot. Raises StopIteration at the end, and in an iterator that is
+        not the newest one."""
+        if epoch != self._epoch:
+            raise StopIteration
+        if self._pinned is not None:
+            self._pinned.passed_on()
+        try:
+            batch = self._stage.next()
+        except StopIteration:
+            self._end_epoch()
+            raise
+        self._delivered += 1
+        if isinstance(batch.tree, Failure):
+            batch.tree.raise_in_training(f"in a worker, in batch {self._delivered - 1}")
+        if self._advisor is not None:
+            self._advisor.saw(batch)
+        return batch
+
+    def views(self, batch: Batch) -> Any:
+        """What the training gets of a batch."""
+        slot = self._stage.ring.slot(batch.slot)
+        if self._pinned is not None:
+            self._pinned.register(batch.slot, batch.n_bytes)
+        if batch.tree is None:
+            found = self._views_as_read(batch, slot)
+        else:
+            found = take(batch.tree, slot, tensors=self._tensors)
+        return copied(found) if self._copy else found
+
+    def _views_as_read(self, batch: Batch, slot: Bytes) -> Any:
+        assert self._form is not None
+        if self._form.shape is not None:
+            shape = (len(batch.indices), *self._form.shape)
+            array = view_of(slot, 0, shape, self._form.dtype)
+            return as_tensor(array) if self._tensors else array
+        parts = [slot[begin:end] for begin, end in self.bounds(batch)]
+        return [as_tensor(part) for part in parts] if self._tensors else parts
+
+    def bounds(self, batch: Batch) -> Iterator[tuple[int, int]]:
+        """Where each sample of a batch that was read as it is begins and ends in the slot."""
+        assert self._sizes is not None
+        ends = np.cumsum(self._sizes[np.asarray(batch.indices, dtype=np.int64)]).tolist()
+        return zip([0, *ends], ends, strict=False)
+
+    def _end_epoch(self) -> None:
+        self._epoch += 1
+        if self._advisor is not None:
+            self._advisor.end(self._stage.counts)
+        if not self.persistent:
+            self._stage.close()
+
+
+class _Epoch(Iterator[Any]):
+    """The iterator of one epoch, which gives `change` of each batch."""
+
+    def __init__(self, loader: StagedLoader, change: Callable[[Batch], Any]) -> None:
+        self._loader, self._change = loader, change
+        self._number = loader.begin_epoch()
+
+    def __next__(self) -> Any:
+        return self._change(self._loader.next_batch(self._number))
+
+
+def _check_workers(workers: int | str) -> int:
+    if workers == "auto":
+        return 1
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+        raise ConfigError(f'workers: {workers!r} is no number; give 0 or more, or "auto"')
+    return workers
+
+
+def _n_bytes(size: int | str) -> int:
+    try:
+        found = parse_size(str(size))
+    except ValueError as error:
+        raise ConfigError(f'max_batch: {error}; give a size such as "1GiB"') from None
+    if found < 1:
+        raise ConfigError('max_batch: 0 bytes hold no batch; give a size such as "1GiB"')
+    return found
+
+
+def _resumes(batch_sampler: Any) -> bool:
+    """Whether the batch sampler begins in the middle of an epoch by itself."""
+    if not (hasattr(batch_sampler, "state_dict") and hasattr(batch_sampler, "load_state_dict")):
+        return False
+    return "done" in signature(batch_sampler.state_dict).parameters
+
+
+def _epoch_of(batch_sampler: Any) -> Any:
+    """The epoch that a batch sampler, or its sampler, has been told; None if it has none."""
+    if _resumes(batch_sampler):
+        return batch_sampler.state_dict(done=0).get("epoch")
+    inner = getattr(batch_sampler, "sampler", None)
+    return getattr(batch_sampler, "epoch", getattr(inner, "epoch", None))

@@ -1,0 +1,117 @@
+"""Datasets of tests of StagedLoader, in a module that spawned workers can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Records:
+    """Records of one file, read in place; each byte encodes its position."""
+
+    def __init__(self, path: Path, sizes: Sequence[int]) -> None:
+        self.path, self.sizes = path, np.asarray(sizes, dtype=np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
+        path.write_bytes(np.random.RandomState(7).bytes(int(self.sizes.sum())))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.path.read_bytes()[self.starts[index] :][: self.sizes[index]]
+
+    def read_into(self, samples: Sequence[int], out: Any) -> None:
+        at, memory = 0, memoryview(out)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            for sample in samples:
+                end = at + int(self.sizes[sample])
+                got = os.preadv(descriptor, [memory[at:end]], int(self.starts[sample]))
+                assert got == end - at
+                at = end
+        finally:
+            os.close(descriptor)
+
+
+class Rows(Records):
+    """Rows of numbers, as an HDF5 dataset has them."""
+
+    def __getitem__(self, index: int) -> Any:
+        return np.frombuffer(super().__getitem__(index), dtype=np.int32).reshape(2, -1)
+
+
+class Turned(Rows):
+    """Rows that are changed on their way, without a `read_into` of their own."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[::-1]
+
+
+class Labelled:
+    """Samples of a tuple, put together one by one."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        image = np.full((3, 4), index, dtype=np.float32)
+        return {"image": image, "more": (index, f"n{index}", index / 2)}
+
+
+class Failing(Labelled):
+    def __getitem__(self, index: int) -> Any:
+        if index == 13:
+            raise KeyError("thirteen is not there")
+        return super().__getitem__(index)
+
+
+class Signalled(Labelled):
+    """Sends the process that reads sample 13 a signal."""
+
+    def __init__(self, length: int, number: int) -> None:
+        super().__init__(length)
+        self.number = number
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 13:
+            os.kill(os.getpid(), self.number)
+        return super().__getitem__(index)
+
+
+class Drawing(Labelled):
+    """Each sample has what this process's generators draw."""
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array([np.random.randint(1 << 30), os.getpid()])
+
+
+KILL, STOP = int(signal.SIGKILL), int(signal.SIGSTOP)
+
+
+class Waiting(Labelled):
+    """Each sample waits, as for a source."""
+
+    def __init__(self, length: int, seconds: float) -> None:
+        super().__init__(length)
+        self.seconds = seconds
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.seconds)
+        return index
+
+
+def waiting() -> Waiting:
+    return Waiting(400, 0.004)
+
+
+def add(samples: list[int]) -> int:
+    return sum(samples)

@@ -1,0 +1,103 @@
+"""Samples that a sampler's node holds stay in its memory, and the source gives all others alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monarch_py.loaders.local_first import LocalFirstSampler
+from monarch_py.loaders.sampler import ScheduledSampler
+from monarch_py.loaders.solar import SolarSampler
+
+LENGTH = 1200
+
+
+class Counted:
+    """A dataset of bytes that notes in a file what it reads, also in other processes."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.sizes = np.random.default_rng(5).integers(50, 150, LENGTH)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, at: int) -> bytes:
+        with self.log.open("a") as stream:
+            stream.write(f"{at}\n")
+        return content(at, int(self.sizes[at]))
+
+    def taken(self) -> list[int]:
+        """What was read since the last call."""
+        read = [int(line) for line in self.log.read_text().split()] if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return read
+
+
+class Recorded(Counted):
+    """The same with reads into a buffer."""
+
+    def read_into(self, samples: list[int], out: Any) -> None:
+        view, begin = memoryview(out), 0
+        for at in samples:
+            end = begin + int(self.sizes[at])
+            view[begin:end] = self[at]
+            begin = end
+
+
+def content(at: int, size: int) -> bytes:
+    return np.random.default_rng(at).bytes(size)
+
+
+def solar(dataset: Counted, share: float) -> list[ScheduledSampler]:
+    quota = int(dataset.sizes.sum() * share / 4)
+    return [
+        SolarSampler(dataset, 8, rank=rank, world_size=4, ranks_per_node=1, quota=quota)
+        for rank in range(4)
+    ]
+
+
+def own_of(sampler: ScheduledSampler) -> Any:
+    return np.flatnonzero(sampler.holders.reshape(LENGTH, -1)[:, 0] == sampler.ranks.node)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
+def test_from_epoch_2_on_the_source_gives_what_nobody_holds(share: float, tmp_path: Path) -> None:
+    dataset = Counted(tmp_path / "log")
+    ranks = [(sampler, sampler.keep(dataset)) for sampler in solar(dataset, share)]
+    held = sum(int(dataset.sizes[own_of(sampler)].sum()) for sampler, _ in ranks)
+    assert held >= 0.97 * share * dataset.sizes.sum()
+    for epoch in range(3):
+        for sampler, kept in ranks:
+            sampler.set_epoch(epoch)
+            for batch in sampler:
+                assert kept.__getitems__(batch) == [content(i, dataset.sizes[i]) for i in batch]
+        read = int(dataset.sizes[dataset.taken()].sum())
+        if epoch:
+            moved = read - (dataset.sizes.sum() - held)
+            # What a holder has beyond the cap, of small batches, is read again.
+            assert 0 <= moved <= 0.02 * (dataset.sizes.sum() - held)
+    for _, kept in ranks:
+        kept.close()
+
+
+def test_reads_into_a_buffer_are_kept_as_they_are(tmp_path: Path) -> None:
+    dataset = Recorded(tmp_path / "log")
+    quota = int(dataset.sizes.sum() // 2)
+    sampler = LocalFirstSampler(dataset, 8, rank=0, world_size=2, ranks_per_node=1, quota=quota)
+    kept = sampler.keep(dataset)
+    dataset.taken()  # what was looked at for the form of a sample
+    own = set(own_of(sampler).tolist())
+    samples = list(range(0, 100, 3))
+    want = b"".join(content(at, dataset.sizes[at]) for at in samples)
+    for already in (set(), own):
+        out = bytearray(len(want))
+        kept.read_into(samples, out)
+        assert out == want
+        assert dataset.taken() == [at for at in samples if at not in already]
+    # What `dataset[i]` returns may be something else.
+    assert kept[samples[0]] == content(samples[0], dataset.sizes[samples[0]])
+    kept.close()
