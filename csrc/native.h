@@ -235,8 +235,8 @@ struct monarch_flow {
 
 struct monarch_engine;
 
-/* Starts an engine. At most `threads` threads, which are started as they are needed, do what
- * readers wait for. All other work is done by at most `width` of them at a time, until
+/* Starts an engine. It starts up to `threads` threads for the sources, as they are needed. All of
+ * them may do work for which a reader waits; at most `width` of them at a time do other work, until
  * monarch_engine_width sets another number. `peer_threads` further threads do the fills from peers.
  * block_bytes: size of the blocks that have checksums. The segments are those of the session. */
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,

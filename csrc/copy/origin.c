@@ -26,7 +26,7 @@
 /* A peer that is still filling the file gives its last block only when the file is whole. A reader
  * waits for the last block only if no more blocks than this are missing here [blocks]. */
 #define NEAR_END 4
-/* The pause between two tries at a peer that has not answered yet [ns]. */
+/* The pause before a peer that is still starting is asked again [ns]. */
 #define STARTING_NS 100000000L
 /* If a peer fails after a reader has waited for longer than this, the reader gets its bytes from
  * the source, not from the next peer [ns]. */

@@ -112,8 +112,8 @@ static enum monarch_peer_status not_kept(const holdings *h,
 }
 
 /* Makes this node the keeper of a file, because a peer takes the node for the file's owner, and
- * notes the file for the daemon. Returns 0 if the node has given the file to another one, or if too
- * many files wait until the daemon hears of them. */
+ * notes the file for the daemon. Returns 0 if this node has given the file to another node, or if
+ * too many files wait until the daemon hears of them. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);

@@ -80,7 +80,8 @@ static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
 /* Maps as sys_map does, at an address that is a multiple of `align` (a power of two). The range is
- * reserved first, so that no other mapping is overwritten. */
+ * reserved first, so that no other mapping is overwritten. If it cannot be reserved, the address is
+ * any. */
 static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned long align) {
     unsigned long room = n + align;
     long p = sys6(SYS_mmap, 0, (long)room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,

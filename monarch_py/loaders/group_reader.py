@@ -27,8 +27,9 @@ from monarch_py.util.processes import PROC, Identity
 # How often a training that waits for a group looks at the process that reads it, and that process
 # at the training [s].
 LOOK_S = 0.25
-# How often in a row the process has been seen stopped (SIGSTOP) before that is an error. A job that
-# is stopped and continued as a whole must not meet it; counted, since its time passes meanwhile.
+# After this many looks in a row that found the process stopped (SIGSTOP), an error is raised. The
+# limit is a number of looks and not a time: if the whole job is stopped and continued, the clock
+# goes on, but nobody looks.
 STOPPED_LOOKS = 10
 # How long the process gets to end by itself: it may be in the middle of a read [s].
 END_S = 1.0

@@ -300,8 +300,10 @@ class RecordDataset:
         )
 
     def _measured_gap(self, extents: Extents) -> int:
-        """How many bytes cost as much as one more request, of which `in_flight` are under way at
-        once. Two reads are timed: of the first sample, and of a piece that begins at the second."""
+        """Measures over how many unwanted bytes a read may go on before a request of its own for
+        the next sample would be cheaper. `in_flight` requests are under way at once, so that each
+        costs only its share of the latency. Times two reads: one of the first sample, and a longer
+        one that begins with the second sample. Returns 0 if no longer read is possible there."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)

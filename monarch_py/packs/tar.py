@@ -269,9 +269,9 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
 
 
 def index_pack(root: Path, pack: Path) -> Packed:
-    """Writes the index of an existing tar: of those members whose size and time of modification are
-    those of the files of the same names below `root`. A tar that has only whole seconds is compared
-    by whole seconds.
+    """Writes the index of an existing tar. The index lists only the members that have the size and
+    the time of modification of the file with the same name below `root`. Where the tar stores a
+    member's time in whole seconds, only whole seconds are compared.
 
     Raises MonarchError for a file that is no tar or cannot be read.
     """

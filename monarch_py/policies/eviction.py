@@ -206,7 +206,8 @@ class FarthestUse:
         while level == MISS and heap and heap[0] < key:
             entries.append(heapq.heappop(heap))
             at, victim = divmod(-entries[-1], self._files)
-            # Otherwise the entry is stale: the file was used since then, or dropped by `drop`.
+            # An entry that fails this test is stale: the file was used after the entry was pushed,
+            # or was dropped by `drop`.
             if at > now and self._level[victim]:
                 victims.append(victim)
                 self._free[self._level[victim]] += self._size[victim]

@@ -17,8 +17,9 @@
 
 /* --- waits in vain ---------------------------------------------------------------------------- */
 
-/* How many of the next opens skip their wait, and how many the last wait in vain has made skip
- * theirs. Each further wait in vain about doubles that number. */
+/* left_to_skip: how many of the next opens do not wait. last_skipped: how many opens the last wait
+ * in vain has told not to wait. The next wait in vain tells twice as many and one more, up to
+ * MOST_SKIPPED. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {

@@ -32,8 +32,8 @@
  * has closed its descriptor of that file [ns]. */
 #define AWAIT_NS 50000000ULL
 
-/* Ends the direct reads of a descriptor and asks for a fill: from here on, its reads demand what
- * they need of the copy. */
+/* Ends a descriptor's direct reads at the source, and asks for a fill. From here on, each read of
+ * the descriptor demands the parts of the copy that it needs. */
 static void fill_in_parts(struct session *s, const struct monarch_entry *e, int fd,
                           uint64_t tracked) {
     if (monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))

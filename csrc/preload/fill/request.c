@@ -53,7 +53,7 @@ __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, i
         monarch_hint_scan(s, (unsigned)source, rel, n - (size_t)(rel - path), is_part);
 }
 
-/* --- whose reads are the fill ----------------------------------------------------------------- */
+/* --- files that are filled by a program's own reads ------------------------------------------- */
 
 /* Of a source whose pages the kernel does not keep, one file in this many is read as if its pages
  * were kept. */

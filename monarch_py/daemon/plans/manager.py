@@ -115,7 +115,7 @@ class PlanManager:
     @contextmanager
     def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
         """Drops the plan if the body raises an error, so that a faulty plan does not end the
-        daemon. If the body has dropped the plan, for this or another reason, logs the reason."""
+        daemon. If the plan was dropped meanwhile, for this or another reason, logs the reason."""
         was_dropped = tracker.state == "dropped"
         try:
             yield

@@ -126,9 +126,11 @@ class Scanner:
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
-        # By directory, how many unknown files programs have opened in it, and in how many of its
-        # subdirectories programs have read.
+        # For each directory: how many opens of its files have met a file that the catalog did not
+        # know.
         self._opened: Counter[Path] = Counter()
+        # For each directory: how many of its subdirectories were asked for because programs read
+        # in them.
         self._asked: Counter[Path] = Counter()
         self._unlisted = UnlistedFiles(self.look, shared.ring)
 
