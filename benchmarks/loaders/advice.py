@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.common import SEED, scratch
 from benchmarks.numbers import Result, describe_machine, report
 from monarch_py.demo.slowsource import SlowSource, find_slowsource
-from monarch_py.loaders.measuring import Advice, advise
-from monarch_py.loaders.staged import StagedLoader
+from monarch_py.loaders.staged.loader import StagedLoader
+from monarch_py.loaders.staged.measuring import Advice, advise
 
 RECORD, BATCH = 19_200, 16
 COUNTS = (1, 2, 3, 4, 6, 8)

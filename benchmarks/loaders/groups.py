@@ -20,10 +20,10 @@ from benchmarks.common import scratch
 from benchmarks.loaders.records import SAMPLE_BYTES, SOURCES, pace, slow_source
 from benchmarks.numbers import Result, describe_machine, file_system, report
 from monarch_py.demo.slowsource import SlowSource, why_unavailable
-from monarch_py.loaders.group_runs import RankGroups
-from monarch_py.loaders.groups import GroupLoader, GroupTimes
-from monarch_py.loaders.records import RecordDataset
-from monarch_py.loaders.schedule import group_schedule
+from monarch_py.loaders.groups.loader import GroupLoader, GroupTimes
+from monarch_py.loaders.groups.runs import RankGroups
+from monarch_py.loaders.records.dataset import RecordDataset
+from monarch_py.plan.schedule import group_schedule
 
 GROUP, GROUPS, BATCH = 609, 24, 64
 REQUEST_BYTES = 128 << 10

@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.common import scratch
 from benchmarks.numbers import Result, describe_machine, file_system, report
 from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
-from monarch_py.loaders.joining import Extents, join
-from monarch_py.loaders.records import RecordDataset
+from monarch_py.loaders.records.dataset import RecordDataset
+from monarch_py.loaders.records.joining import Extents, join
 
 # Latency of a request [s], rate [bytes/s].
 SOURCES = {"0.5 ms": (0.0005, 200e6), "4 ms": (0.004, 1e9)}

@@ -24,9 +24,9 @@ import numpy.typing as npt
 
 from benchmarks.common import scratch
 from benchmarks.numbers import Result, describe_machine, paired, report
-from monarch_py.loaders.local_first import LocalFirstSampler
-from monarch_py.loaders.sampler import ScheduledSampler
-from monarch_py.loaders.solar import SolarSampler
+from monarch_py.loaders.samplers.local_first import LocalFirstSampler
+from monarch_py.loaders.samplers.sampler import ScheduledSampler
+from monarch_py.loaders.samplers.solar import SolarSampler
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.schedule import Deal, EpochSchedule
 

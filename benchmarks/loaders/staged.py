@@ -21,8 +21,8 @@ import psutil
 
 from benchmarks.common import SEED, scratch
 from benchmarks.numbers import Result, describe_machine, report
-from monarch_py.loaders.nopfs import Job
-from monarch_py.loaders.staged import StagedLoader
+from monarch_py.loaders.staged.loader import StagedLoader
+from monarch_py.loaders.staged.nopfs import Job
 
 KIB = 1 << 10
 RECORD, BATCH, WORKERS = 128 * KIB, 64, 2

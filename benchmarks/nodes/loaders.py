@@ -61,7 +61,7 @@ def torch_files(root: Path, rank: int, ranks: int, workers: int) -> Loader:
 def local_first(root: Path, rank: int, ranks: int, workers: int) -> Loader:
     from torch.utils.data import DataLoader
 
-    from monarch_py.loaders.local_first import LocalFirstSampler
+    from monarch_py.loaders.samplers.local_first import LocalFirstSampler
 
     files: Any = Files(root)
     sampler = LocalFirstSampler(
@@ -84,10 +84,9 @@ def local_first(root: Path, rank: int, ranks: int, workers: int) -> Loader:
 
 
 def solar(root: Path, rank: int, ranks: int, workers: int) -> Loader:
-    from monarch_py.loaders.files import FileDataset
-    from monarch_py.loaders.staged import StagedLoader
-
-    from monarch_py.loaders.solar import SolarSampler
+    from monarch_py.loaders.records.whole_files import FileDataset
+    from monarch_py.loaders.samplers.solar import SolarSampler
+    from monarch_py.loaders.staged.loader import StagedLoader
     from monarch_py.plan.builders import index_files
 
     index = index_files(root)

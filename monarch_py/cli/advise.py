@@ -63,7 +63,7 @@ def workers(
     monarch advise workers train:dataset --batch 64 --step 50ms
     """
     from monarch_py.commands.advise import load_dataset, load_object, to_document
-    from monarch_py.loaders.measuring import advise as measure
+    from monarch_py.loaders.staged.measuring import advise as measure
 
     collate_fn = None if collate is None else load_object(collate, "--collate")
     found = measure(

@@ -100,7 +100,7 @@ def index(
 @click.option("-o", "--output", type=_PATH, required=True, help="The plan to write (.npz).")
 def make(recipe: Path, output: Path) -> None:
     """Make a plan from its description."""
-    from monarch_py.loaders.planned import with_holders
+    from monarch_py.loaders.samplers.planned import with_holders
     from monarch_py.plan.recipe import read_plan
 
     made = with_holders(read_plan(recipe))

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.measuring import Advice
+from monarch_py.loaders.staged.measuring import Advice
 from monarch_py.util.spelling import hint
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}

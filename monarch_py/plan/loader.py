@@ -47,7 +47,7 @@ class Loader:
     nodes, quota : of HELD_SPLITS: the nodes of the ranks, and what each of them holds [bytes]
     cap, least : of `solar`, as in schedule.Deal
     holders : of HELD_SPLITS: (samples, any) int32, the nodes that hold each sample, and NONE. They
-        follow from the dataset and the quota (loaders/planned.py); None until they are known
+        follow from the dataset and the quota; None until they are known
     """
 
     sampler: Sampler

@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from monarch_py.loaders.collate import AllowEmpty
-from monarch_py.loaders.local_first import LocalFirstSampler
-from monarch_py.loaders.sampler import ScheduledSampler
-from monarch_py.loaders.solar import SolarSampler
+from monarch_py.loaders.samplers.collate import AllowEmpty
+from monarch_py.loaders.samplers.local_first import LocalFirstSampler
+from monarch_py.loaders.samplers.sampler import ScheduledSampler
+from monarch_py.loaders.samplers.solar import SolarSampler
 
 RANKS, LENGTH = 4, 4000
 # The samples of a rank in a step.

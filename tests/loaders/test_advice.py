@@ -14,11 +14,11 @@ from support.command_line import run_monarch
 
 from monarch_py.commands.advise import parse_seconds
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.advice import Advisor, Key, Measured, Model, Sum, fewest, size_class
-from monarch_py.loaders.measuring import advise
-from monarch_py.loaders.stage import Batch, Counts
-from monarch_py.loaders.staged import StagedLoader
-from monarch_py.loaders.work import Times
+from monarch_py.loaders.staged.advice import Advisor, Key, Measured, Model, Sum, fewest, size_class
+from monarch_py.loaders.staged.loader import StagedLoader
+from monarch_py.loaders.staged.measuring import advise
+from monarch_py.loaders.staged.stage import Batch, Counts
+from monarch_py.loaders.staged.work import Times
 
 ROOT, TESTS = Path(__file__).parents[2], Path(__file__).parents[1]
 COUNTS = (1, 2, 3, 4, 6, 8)

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders import groups
-from monarch_py.loaders.group_size import classes_of_groups, fitting
-from monarch_py.loaders.groups import GroupLoader
-from monarch_py.loaders.records import RecordDataset
+from monarch_py.loaders.groups import loader as groups
+from monarch_py.loaders.groups.loader import GroupLoader
+from monarch_py.loaders.groups.size import classes_of_groups, fitting
+from monarch_py.loaders.records.dataset import RecordDataset
 from monarch_py.native import Array
 
 # Limit for what must not hang [s].

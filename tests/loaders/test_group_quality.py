@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monarch_py.loaders.groups import GroupLoader
-from monarch_py.loaders.records import RecordDataset
+from monarch_py.loaders.groups.loader import GroupLoader
+from monarch_py.loaders.records.dataset import RecordDataset
 from monarch_py.native import Array
 
 torch = pytest.importorskip("torch")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.schedule import EpochSchedule, group_schedule
+from monarch_py.plan.schedule import EpochSchedule, group_schedule
 
 NUMBERS = {
     "length": st.integers(1, 400),

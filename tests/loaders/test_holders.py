@@ -11,8 +11,8 @@ import pytest
 from nodes.lone_nodes import Catalog, alone, node
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.holders import Files, kept_by_daemons, kept_here
-from monarch_py.loaders.local_first import LocalFirstSampler
+from monarch_py.loaders.samplers.holders import Files, kept_by_daemons, kept_here
+from monarch_py.loaders.samplers.local_first import LocalFirstSampler
 from monarch_py.native import lib
 from monarch_py.plan.builders import index_files
 from monarch_py.plan.index import Index

@@ -18,9 +18,9 @@ import pytest
 from loaders.staged_data import Labelled, Records, Rows
 
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.kept import KeptDataset
-from monarch_py.loaders.shared import kept_directory
-from monarch_py.loaders.staged import StagedLoader
+from monarch_py.loaders.memory.kept import KeptDataset
+from monarch_py.loaders.memory.shared import kept_directory
+from monarch_py.loaders.staged.loader import StagedLoader
 from monarch_py.native import ffi, lib
 
 LIMIT_S = 5.0
@@ -134,7 +134,7 @@ OTHER = """
 import sys
 from pathlib import Path
 from loaders.staged_data import Labelled
-from monarch_py.loaders.kept import KeptDataset
+from monarch_py.loaders.memory.kept import KeptDataset
 kept = KeptDataset(Labelled(12), quota="1MiB")
 for line in sys.stdin:
     sample = kept[int(line)]

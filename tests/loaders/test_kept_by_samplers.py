@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monarch_py.loaders.local_first import LocalFirstSampler
-from monarch_py.loaders.sampler import ScheduledSampler
-from monarch_py.loaders.solar import SolarSampler
+from monarch_py.loaders.samplers.local_first import LocalFirstSampler
+from monarch_py.loaders.samplers.sampler import ScheduledSampler
+from monarch_py.loaders.samplers.solar import SolarSampler
 
 LENGTH = 1200
 

@@ -12,8 +12,8 @@ import pytest
 from loaders.staged_data import Labelled, Records
 
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.files import ImageFolderFiles
-from monarch_py.loaders.nopfs import Job, NoPFSDataLoader, NoPFSImageFolder
+from monarch_py.loaders.records.whole_files import ImageFolderFiles
+from monarch_py.loaders.staged.nopfs import Job, NoPFSDataLoader, NoPFSImageFolder
 from monarch_py.plan import Loader
 from monarch_py.plan.samplers import DistributedSampler
 
@@ -121,7 +121,7 @@ def test_get_has_the_files_and_their_classes(images: Path, make: Callable[..., J
 def test_a_file_that_is_gone_or_shorter_is_one_error(
     images: Path, make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, is_slow: bool
 ) -> None:
-    monkeypatch.setattr("monarch_py.loaders.files.SLOW_S", 0.0 if is_slow else 1e9)
+    monkeypatch.setattr("monarch_py.loaders.records.whole_files.SLOW_S", 0.0 if is_slow else 1e9)
     job = make(images, 12, 1, workers=1)
     assert job.loader.reads_in_place
     (images / "bee" / "2.png").unlink()

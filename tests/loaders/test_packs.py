@@ -19,7 +19,7 @@ from support.files import age, random_bytes
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.packs import PackDataset
+from monarch_py.loaders.records.packs import PackDataset
 from monarch_py.packs import tar as packing
 from monarch_py.packs.index import PackIndex, index_path
 from monarch_py.packs.tar import index_pack, write_pack

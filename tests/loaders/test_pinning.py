@@ -12,8 +12,8 @@ import pytest
 from loaders.staged_data import Records, Rows
 
 from monarch_py.errors import MonarchError
-from monarch_py.loaders import pinning
-from monarch_py.loaders.staged import StagedLoader
+from monarch_py.loaders.staged import pinning
+from monarch_py.loaders.staged.loader import StagedLoader
 
 
 class FakeCuda:

@@ -17,8 +17,7 @@ from monarch_py.commands.figures import owners_of
 from monarch_py.daemon.plans.placement import PlacementTask
 from monarch_py.daemon.plans.tracker import Found
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.planned import sampler_of, with_holders
-from monarch_py.loaders.schedule import group_schedule
+from monarch_py.loaders.samplers.planned import sampler_of, with_holders
 from monarch_py.native import lib
 from monarch_py.plan import Plan, Timeline
 from monarch_py.plan.builders import index_files
@@ -26,6 +25,7 @@ from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.recipe import read_plan
 from monarch_py.plan.run import Run
 from monarch_py.plan.samplers import NONE
+from monarch_py.plan.schedule import group_schedule
 from monarch_py.policies.placement import UNIT, TierRoom
 
 FILES, NODES, EPOCHS = 230, 2, 3

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.reads import read_all
+from monarch_py.loaders.records.reads import read_all
 from monarch_py.native import Ints
 
 SIZE = 1 << 20

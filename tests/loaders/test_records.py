@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.joining import PIECE, Extents, join, pieces
-from monarch_py.loaders.record_files import tar_members
-from monarch_py.loaders.records import LEAST_GAP, MOST_GAP, RecordDataset, crossing
+from monarch_py.loaders.records.dataset import LEAST_GAP, MOST_GAP, RecordDataset, crossing
+from monarch_py.loaders.records.files import tar_members
+from monarch_py.loaders.records.joining import PIECE, Extents, join, pieces
 from monarch_py.native import Array
 from monarch_py.plan.builders import index_hdf5
 
@@ -436,7 +436,7 @@ def test_numbers_are_checked(tmp_path: Path) -> None:
 
 
 def test_many_files_keep_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch_py.loaders.descriptors.MOST_OPEN", 8)
+    monkeypatch.setattr("monarch_py.loaders.records.descriptors.MOST_OPEN", 8)
     for number in range(40):
         (tmp_path / f"{number:02}.bin").write_bytes(bytes([number]) * 4)
     before = len(list(Path("/proc/self/fd").iterdir()))

@@ -15,8 +15,8 @@ h5py = pytest.importorskip("h5py")
 PROGRAM = """
 import hashlib, multiprocessing, sys
 import numpy as np
-from monarch_py.loaders.groups import GroupLoader
-from monarch_py.loaders.records import RecordDataset
+from monarch_py.loaders.groups.loader import GroupLoader
+from monarch_py.loaders.records.dataset import RecordDataset
 
 def digest(arrays):
     return hashlib.sha256(b"".join(each.tobytes() for each in arrays)).hexdigest()

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.local_first import LocalFirstSampler
-from monarch_py.loaders.sampler import ScheduledSampler
-from monarch_py.loaders.solar import SolarSampler
-from monarch_py.loaders.steps import equal_steps
+from monarch_py.loaders.samplers.local_first import LocalFirstSampler
+from monarch_py.loaders.samplers.sampler import ScheduledSampler
+from monarch_py.loaders.samplers.solar import SolarSampler
+from monarch_py.loaders.samplers.steps import equal_steps
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import NONE, DistributedSampler
 from monarch_py.plan.schedule import Deal

@@ -31,9 +31,9 @@ from loaders.staged_data import (
 )
 
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.nopfs import UniformSampler
-from monarch_py.loaders.ranks import Ranks
-from monarch_py.loaders.staged import StagedLoader
+from monarch_py.loaders.samplers.ranks import Ranks
+from monarch_py.loaders.staged.loader import StagedLoader
+from monarch_py.loaders.staged.nopfs import UniformSampler
 
 LIMIT_S = 5.0
 
@@ -223,9 +223,9 @@ def test_a_worker_that_is_killed_or_stopped_is_one_error(
 TRAINING = """
 import os, sys, time
 from loaders.staged_data import Labelled
-from monarch_py.loaders.nopfs import UniformSampler
-from monarch_py.loaders.ranks import Ranks
-from monarch_py.loaders.staged import StagedLoader
+from monarch_py.loaders.staged.nopfs import UniformSampler
+from monarch_py.loaders.samplers.ranks import Ranks
+from monarch_py.loaders.staged.loader import StagedLoader
 if __name__ == "__main__":
     loader = StagedLoader(Labelled(64), batch_sampler=[[1]] * 64, workers=2, tensors=False,
                           multiprocessing_context=sys.argv[1])

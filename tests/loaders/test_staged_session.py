@@ -12,7 +12,7 @@ import numpy as np
 
 PROGRAM = """
 import json, sys, zlib
-from monarch_py.loaders.nopfs import Job
+from monarch_py.loaders.staged.nopfs import Job
 if __name__ == "__main__":
     job = Job(sys.argv[1], 4, 1, seed=1, workers=2, multiprocessing_context=sys.argv[2])
     sums = [zlib.crc32(job.get()[0]) for _ in range(job.length())]

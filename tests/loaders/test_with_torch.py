@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.collate import AllowEmpty
-from monarch_py.loaders.keyed import keyed
-from monarch_py.loaders.local_first import LocalFirstSampler
-from monarch_py.loaders.sampler import ScheduledSampler
-from monarch_py.loaders.solar import SolarSampler
+from monarch_py.loaders.samplers.collate import AllowEmpty
+from monarch_py.loaders.samplers.keyed import keyed
+from monarch_py.loaders.samplers.local_first import LocalFirstSampler
+from monarch_py.loaders.samplers.sampler import ScheduledSampler
+from monarch_py.loaders.samplers.solar import SolarSampler
 
 # Of torch and torchdata: of few cores, and of a call of torchdata's that torch 2.13 deprecates.
 pytestmark = [

@@ -10,7 +10,7 @@ import pytest
 from support.planned import PlannedNodes, follows
 from support.session import MIB
 
-from monarch_py.loaders.planned import with_holders
+from monarch_py.loaders.samplers.planned import with_holders
 from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.loaders.planned import with_holders
+from monarch_py.loaders.samplers.planned import with_holders
 from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader

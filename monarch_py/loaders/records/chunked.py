@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from monarch_py.loaders.hdf5 import NOWHERE, Chunks, Decoder, Rows
-from monarch_py.loaders.joining import Extents
+from monarch_py.loaders.records.hdf5 import NOWHERE, Chunks, Decoder, Rows
+from monarch_py.loaders.records.joining import Extents
 from monarch_py.native import Array, Ints
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.holders import kept_along
-from monarch_py.loaders.local_first import LocalFirstSampler
-from monarch_py.loaders.sampler import ScheduledSampler
-from monarch_py.loaders.solar import SolarSampler
+from monarch_py.loaders.samplers.holders import kept_along
+from monarch_py.loaders.samplers.local_first import LocalFirstSampler
+from monarch_py.loaders.samplers.sampler import ScheduledSampler
+from monarch_py.loaders.samplers.solar import SolarSampler
 from monarch_py.plan.loader import HELD_SPLITS
 from monarch_py.plan.plan import Plan, PlanPart
 from monarch_py.plan.samplers import DistributedSampler

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.ring import Bytes
+from monarch_py.loaders.memory.ring import Bytes
 from monarch_py.native import Array
 from monarch_py.util.units import format_size
 

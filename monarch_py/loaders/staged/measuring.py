@@ -9,9 +9,18 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.advice import TOLERANCE, Key, Measured, Model, Sum, fewest, size_class
-from monarch_py.loaders.stage import Stage
-from monarch_py.loaders.work import Failure, Work, form_of
+from monarch_py.loaders.records.form import form_of
+from monarch_py.loaders.staged.advice import (
+    TOLERANCE,
+    Key,
+    Measured,
+    Model,
+    Sum,
+    fewest,
+    size_class,
+)
+from monarch_py.loaders.staged.stage import Stage
+from monarch_py.loaders.staged.work import Failure, Work
 from monarch_py.native import Ints
 
 # Numbers of workers that are measured, as far as they may help; the model is for those between.

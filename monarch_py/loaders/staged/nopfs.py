@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.files import ImageFolderFiles
-from monarch_py.loaders.ranks import Ranks
-from monarch_py.loaders.sampler import ScheduledSampler
-from monarch_py.loaders.staged import StagedLoader
+from monarch_py.loaders.records.whole_files import ImageFolderFiles
+from monarch_py.loaders.samplers.ranks import Ranks
+from monarch_py.loaders.samplers.sampler import ScheduledSampler
+from monarch_py.loaders.staged.loader import StagedLoader
 from monarch_py.native import Int32s
 from monarch_py.plan.schedule import EpochSchedule
 

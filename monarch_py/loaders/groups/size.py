@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 
-from monarch_py.loaders.group_reader import GroupReader
+from monarch_py.loaders.groups.reader import GroupReader
 from monarch_py.native import Array, Ints
 
 # A group of 'auto' has at least so many bytes. 2 MiB are in flight at once (16 reads of 128 KiB),

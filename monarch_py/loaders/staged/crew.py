@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.ring import Ring
-from monarch_py.loaders.work import Done, Start, Work, run
+from monarch_py.loaders.memory.ring import Ring
+from monarch_py.loaders.staged.work import Done, Start, Work, run
 from monarch_py.util.processes import PROC, Identity
 
 # How often a training that waits for a batch looks whether its workers still run [s].

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.chunked import Bands, Part, RowParts, plain_offsets
-from monarch_py.loaders.descriptors import Descriptors
-from monarch_py.loaders.hdf5 import Decoder, Rows, rows_of
-from monarch_py.loaders.joining import PIECE, Extents, join, pieces
-from monarch_py.loaders.reads import IN_FLIGHT, address, read_to
-from monarch_py.loaders.record_files import KINDS, indexed
+from monarch_py.loaders.records.chunked import Bands, Part, RowParts, plain_offsets
+from monarch_py.loaders.records.descriptors import Descriptors
+from monarch_py.loaders.records.files import KINDS, indexed
+from monarch_py.loaders.records.hdf5 import Decoder, Rows, rows_of
+from monarch_py.loaders.records.joining import PIECE, Extents, join, pieces
+from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
 from monarch_py.native import Array, Int32s, Ints
 from monarch_py.plan.index import Index
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_py.errors import MonarchError
-from monarch_py.loaders.crew import Crew
-from monarch_py.loaders.ring import Ring
-from monarch_py.loaders.work import Clock, Done, Failure, Times, Work
+from monarch_py.loaders.memory.ring import Ring
+from monarch_py.loaders.staged.crew import Crew
+from monarch_py.loaders.staged.work import Clock, Done, Failure, Times, Work
 
 # How often a training looks for a slot whose batch may still be on its way to a GPU [s].
 BUSY_S = 0.0005

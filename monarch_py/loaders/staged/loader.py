@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.advice import Advisor
-from monarch_py.loaders.pinning import Pinned
-from monarch_py.loaders.placing import as_tensor, copied, has_torch, take, view_of
-from monarch_py.loaders.ring import Bytes, Ring
-from monarch_py.loaders.sources import daemon_sources
-from monarch_py.loaders.stage import Batch, Stage, check_owner
-from monarch_py.loaders.work import Failure, Work, form_of
+from monarch_py.loaders.memory.ring import Bytes, Ring
+from monarch_py.loaders.records.form import form_of
+from monarch_py.loaders.staged.advice import Advisor
+from monarch_py.loaders.staged.pinning import Pinned
+from monarch_py.loaders.staged.placing import as_tensor, copied, has_torch, take, view_of
+from monarch_py.loaders.staged.sources import daemon_sources
+from monarch_py.loaders.staged.stage import Batch, Stage, check_owner
+from monarch_py.loaders.staged.work import Failure, Work
 from monarch_py.util.units import parse_size
 
 # The most workers that "auto" starts: more processes than that are a matter for whoever owns the

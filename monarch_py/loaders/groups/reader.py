@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.ring import Bytes, Ring
+from monarch_py.loaders.memory.ring import Bytes, Ring
 from monarch_py.native import Ints
 from monarch_py.util.processes import PROC, Identity
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from monarch_py.loaders.holders import Files, Quota, kept_by_daemons, kept_here
-from monarch_py.loaders.misuse import refuse_sampler
-from monarch_py.loaders.ranks import Ranks
-from monarch_py.loaders.sampler import ScheduledSampler
+from monarch_py.loaders.samplers.holders import Files, Quota, kept_by_daemons, kept_here
+from monarch_py.loaders.samplers.misuse import refuse_sampler
+from monarch_py.loaders.samplers.ranks import Ranks
+from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.native import Int32s
 from monarch_py.plan.schedule import Deal, EpochSchedule
 

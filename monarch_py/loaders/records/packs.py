@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from monarch_py.loaders.reads import IN_FLIGHT
-from monarch_py.loaders.records import RecordDataset
+from monarch_py.loaders.records.dataset import RecordDataset
+from monarch_py.loaders.records.reads import IN_FLIGHT
 from monarch_py.packs.index import PackIndex
 from monarch_py.plan.index import Index
 

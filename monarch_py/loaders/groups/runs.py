@@ -6,8 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from monarch_py.loaders.schedule import EpochSchedule
 from monarch_py.native import Int32s, Ints
+from monarch_py.plan.schedule import EpochSchedule
 
 
 @dataclass(frozen=True, eq=False)

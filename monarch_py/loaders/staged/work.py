@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from monarch_py.loaders.placing import check_room, collate, emptied, place
-from monarch_py.loaders.ring import Ring
+from monarch_py.loaders.memory.ring import Ring
+from monarch_py.loaders.staged.placing import check_room, collate, emptied, place
 from monarch_py.native import Ints
 from monarch_py.util.processes import Identity
 
@@ -53,42 +53,6 @@ class Work:
             return place(self.collate_fn(samples), slot, by_default=False)
         batch = collate(samples) if samples else emptied(collate([self.dataset[0]]))
         return place(batch, slot, by_default=True)
-
-
-class Form(NamedTuple):
-    """Of a sample that `dataset.read_into` reads as `dataset[i]` gives it.
-
-    shape : None if samples differ in size;  is_bytes : `dataset[i]` is bytes, and no array
-    """
-
-    shape: tuple[int, ...] | None
-    dtype: Any
-    is_bytes: bool
-
-
-def form_of(dataset: Any) -> Form | None:
-    """The form of the samples; None if batches must be put together from `dataset[i]`. A dataset
-    that does not say its form is asked for its first sample, in both ways."""
-    known = getattr(dataset, "sample_form", None)
-    if isinstance(known, Form):
-        return known
-    if not (hasattr(dataset, "read_into") and hasattr(dataset, "sizes") and len(dataset)):
-        return None
-    first, sizes = dataset[0], np.asarray(dataset.sizes)
-    is_even = bool((sizes == sizes[0]).all())
-    if isinstance(first, bytes):
-        found = Form((len(first),) if is_even else None, np.dtype(np.uint8), True)
-    elif isinstance(first, np.ndarray) and is_even:
-        found = Form(first.shape, first.dtype, False)
-    else:
-        return None
-    # A class that derives from one with read_into may change what dataset[i] is.
-    content = first if found.is_bytes else first.tobytes()
-    if len(content) != sizes[0]:
-        return None
-    read = np.empty(len(content), dtype=np.uint8)
-    dataset.read_into([0], read)
-    return found if read.tobytes() == content else None
 
 
 class Times(NamedTuple):

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import numpy as np
 
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.group_reader import GroupReader
-from monarch_py.loaders.group_runs import RankGroups, Run
-from monarch_py.loaders.group_size import fitting, largest, warn
-from monarch_py.loaders.ranks import Ranks
-from monarch_py.loaders.schedule import EpochSchedule, group_schedule
+from monarch_py.loaders.groups.reader import GroupReader
+from monarch_py.loaders.groups.runs import RankGroups, Run
+from monarch_py.loaders.groups.size import fitting, largest, warn
+from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.native import Array, Int32s, Ints
+from monarch_py.plan.schedule import EpochSchedule, group_schedule
 from monarch_py.util.units import format_size, parse_size
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.loaders.reads import IN_FLIGHT
+from monarch_py.loaders.records.reads import IN_FLIGHT
 from monarch_py.native import Ints
 from monarch_py.plan.builders import index_image_folder
 from monarch_py.plan.index import Index

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from monarch_py.loaders.stage import Batch, Counts
+from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
 # Fewer workers are preferred if they cost at most this much of an epoch.

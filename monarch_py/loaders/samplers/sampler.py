@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.kept import KeptDataset
-from monarch_py.loaders.misuse import found_misuse
-from monarch_py.loaders.ranks import Ranks
-from monarch_py.loaders.state import State
+from monarch_py.loaders.memory.kept import KeptDataset
+from monarch_py.loaders.samplers.misuse import found_misuse
+from monarch_py.loaders.samplers.ranks import Ranks
+from monarch_py.loaders.samplers.state import State
 from monarch_py.native import Int32s, Ints
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.plan.schedule import EpochSchedule

@@ -4,7 +4,7 @@ import warnings
 from typing import Any
 
 from monarch_py.errors import MonarchError
-from monarch_py.loaders.ring import PAGE, Ring
+from monarch_py.loaders.memory.ring import PAGE, Ring
 
 
 class Pinned:

@@ -1,0 +1,1 @@
+"""GroupLoader: groups of neighbouring samples, read while the training uses others."""

@@ -1,0 +1,41 @@
+"""What the samples of a dataset are, for those that read them in place."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Form(NamedTuple):
+    """The form of a dataset's samples, where `dataset.read_into` reads what `dataset[i]` gives.
+
+    shape : None if samples differ in size;  is_bytes : `dataset[i]` is bytes, and no array
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: Any
+    is_bytes: bool
+
+
+def form_of(dataset: Any) -> Form | None:
+    """The form of the samples; None if batches must be put together from `dataset[i]`. A dataset
+    that does not say its form is asked for its first sample, in both ways."""
+    known = getattr(dataset, "sample_form", None)
+    if isinstance(known, Form):
+        return known
+    if not (hasattr(dataset, "read_into") and hasattr(dataset, "sizes") and len(dataset)):
+        return None
+    first, sizes = dataset[0], np.asarray(dataset.sizes)
+    is_even = bool((sizes == sizes[0]).all())
+    if isinstance(first, bytes):
+        found = Form((len(first),) if is_even else None, np.dtype(np.uint8), True)
+    elif isinstance(first, np.ndarray) and is_even:
+        found = Form(first.shape, first.dtype, False)
+    else:
+        return None
+    # A class that derives from one with read_into may change what dataset[i] is.
+    content = first if found.is_bytes else first.tobytes()
+    if len(content) != sizes[0]:
+        return None
+    read = np.empty(len(content), dtype=np.uint8)
+    dataset.read_into([0], read)
+    return found if read.tobytes() == content else None

@@ -1,0 +1,1 @@
+"""Which rank takes which sample: samplers that follow schedules."""

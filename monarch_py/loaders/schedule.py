@@ -1,5 +1,0 @@
-"""The schedules of epochs, as training programs import them; they are computed without torch."""
-
-from monarch_py.plan.schedule import Deal, EpochSchedule, equal_batches, group_schedule
-
-__all__ = ["Deal", "EpochSchedule", "equal_batches", "group_schedule"]

@@ -1,0 +1,1 @@
+"""StagedLoader: batches in shared memory, which workers fill and the training reads."""

@@ -1,0 +1,113 @@
+"""docs/loaders.md: each of its changes of a program is short, and the changed program runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+h5py = pytest.importorskip("h5py")
+
+PAGE = Path(__file__).parents[2] / "docs" / "loaders.md"
+PROGRAM = re.compile(r"<!-- program: (\w+) -->\n```python\n(.*?)```", re.DOTALL)
+CHANGE = re.compile(r"<!-- change: (\w+) -->\n```diff\n(.*?)```", re.DOTALL)
+MOST_LINES = 6
+IMAGES, ROWS, WIDTH = 200, 300, 64
+MODULE = """
+import os
+import numpy as np
+import torch
+
+
+class Images:
+    def __init__(self, root):
+        self.files = sorted(os.path.join(root, name) for name in os.listdir(root))
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, i):
+        return torch.from_numpy(np.fromfile(self.files[i], dtype=np.float32)), i % 10
+"""
+
+
+def changed(program: str, change: str) -> str:
+    """The program with the lines of a change. Lines that are added at the end take the place of
+    the first that is removed; a line `@@ before: X` puts the last one before the line X."""
+    lines = program.splitlines()
+    steps = change.splitlines()
+    before = [step.removeprefix("@@ before: ") for step in steps if step.startswith("@@")]
+    plus = [step[1:] for step in steps if step.startswith("+")]
+    minus = [step[1:] for step in steps if step.startswith("-")]
+    assert len(plus) + len(minus) <= MOST_LINES, change
+    assert all(line in lines for line in minus), change
+    if before:
+        (place,) = (i for i, line in enumerate(lines) if line.strip() == before[0])
+        lines.insert(place, plus.pop())
+    at = lines.index(minus[0])
+    lines = [line for line in lines if line not in minus]
+    return "\n".join([plus[0], *lines[:at], *plus[1:], *lines[at:]]) + "\n"
+
+
+def programs() -> list[tuple[str, str]]:
+    text = PAGE.read_text()
+    bases = dict(PROGRAM.findall(text))
+    found = [(name, bases[name]) for name in bases]
+    return found + [(name, changed(bases[name], change)) for name, change in CHANGE.findall(text)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    (root / "images").mkdir()
+    random = np.random.default_rng(1)
+    for number in range(IMAGES):
+        random.random(WIDTH, dtype=np.float32).tofile(root / "images" / f"{number:04d}")
+    with h5py.File(root / "rows.h5", "w") as file:
+        file["x"] = random.random((ROWS, WIDTH), dtype=np.float32)
+    (root / "images.py").write_text(MODULE)
+    (root / "tier").mkdir()
+    (root / "tiers.yaml").write_text(
+        f"sources: [{root / 'images'}]\n"
+        f"hierarchy: [{{mount_point: {root / 'tier'}, max_storage_quota: 64MiB}}]\n"
+    )
+    return root
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("number", range(len(programs())))
+def test_the_programs_run(data: Path, number: int) -> None:
+    environment = {
+        **os.environ,
+        "DATASET": str(data / "images"),
+        "ROWS": str(data / "rows.h5"),
+        "MONARCH_CONFIG": str(data / "tiers.yaml"),
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "PYTHONPATH": os.pathsep.join([str(data), str(PAGE.parents[1])]),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", programs()[number][1]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
