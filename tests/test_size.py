@@ -12,8 +12,9 @@ import pytest
 from support import lines
 
 # Lines of code, by `PYTHONPATH=tests python -m support.lines`.
-MOST_PYTHON = 18_050
-MOST_C = 18_050
+# Loaders and packs are 4,300 lines of Python and 900 of C among them.
+MOST_PYTHON = 22_750
+MOST_C = 19_050
 
 PYTHON = '''\
 """A docstring
