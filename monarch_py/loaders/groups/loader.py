@@ -55,7 +55,7 @@ Asked = tuple[Run, int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Ahead:
+class GroupsAhead:
     """The first groups of the epoch that is expected next. runs : those not asked for yet"""
 
     epoch: int
@@ -133,7 +133,7 @@ class GroupLoader:
         self._start_method = start_method
         self.epoch = self._begin = self._given = 0
         self._reader: GroupReader | None = None
-        self._ahead: Ahead | None = None
+        self._ahead: GroupsAhead | None = None
         self._epochs, self._iteration = epochs, 0
         self._is_told = False  # whether the training says which epoch begins
         self.times = GroupTimes()
@@ -218,11 +218,11 @@ class GroupLoader:
             ahead = self._expected(self.epoch, begin)
         return self._batches(ahead, begin, self._iteration)
 
-    def _expected(self, epoch: int, begin: int = 0) -> Ahead:
+    def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
         """An epoch from a step on, of which no group was asked for yet."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
-        return Ahead(epoch, groups, groups.runs(at), [])
+        return GroupsAhead(epoch, groups, groups.runs(at), [])
 
     def read_ahead(self, reader: GroupReader, slot: int) -> None:
         """Has a group of the next epoch read, if there is one."""
@@ -235,7 +235,7 @@ class GroupLoader:
         if run is not None:
             self._ahead.asked.append((run, slot, reader.ask(slot, run.samples)))
 
-    def _batches(self, ahead: Ahead, begin: int, iteration: int) -> Iterator[Any]:
+    def _batches(self, ahead: GroupsAhead, begin: int, iteration: int) -> Iterator[Any]:
         epoch = ahead.groups
         if begin >= len(epoch.ends):
             return
@@ -289,7 +289,7 @@ def _room(memory: int | str) -> int:
 class _Groups:
     """The groups of an iteration: at most two are in the slots, read or being read."""
 
-    def __init__(self, loader: GroupLoader, reader: GroupReader, ahead: Ahead) -> None:
+    def __init__(self, loader: GroupLoader, reader: GroupReader, ahead: GroupsAhead) -> None:
         self._loader, self._reader, self._runs = loader, reader, ahead.runs
         self._sizes = np.asarray(loader.dataset.sizes)
         rows = getattr(loader.dataset, "rows", None)

@@ -52,7 +52,7 @@ class Batch:
 
 
 @dataclass
-class Ahead:
+class BatchesAhead:
     """What has been asked of the workers in the running epoch.
 
     order : the numbers of the tasks, in the order of delivery. Answers to other tasks are of an
@@ -93,7 +93,7 @@ class Stage:
         self._reset()
 
     def _reset(self) -> None:
-        self._ahead = Ahead()
+        self._ahead = BatchesAhead()
         self._asked: dict[int, tuple[int, Sequence[Any]]] = {}  # of each task: slot, indices
         self._answers: dict[int, Done] = {}
         self._free = list(range(self.ring.slots))
@@ -102,7 +102,7 @@ class Stage:
     def begin(self, batches: Iterator[Sequence[Any]]) -> None:
         """Begins an epoch. What was read ahead of another one is dropped."""
         self._give_back()
-        self._ahead = Ahead(batches, has_more=True)
+        self._ahead = BatchesAhead(batches, has_more=True)
         self._answers = {task: done for task, done in self._answers.items() if self._drop(task)}
         if self.workers:
             if self._crew is None:
