@@ -8,63 +8,33 @@
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import psutil
 
 from benchmarks.common import SEED, scratch
 from benchmarks.numbers import Result, describe_machine, report
-from monarch_py.loaders.staged.loader import StagedLoader
-from monarch_py.loaders.staged.nopfs import Job
+from monarch_py.loaders import Job, RecordDataset, StagedLoader
 
 KIB = 1 << 10
 RECORD, BATCH, WORKERS = 128 * KIB, 64, 2
 
 
-class Records:
-    """Records of one size in one file."""
-
-    def __init__(self, path: Path, count: int) -> None:
-        self.path = path
-        self.sizes = np.full(count, RECORD, dtype=np.int64)
-        self._opened: tuple[int, int] | None = None
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def _descriptor(self) -> int:
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), os.open(self.path, os.O_RDONLY)
-        return self._opened[1]
-
-    def __getitem__(self, index: int) -> Any:
-        out = np.empty(RECORD, dtype=np.uint8)
-        if os.preadv(self._descriptor(), [out.data], index * RECORD) != RECORD:
-            raise OSError(f"{self.path} is shorter than its records")
-        return out
-
-    def read_into(self, samples: Sequence[int], out: Any) -> None:
-        memory, descriptor = memoryview(out), self._descriptor()
-        for number, sample in enumerate(samples):
-            part = memory[number * RECORD : (number + 1) * RECORD]
-            if os.preadv(descriptor, [part], sample * RECORD) != RECORD:
-                raise OSError(f"{self.path} is shorter than its records")
-
-
-def make_records(place: Path, count: int) -> Records:
-    path = place / "records"
-    random = np.random.RandomState(SEED)
-    with path.open("wb") as file:
-        for _ in range(count):
-            file.write(random.bytes(RECORD))
-    return Records(path, count)
+def make_records(place: Path, count: int) -> RecordDataset:
+    """Rows of bytes in an HDF5 file, one beside the other."""
+    path, random = place / "records.h5", np.random.RandomState(SEED)
+    with h5py.File(path, "w") as file:
+        rows = file.create_dataset("x", (count, RECORD), dtype=np.uint8)
+        for number in range(count):
+            rows[number] = np.frombuffer(random.bytes(RECORD), dtype=np.uint8)
+    return RecordDataset(path, dataset="x")
 
 
 def batches(length: int) -> list[list[int]]:
@@ -90,7 +60,7 @@ def _epochs(loader: Iterable[Any], epochs: int) -> tuple[float, float]:
     return _cpu_s() - cpu, time.perf_counter() - wall
 
 
-def compare(records: Records, rounds: int, epochs: int) -> list[Result]:
+def compare(records: RecordDataset, rounds: int, epochs: int) -> list[Result]:
     import torch
 
     torch.set_num_threads(1)
@@ -139,7 +109,7 @@ def compare(records: Records, rounds: int, epochs: int) -> list[Result]:
     ]
 
 
-def get(records: Records, batches_seen: int) -> list[Result]:
+def get(records: RecordDataset, batches_seen: int) -> list[Result]:
     """`job.get()` of samples whose batch has arrived: all of a batch but the first one."""
     job = Job(records, BATCH, epochs=1 + batches_seen * BATCH // len(records), workers=WORKERS)
     begin = np.frombuffer(job.buffer, dtype=np.uint8).ctypes.data
