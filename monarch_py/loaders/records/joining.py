@@ -55,7 +55,7 @@ def join(extents: Extents, gap: int) -> Joined:
     """The reads that bring these extents.
 
     gap : a read goes on over at most this many unwanted bytes between two extents. Extents that
-        touch or overlap are always joined
+        touch are joined unless both are as long as a piece; those that overlap always are
     """
     if not len(extents):
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)
@@ -86,7 +86,10 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
         for file in np.unique(rising.file):
             of = rising.file == file
             reach[of] = np.maximum.accumulate(reach[of])
-    apart = (rising.offset[1:] - reach[:-1] > gap) | (np.diff(rising.file) != 0)
+    between = rising.offset[1:] - reach[:-1]
+    apart = (between > gap) | (np.diff(rising.file) != 0)
+    # A read of two long extents would be cut again.
+    apart |= (between >= 0) & (np.minimum(rising.length[:-1], rising.length[1:]) >= PIECE)
     return np.concatenate([[0], np.flatnonzero(apart) + 1])
 
 
