@@ -188,7 +188,7 @@ def test_mappings_that_move(
     session.wait_scanned()
     env = session.env(preload=False, MONARCH_CONFIG=str(session.config), **OPTIONS)
     with subprocess.Popen(
-        built.command("mappings", "stress", files, 6, SEED),
+        built.command("mappings", "stress", files, 3, SEED),
         env=env,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import array
 import atexit
+import ctypes
+import fcntl
 import json
 import os
 import signal
@@ -17,15 +19,20 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NoReturn
 
+from monarch_py.daemon.starting import HIDDEN
+
 LARGEST_REQUEST = 1 << 20
 # The process that forks has fewer open.
 MOST_DESCRIPTORS = 64
 ASKING = threading.Lock()
+# A thread's network, and the kind of its name space.
+NETWORK, CLONE_NEWNET = "/proc/thread-self/ns/net", 0x40000000
 # What only a program's start reads: a process with other values of these cannot be a fork.
 READ_AT_START = ("COVERAGE", "GLIBC", "LD_", "MALLOC", "OPENBLAS", "PYTHON")
 
@@ -75,11 +82,42 @@ def fork_monarch(
 ) -> Forked | None:
     """Runs `monarch WORDS` with the descriptors `out` and `err` as its output; None if that needs a
     program of its own."""
-    changed = set(environment.items()) ^ set(os.environ.items())
-    if any(name.startswith(READ_AT_START) for name, _ in changed):
+    if _is_read_at_start(environment):
         return None
     request = {"words": list(words), "environment": dict(environment), "directory": os.getcwd()}
     return Forked(_ask(request, out, err), words)
+
+
+def fork_told_daemon(
+    config: Path, startup: Mapping[str, Any], listener: int, log: int
+) -> Forked | None:
+    """Runs a daemon that is told of others, in the network of the calling thread, as
+    `monarch_py.daemon.starting.spawn` does; None as in fork_monarch.
+
+    startup : what StartupInfo has, but for the listener;  log : a descriptor
+    """
+    environment = {k: v for k, v in os.environ.items() if k not in HIDDEN}
+    if _is_read_at_start(environment):
+        return None
+    with ExitStack() as stack:
+        null = os.open(os.devnull, os.O_WRONLY)
+        stack.callback(os.close, null)
+        fds = [null, log, listener]
+        if os.readlink(NETWORK) != os.readlink("/proc/self/ns/net"):
+            fds.append(os.open(NETWORK, os.O_RDONLY))
+            stack.callback(os.close, fds[-1])
+        request = {
+            "daemon": str(config),
+            "startup": dict(startup),
+            "environment": environment,
+            "directory": "/",
+        }
+        return Forked(_ask(request, *fds), ["serve", str(config)])
+
+
+def _is_read_at_start(environment: Mapping[str, str]) -> bool:
+    changed = set(environment.items()) ^ set(os.environ.items())
+    return any(name.startswith(READ_AT_START) for name, _ in changed)
 
 
 @cache
@@ -110,20 +148,23 @@ def _ask(request: dict[str, Any], *fds: int) -> Any:
         return json.loads(server.recv(LARGEST_REQUEST))
 
 
-def _become(request: dict[str, Any], out: int, err: int) -> NoReturn:
-    """The process forked runs the command."""
+def _become(request: dict[str, Any], *fds: int) -> NoReturn:
+    """The process forked runs the command, or the daemon. fds : what becomes its standard output
+    and error, and what more it is given"""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    os.dup2(out, 1)
-    os.dup2(err, 2)
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, MOST_DESCRIPTORS) for fd in fds]
     os.closerange(3, MOST_DESCRIPTORS)
-    sys.argv = ["monarch", *request["words"]]
-    from monarch_py.__main__ import main
-
+    for number, fd in enumerate(high, start=1):
+        os.dup2(fd, number)
+        os.close(fd)
     status: Any = 1
     try:
-        main()
+        if "daemon" in request:
+            _run_told_daemon(request, *range(3, 1 + len(fds)))
+        else:
+            _run_command(request["words"])
         status = 0
     except SystemExit as ended:
         status = 0 if ended.code is None else ended.code
@@ -137,9 +178,31 @@ def _become(request: dict[str, Any], out: int, err: int) -> NoReturn:
         os._exit(status if isinstance(status, int) else 1)
 
 
+def _run_command(words: Sequence[str]) -> None:
+    from monarch_py.__main__ import main
+
+    sys.argv = ["monarch", *words]
+    main()
+
+
+def _run_told_daemon(request: dict[str, Any], listener: int, network: int | None = None) -> None:
+    from monarch_py.daemon.lifecycle import main
+    from monarch_py.daemon.starting import written
+
+    os.setsid()
+    if network is not None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(network, CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(network)
+    told = json.dumps({**request["startup"], "listener": listener})
+    sys.argv = ["-c", request["daemon"], str(written(told.encode()))]
+    main()
+
+
 def _serve(requests: socket.socket) -> None:
     while True:
-        data, fds, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 2)
+        data, fds, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 4)
         if not data:
             return
         request = json.loads(data)
