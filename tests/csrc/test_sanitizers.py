@@ -214,9 +214,7 @@ def test_mappings_that_move(
 @pytest.mark.parametrize(
     ("rounds", "grants"), [(2, 8), pytest.param(6, 20, marks=pytest.mark.long)]
 )
-def test_engine_scanner_and_catalog(
-    built: Built, tmp_path: Path, rounds: int, grants: int
-) -> None:
+def test_engine_scanner_and_catalog(built: Built, tmp_path: Path, rounds: int, grants: int) -> None:
     source = tmp_path / "source"
     source.mkdir()
     with Mounts(tmp_path) as mounts:
