@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support import draws
 from support.alone import MARK, AloneLast
 from support.dataset import make_dataset
 from support.epoch import build_reader
@@ -40,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     heed_signals()
+    draws.is_long = config.getoption("--long")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> AloneLast:
