@@ -72,7 +72,7 @@ def symbols_of(compiled: Path) -> tuple[set[str], set[str]]:
 def uses(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     """By symbols; the library and the module for Python are linked apart."""
     only_native = sorted({*NATIVE} - {*PRELOAD})
-    symbols = {}
+    symbols: dict[str, tuple[set[str], set[str]]] = {}
     for names, flags in ((PRELOAD, PRELOAD_COMPILED), (only_native, ["-O0", "-w", "-fPIC"])):
         place = tmp_path_factory.mktemp("objects")
         objects = compile_all(place, [CSRC / name for name in names], flags)

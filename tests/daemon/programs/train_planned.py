@@ -72,7 +72,7 @@ def torchs(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tu
         for rank in range(given["ranks"])
     ]
     workers = given["workers"]
-    loaders = [
+    loaders: list[DataLoader[Any]] = [
         DataLoader(
             dataset,  # type: ignore[arg-type]
             batch_size=given["batch"],
