@@ -13,9 +13,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support import draws
 from support.alone import MARK, AloneLast
 from support.dataset import make_dataset
 from support.epoch import build_reader
+from support.files import make_tree
 from support.mounts import Mounts
 from support.session import Session
 from support.signals import heed_signals
@@ -39,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     heed_signals()
+    draws.is_long = config.getoption("--long")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> AloneLast:
@@ -124,17 +127,8 @@ def session_factory(tmp_path: Path) -> Iterator[Callable[..., Session]]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A small source: files of known content in nested directories, with links among them."""
-    root = tmp_path / "source"
-    for directory in ("a", "a/b", "c"):
-        (root / directory).mkdir(parents=True)
-        for i in range(5):
-            (root / directory / f"f{i}").write_bytes(f"{directory}/f{i}\n".encode() * (100 * i + 1))
-    (root / "empty").touch()
-    (root / "large").write_bytes(bytes(range(256)) * 20000)
-    (root / "to_file").symlink_to("a/f1")
-    (root / "to_directory").symlink_to("a/b")
-    return root
+    """See make_tree."""
+    return make_tree(tmp_path / "source")
 
 
 class SharedSession(Session):

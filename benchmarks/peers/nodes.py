@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from types import TracebackType
 
 __all__ = ["Nodes", "why_no_nodes"]
@@ -20,6 +21,8 @@ _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 # What a bucket holds: enough for the kernel's largest packets at 1 Gbit/s [bytes, as tc has it].
 _BURST = "256kb"
 _QUEUE = "50ms"
+# How many networks this process has made before.
+_MADE = count()
 
 
 def _tool(name: str) -> str:
@@ -58,8 +61,10 @@ class Nodes:
     for no limit. CalledProcessError where the kernel refuses."""
 
     def __init__(self, count: int, rate: str | None = None) -> None:
-        self._names = [f"monarch-{os.getpid()}-{i}" for i in range(count)]
-        self._switch = f"monarch-{os.getpid()}-switch"
+        # A process may have several such networks at a time.
+        own = f"monarch-{os.getpid()}-{next(_MADE)}"
+        self._names = [f"{own}-{i}" for i in range(count)]
+        self._switch = f"{own}-switch"
         self._rate = rate
 
     def __enter__(self) -> Nodes:

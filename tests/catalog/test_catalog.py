@@ -107,7 +107,7 @@ def test_growth_keeps_everything_and_fit_gives_back(catalog: Catalog) -> None:
 
 
 def test_a_catalog_stays_within_192_bytes_and_the_path_of_a_file(catalog: Catalog) -> None:
-    rows = many(100_000)
+    rows = many(20_000)
     catalog.add(*batch(rows))
     catalog.fit()
     text = sum(len(path) for _, path, _ in rows)

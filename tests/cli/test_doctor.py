@@ -31,8 +31,7 @@ MACHINE = ["machine", "C library", "preload library", "shared memory", "many nod
 
 def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit status, and the finding on each thing; the last one where there are several."""
-    words = session.command("doctor", "--json")
-    done = session.run(words, preload=False, env=environment)
+    done = session.monarch("doctor", "--json", environment=environment)
     assert done.stderr == ""
     return done.returncode, {found["what"]: found for found in json.loads(done.stdout)}
 

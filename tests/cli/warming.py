@@ -18,6 +18,8 @@ def warm(
     given: bytes = b"",
     **environment: str,
 ) -> Done:
+    if not given and cwd is None:
+        return session.monarch("warm", *map(str, words), environment=environment)
     done = subprocess.run(
         session.command("warm", *map(str, words)),
         env=session.env(preload=False, **environment),

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from support.command_line import run_monarch
 from support.session import arranged
 
 from monarch_py.errors import SessionError
@@ -79,7 +80,7 @@ class Local:
 
     def monarch(self, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
         """One process, without a launcher."""
-        return self._run([sys.executable, "-m", "monarch_py", *words], env)
+        return run_monarch([str(word) for word in words], self.env(**env), LIMIT_S)
 
     def ranks(
         self, *words: str | Path, count: int | None = None, **env: str

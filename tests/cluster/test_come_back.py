@@ -7,25 +7,58 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from cluster.conftest import Local
+from cluster.conftest import Local, why_no_mpi
 from support.session import wait_until
 
 VICTIM = 1
 
 
 @pytest.fixture
-def local(tree: Path, local_factory: Callable[..., Local]) -> Iterator[Local]:
+def local(tree: Path, local_factory: Callable[..., Local]) -> Local:
     """Three daemons that serve, of which one has just been killed."""
-    local = local_factory(tree, 3)
+    return with_one_killed(local_factory(tree, 3))
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """The same, for tests that leave it as they find it."""
+    if missing := why_no_mpi():
+        pytest.skip(missing)
+    place = tmp_path_factory.mktemp("standing")
+    (place / "source").mkdir()
+    (place / "source" / "file").write_bytes(b"content")
+    with Local(place / "nodes", place / "source", 3) as local:
+        yield with_one_killed(local)
+
+
+def source_of(local: Local) -> Path:
+    return local.directory.parent / "source"
+
+
+def with_one_killed(local: Local) -> Local:
     local.start()
     psutil.Process(pid_of(local, VICTIM)).kill()
     wait_until(lambda: len(local.daemons()) == 2, what="the end of the daemon that was killed")
-    yield local
+    return local
+
+
+@contextmanager
+def configured(local: Local, *ranks: int, **settings: Any) -> Iterator[None]:
+    """With these settings on top of what the files of these ranks have."""
+    before = {local.file(rank): local.file(rank).read_text() for rank in ranks}
+    for rank in ranks:
+        local.configure(rank, **settings)
+    try:
+        yield
+    finally:
+        for file, text in before.items():
+            file.write_text(text)
 
 
 def pid_of(local: Local, rank: int) -> int:
@@ -63,6 +96,8 @@ def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
     last_words = session.log.read_bytes() + b"and why it died\n"
     session.log.write_bytes(last_words)
     addresses = [node["address"] for node in seen_by(local, 0)]
+    # A start that was refused changes nothing.
+    assert "Address already in use" in refusal_of_the_address(local)
     done = local.ranks("start", "-c", local.template)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("2 of 3 daemons already served ")
@@ -119,29 +154,68 @@ def refusal(local: Local, status: int = 3) -> str:
     return line
 
 
-def test_who_keeps_what_has_to_stay(local: Local) -> None:
-    tier = {"mount_point": str(local.directory / "tier1"), "max_storage_quota": "3MiB"}
-    local.configure(VICTIM, hierarchy=[tier])
-    line = refusal(local)
-    assert (
-        "#1: the quotas are 3145728 bytes, but the running daemons were started with 2097152"
-        in line
-    )
+def refusal_of_the_address(local: Local) -> str:
+    """Where somebody else listens at the address of the daemon that was killed."""
+    host, _, port = seen_by(local, 0)[VICTIM]["address"].rpartition(":")
+    with socket.create_server((host, int(port))):
+        return refusal(local)
 
 
-def test_what_all_agreed_on_has_to_stay(local: Local, tree: Path) -> None:
+def test_who_keeps_what_has_to_stay(standing: Local) -> None:
+    tier = {"mount_point": str(standing.directory / "tier1"), "max_storage_quota": "3MiB"}
+    with configured(standing, VICTIM, hierarchy=[tier]):
+        line = refusal(standing)
+    assert "the quotas are 3145728 bytes, but the running daemons were started with 2097152" in line
+
+
+def test_what_all_agreed_on_has_to_stay(standing: Local) -> None:
     """With what the daemons that run were started with, whatever is in all files now."""
-    for rank in range(3):
-        local.configure(rank, sources=[{"path": str(tree), "exclude": ["*.tar"]}])
-    line = refusal(local)
+    sources = [{"path": str(source_of(standing)), "exclude": ["*.tar"]}]
+    with configured(standing, *range(3), sources=sources):
+        line = refusal(standing)
     assert "#1: sources[0].exclude is ['*.tar'], but on the nodes with running daemons it" in line
 
 
-def test_a_daemon_alone_in_its_place_is_named(local: Local) -> None:
+def test_a_daemon_alone_in_its_place_is_named(standing: Local) -> None:
     """As a job has started one there, and left it."""
-    assert local.monarch("start", "-c", local.file(VICTIM)).returncode == 0
-    line = refusal(local)
+    assert standing.monarch("start", "-c", standing.file(VICTIM)).returncode == 0
+    try:
+        line = refusal(standing)
+    finally:
+        assert standing.monarch("stop", "-c", standing.file(VICTIM)).returncode == 0
     assert line.startswith(f"monarch: {socket.gethostname()}#1: a daemon serves this configuration")
+
+
+def test_its_address_is_somebody_elses(standing: Local) -> None:
+    host, _, port = seen_by(standing, 0)[VICTIM]["address"].rpartition(":")
+    line = refusal_of_the_address(standing)
+    assert f"#1: the running daemons expect this node at {host}, port {port}, but" in line
+    assert "Address already in use" in line
+
+
+def test_it_does_not_start(standing: Local) -> None:
+    tier = standing.directory / "tier1"
+    shutil.rmtree(tier)
+    try:
+        assert "#1: " in refusal(standing, status=2)
+    finally:
+        tier.mkdir()
+
+
+def test_another_tree_is_there_now(standing: Local) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounts can be made by root alone")
+    tree, other = source_of(standing), standing.directory / "other"
+    other.mkdir()
+    inside = f'unshare --mount sh -c \'mount --bind {other} {tree} && exec "$@"\' sh "$@"'
+    standing.prefix = [
+        *("sh", "-c", f'if [ "$PMI_RANK" = 1 ]; then {inside}; else exec "$@"; fi', "sh")
+    ]
+    try:
+        line = refusal(standing)
+    finally:
+        standing.prefix = []
+    assert f"#1: {tree} is not the same directory as on {socket.gethostname()}#0 " in line
 
 
 def test_those_that_are_there_are_stopped_and_the_others_named(local: Local) -> None:
@@ -150,31 +224,6 @@ def test_those_that_are_there_are_stopped_and_the_others_named(local: Local) -> 
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("monarch: "))
     assert line.startswith(f"monarch: {socket.gethostname()}: no daemon serves this configuration")
     assert local.daemons() == []
-
-
-def test_its_address_is_somebody_elses(local: Local) -> None:
-    host, _, port = seen_by(local, 0)[VICTIM]["address"].rpartition(":")
-    with socket.create_server((host, int(port))):
-        line = refusal(local)
-    assert f"#1: the running daemons expect this node at {host}, port {port}, but" in line
-    assert "Address already in use" in line
-    local.start()
-    serve_together(local)
-
-
-def test_it_does_not_start(local: Local) -> None:
-    shutil.rmtree(local.directory / "tier1")
-    assert "#1: " in refusal(local, status=2)
-
-
-def test_another_tree_is_there_now(local: Local, tree: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("mounts can be made by root alone")
-    other = local.directory / "other"
-    other.mkdir()
-    inside = f'unshare --mount sh -c \'mount --bind {other} {tree} && exec "$@"\' sh "$@"'
-    local.prefix = ["sh", "-c", f'if [ "$PMI_RANK" = 1 ]; then {inside}; else exec "$@"; fi', "sh"]
-    assert f"#1: {tree} is not the same directory as on {socket.gethostname()}#0 " in refusal(local)
 
 
 def test_a_daemon_alone_has_no_cluster_to_tell(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from cluster.conftest import mpiexec, why_no_mpi
+from support.files import make_tree
 from support.machines import Machines, why_no_machines
 from support.session import wait_until
 
@@ -28,13 +29,8 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
         yield made
 
 
-@pytest.fixture
-def config(tmp_path: Path, tree: Path) -> Path:
-    """One for all: each machine has a tier in its own shared memory."""
-    return write(tmp_path, tree)
-
-
 def write(tmp_path: Path, tree: Path, **settings: Any) -> Path:
+    """One for all: each machine has a tier in its own shared memory."""
     tier = {"mount_point": "/dev/shm", "max_storage_quota": "8MiB"}
     file = tmp_path / "tiers.yaml"
     file.write_text(yaml.safe_dump({"sources": [str(tree)], "hierarchy": [tier], **settings}))
@@ -52,16 +48,38 @@ def together(machines: Machines, *words: str | Path) -> subprocess.CompletedProc
     return machines.run(0, mpiexec(), *launch, *where, *PROGRAM, *words, env=env())
 
 
-@pytest.fixture
-def started(machines: Machines, config: Path) -> Iterator[Machines]:
-    done = together(machines, "start", "-c", config)
-    try:
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"3 daemons serve {config}, on node0, node1, node2\n"
-        yield machines
-    finally:
-        for machine in range(len(NAMES)):
-            machines.run(machine, *PROGRAM, "stop", "-c", config, env=env())
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("started")
+
+
+@pytest.fixture(scope="module")
+def tree(place: Path) -> Path:
+    return make_tree(place / "source")
+
+
+@pytest.fixture(scope="module")
+def config(place: Path, tree: Path) -> Path:
+    return write(place, tree)
+
+
+@pytest.fixture(scope="module")
+def started(place: Path, config: Path) -> Iterator[Machines]:
+    """Three daemons that serve, and are stopped together after all tests."""
+    if missing := why_no_mpi() or why_no_machines():
+        pytest.skip(missing)
+    with Machines(place / "machines", len(NAMES), "1gbit") as machines:
+        done = together(machines, "start", "-c", config)
+        try:
+            assert done.returncode == 0, done.stderr
+            assert done.stdout == f"3 daemons serve {config}, on node0, node1, node2\n"
+            yield machines
+            done = together(machines, "stop", "-c", config)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.count("stopped") == 3
+        finally:
+            for machine in range(len(NAMES)):
+                machines.run(machine, *PROGRAM, "stop", "-c", config, env=env())
 
 
 def nodes_seen_by(machines: Machines, machine: int, config: Path) -> list[dict[str, Any]]:
@@ -88,9 +106,6 @@ def test_every_machine_sees_all(started: Machines, config: Path) -> None:
         )
         nodes = nodes_seen_by(started, machine, config)
         assert {node["status"]["sources"][0]["files"] for node in nodes} == {17}
-    done = together(started, "stop", "-c", config)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("stopped") == 3
 
 
 def test_files_come_over_the_links(started: Machines, config: Path, tree: Path) -> None:

@@ -17,7 +17,7 @@ from conformance.test_operations import transcript
 
 SOURCE = Path(__file__).resolve().parent / "faults.c"
 FAULTS = sorted(set(re.findall(r'\bis\("([^"]+)"\)', SOURCE.read_text())))
-SEED, COUNT = 1, 1000
+SEED, COUNT = 1, 750
 NO_FAULT = "none"
 
 

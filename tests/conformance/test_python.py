@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,9 +36,9 @@ LONG = """
     test_tracemalloc test_unicode_file test_unicode_file_functions test_hashlib test_wave
     test_array test_memoryio test_univnewlines
 """
-# Files to be filled beside the tests: 32 a second, for three minutes at least, and for as long as
-# the tests take under the library on a machine that has more to do by then.
-BALLAST = 6000
+# Files to be filled beside the tests: 32 a second, for a minute at least, and for as long as the
+# tests take under the library on a machine that has more to do by then.
+BALLAST = 2000
 BALLAST_A_SECOND = 32 * 3
 # Some installations leave the directories out that only say which tests of the one module to take.
 STARTS = ("fork", "spawn", "forkserver")
@@ -52,16 +53,26 @@ def load_tests(*args):
 """
 
 
-def plant(root: Path) -> None:
+def plant(root: Path, others: bool) -> None:
+    """others : also the tests that are not fast"""
     spec = find_spec("test.regrtest")
     # A part of the package is always there; the tests themselves may be packed apart.
     if spec is None or spec.origin is None or not find_spec("test.test_posix"):
         debian = f"libpython{sys.version_info.major}.{sys.version_info.minor}-testsuite"
         pytest.skip(f"this interpreter has no regression tests: install {debian}")
-    ignore = shutil.ignore_patterns("__pycache__")
-    tests = root / "lib/test"
-    shutil.copytree(Path(spec.origin).parent, tests, symlinks=True, ignore=ignore)
-    for start in STARTS:
+    package, tests = Path(spec.origin).parent, root / "lib/test"
+    fast = {f"{name}.py" for name in FAST.split()}
+
+    def ignored(folder: str, names: list[str]) -> list[str]:
+        is_top = not others and Path(folder) == package
+        return [
+            name
+            for name in names
+            if name == "__pycache__" or (is_top and name.startswith("test_") and name not in fast)
+        ]
+
+    shutil.copytree(package, tests, symlinks=True, ignore=ignored)
+    for start in STARTS if others else ():
         package = tests / f"test_multiprocessing_{start}"
         if not package.exists() and not package.with_suffix(".py").exists():
             package.mkdir()
@@ -70,8 +81,11 @@ def plant(root: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    with Ground(tmp_path_factory.mktemp("python"), plant) as ground:
+def ground(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Ground]:
+    planted = partial(plant, others=request.config.getoption("--long"))
+    with Ground(tmp_path_factory.mktemp("python"), planted) as ground:
         yield ground
 
 

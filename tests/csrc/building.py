@@ -47,6 +47,8 @@ def constants(path: Path) -> dict[str, Any]:
 SETUP = constants(ROOT / "setup.py")
 PRELOAD: list[str] = [*SETUP["SHARED"], *SETUP["PRELOAD"]]
 PRELOAD_FLAGS: list[str] = SETUP["PRELOAD_FLAGS"]
+# As setup.py compiles it; tests that look at objects alone share these with others.
+PRELOAD_COMPILED = ["-O2", "-g", "-fPIC", "-shared", *PRELOAD_FLAGS]
 NATIVE: list[str] = constants(CSRC / "build_native.py")["SOURCES"]
 
 
@@ -119,4 +121,4 @@ def build_program(out: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
 def build_preload(out: Path, *more: Path, flags: Sequence[str] = ()) -> Path:
     """The preload library, as setup.py builds it, with more sources and flags."""
     sources = [*(CSRC / name for name in PRELOAD), *more]
-    return build(out, sources, ["-O2", "-g", "-fPIC", "-shared", *PRELOAD_FLAGS, *flags])
+    return build(out, sources, [*PRELOAD_COMPILED, *flags])

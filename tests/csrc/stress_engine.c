@@ -1,7 +1,9 @@
 /* The engine, the scanner and the writer of the catalog, as the daemon drives them, while other
  * threads look files up and read their copies.
  *
- *   stress_engine SOURCE TIER    TIER: a file system with less room than the files take
+ *   stress_engine SOURCE TIER ROUNDS GRANTS
+ *
+ * TIER: a file system with less room than the files take;  ROUNDS: of an engine each, with GRANTS
  *
  * main() is the daemon's one thread. It and the engine's threads write the catalog, which moves
  * into others while they do. */
@@ -19,7 +21,6 @@
 
 #define FILES 700
 #define LOOKERS 2
-#define ROUNDS 3
 #define BLOCK (64 * 1024)
 #define MOVING 8    /* files that change while they are copied */
 #define NO_SOURCE 1 /* numbers whose directories are none */
@@ -27,7 +28,7 @@
 #define CATALOGS 256
 
 static const char *root_path;
-static int root, copies, over, moving_over, waiting_over, handovers[2];
+static int grants, root, copies, over, moving_over, waiting_over, handovers[2];
 static struct monarch_catalog *catalog; /* atomic, for the lookers; earlier ones stay */
 static struct monarch_catalog *all[CATALOGS];
 static struct monarch_writer *writer;
@@ -199,8 +200,11 @@ static void look_up(const struct monarch_catalog *c, uint64_t *rng) {
 
 static void *look_things_up(void *number) {
     uint64_t rng = (uintptr_t)number;
-    while (!__atomic_load_n(&over, __ATOMIC_RELAXED))
+    while (!__atomic_load_n(&over, __ATOMIC_RELAXED)) {
         look_up(__atomic_load_n(&catalog, __ATOMIC_ACQUIRE), &rng);
+        if (below(&rng, 8) == 0)
+            usleep(100); /* the other threads have few processors */
+    }
     return NULL;
 }
 
@@ -493,7 +497,7 @@ static void order_under_grants(void) {
     waiting_over = 0;
     CHECK(pthread_create(&waiting, NULL, wait_for_files, (void *)5) == 0);
     CHECK(pthread_create(&handing, NULL, hand_files_over, (void *)9) == 0);
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < grants; i++) {
         finish(-1); /* before a copy is dropped of which a result still tells */
         for (uint64_t id = 0; id < catalog->count; id++)
             if (is_in(id, MONARCH_PRESENT) && below(&rng, 3) == 0)
@@ -679,7 +683,9 @@ static void prepare(void) {
 int main(int argc, char **argv) {
     pthread_t thread[LOOKERS + 1];
     char path[PATH_BYTES];
-    CHECK(argc == 3);
+    CHECK(argc == 5);
+    int rounds = atoi(argv[3]);
+    grants = atoi(argv[4]);
     root_path = argv[1];
     copies = open(argv[2], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     prepare();
@@ -693,7 +699,7 @@ int main(int argc, char **argv) {
     moving_path(0, path);
     CHECK(truncate(path, BLOCK) == 0); /* one has changed, however late the thread is */
     CHECK(pthread_create(&thread[LOOKERS], NULL, move_files, (void *)77) == 0);
-    for (int i = 0; i < ROUNDS; i++) {
+    for (int i = 0; i < rounds; i++) {
         work_round();
         remove_debris();
     }

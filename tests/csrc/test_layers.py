@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, INCLUDES, NATIVE, PRELOAD, cc
+from csrc.building import CSRC, NATIVE, PRELOAD, PRELOAD_COMPILED, compile_all
 
 # Each folder uses only those in lines below its own, and itself.
 LAYERS = [
@@ -61,22 +60,23 @@ def includes() -> Graph:
     return graph
 
 
+def symbols_of(compiled: Path) -> tuple[set[str], set[str]]:
+    """Those that an object defines, and those that it needs."""
+    listed = subprocess.run(["nm", compiled], capture_output=True, text=True, check=True).stdout
+    words = [line.split() for line in listed.splitlines()]
+    defined = {line[-1] for line in words if line[-2] in "TDBRVC"}
+    return defined, {line[-1] for line in words if line[-2] == "U"}
+
+
 @pytest.fixture(scope="module")
 def uses(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     """By symbols; the library and the module for Python are linked apart."""
-    place = tmp_path_factory.mktemp("objects")
-
-    def symbols_of(name: str) -> tuple[set[str], set[str]]:
-        out = place / f"{name.replace('/', '-')}.o"
-        cc("-c", "-O0", "-w", "-fPIC", *INCLUDES, "-o", out, CSRC / name)
-        listed = subprocess.run(["nm", out], capture_output=True, text=True, check=True).stdout
-        words = [line.split() for line in listed.splitlines()]
-        defined = {line[-1] for line in words if line[-2] in "TDBRVC"}
-        return defined, {line[-1] for line in words if line[-2] == "U"}
-
-    names = sorted({*PRELOAD, *NATIVE})
-    with ThreadPoolExecutor(2) as pool:
-        symbols = dict(zip(names, pool.map(symbols_of, names), strict=True))
+    only_native = sorted({*NATIVE} - {*PRELOAD})
+    symbols: dict[str, tuple[set[str], set[str]]] = {}
+    for names, flags in ((PRELOAD, PRELOAD_COMPILED), (only_native, ["-O0", "-w", "-fPIC"])):
+        place = tmp_path_factory.mktemp("objects")
+        objects = compile_all(place, [CSRC / name for name in names], flags)
+        symbols |= dict(zip(names, map(symbols_of, objects), strict=True))
     graph: Graph = {}
     for linked in (PRELOAD, NATIVE):
         for one in linked:

@@ -11,6 +11,7 @@ import pytest
 from csrc.known import OUTSIDE, UNKNOWN, Known
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 DEEP = b"a/b/c/d/e"
 LINKS = {
@@ -151,7 +152,7 @@ def spell(tree: Tree, start: str, rest: str, base: int) -> tuple[bytes, bytes]:
     return os.fsencode(f"{prefix.get(start, tree.root)}/{rest}"), b""
 
 
-@settings(max_examples=2500, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(any_path(), st.integers(0, 40), st.booleans())
 def test_never_another_file(tree: Tree, path: tuple[str, str], base: int, follow: bool) -> None:
     tree.check(*spell(tree, *path, base), follow)

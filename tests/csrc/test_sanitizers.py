@@ -82,7 +82,7 @@ def test_a_planted_bug_is_seen(built: Built) -> None:
 
 # --- the library in a program that reads -----------------------------------------------------
 
-FILES, NEW_FILES = 5000, 400
+FILES, NEW_FILES = 1500, 150
 
 
 class Reader:
@@ -149,7 +149,7 @@ def test_readers_while_everything_comes_and_goes(
     source.mkdir()
     built.check("reader", "make", source, 0, FILES)
     # Slow enough that the first files are read before the scan has met them.
-    session = session_factory(source, scan_rate=1000, switch_file=str(switch)).start()
+    session = session_factory(source, scan_rate=600, switch_file=str(switch)).start()
     with Reader(built, session, tmp_path) as reader:
         reader.wait_hits(session, 10)
         assert not session.status()["scanned"], "the scan was over before anything was read"
@@ -188,7 +188,7 @@ def test_mappings_that_move(
     session.wait_scanned()
     env = session.env(preload=False, MONARCH_CONFIG=str(session.config), **OPTIONS)
     with subprocess.Popen(
-        built.command("mappings", "stress", files, 6, SEED),
+        built.command("mappings", "stress", files, 3, SEED),
         env=env,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -211,13 +211,16 @@ def test_mappings_that_move(
 # --- the daemon's part -----------------------------------------------------------------------
 
 
-def test_engine_scanner_and_catalog(built: Built, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "grants"), [(2, 8), pytest.param(6, 20, marks=pytest.mark.long)]
+)
+def test_engine_scanner_and_catalog(built: Built, tmp_path: Path, rounds: int, grants: int) -> None:
     source = tmp_path / "source"
     source.mkdir()
     with Mounts(tmp_path) as mounts:
         # The files take 5 MB. A quarter of them is withdrawn; the others do not fit either.
         tier = mounts.tmpfs("tier", 3 * MIB)
-        counts = [int(word) for word in built.check("engine", source, tier).split()]
+        counts = [int(word) for word in built.check("engine", source, tier, rounds, grants).split()]
     statuses, present = dict(zip(JobStatus, counts, strict=False)), counts[-1]
     assert [status for status, count in statuses.items() if not count] == []
     assert present > 100, "the lookers found hardly any copy"

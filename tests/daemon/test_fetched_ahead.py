@@ -48,7 +48,7 @@ def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
         QuotaWatch(site.directory / "tier") as tier,
         epochs_counted(session, 1) as counted,
     ):
-        done = train(session, site.root, compute_s=compute_s)
+        done = train(session, site.root, compute_s=compute_s, torch=True)
     assert late(counted[0], counted[-1]) <= 0.01
     assert area.most_bytes <= 8 * MIB
     assert tier.most_bytes <= int(site.bytes * 0.5 * 1.06)
@@ -67,7 +67,6 @@ def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
     assert_quiet(session)
 
 
-@needs_torch
 def test_with_room_for_everything_it_is_fetched_in_the_order_of_use(site: Site) -> None:
     session = site.session(site.plan(), share=1.1, shared_tpool_size=1)
     wait_until(

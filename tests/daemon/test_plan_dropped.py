@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from daemon.following import needs_torch, plan_of, train
+from daemon.following import plan_of, train
 from daemon.planned_site import (
     MANY,
     SIZE,
@@ -53,7 +53,6 @@ def assert_dropped(session: Session, why: str, jobs: int = 1) -> None:
     assert all(re.search(why, warning) for warning in warnings)
 
 
-@needs_torch
 def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> None:
     site.slow()  # a job that waits for nothing opens everything between two turns of the daemon
     session = site.session(site.plan(seed=12))
@@ -130,7 +129,6 @@ def test_a_plan_for_files_elsewhere_is_dropped(site: Site, tmp_path: Path) -> No
     assert_dropped(session, "elsewhere is not inside any configured source")
 
 
-@needs_torch
 def test_only_the_wrong_one_of_two_plans_is_dropped(site: Site) -> None:
     files = [
         plan_of(site.files, site.root, site.directory / f"{seed}.npz", seed=seed) for seed in (5, 6)

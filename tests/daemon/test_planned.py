@@ -1,4 +1,5 @@
-"""Following a plan: real DataLoaders under the library, over a slow source that counts."""
+"""Following a plan: DataLoaders under the library, over a slow source that counts. Where it is not
+about torch's own order, a loader stands for them that loads sooner."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool) -> 
     about: dict[str, Any] = {"workers": 8, "prefetch_factor": 4, "batch": 2, "epochs": 2}
     session = site.session(site.plan(**about))
     wait_followed(session)
-    done = train(session, site.root, in_order=in_order, strays=3, persistent=True, **about)
+    done = train(
+        session, site.root, in_order=in_order, strays=3, persistent=True, torch=True, **about
+    )
     # A file that is opened twice between two turns of the daemon's loop is seen once.
     wait_until(lambda: plans(session)[0]["position"] >= 2 * MANY * 0.95, what="the end of the plan")
     (plan,) = plans(session)
@@ -39,7 +42,6 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool) -> 
     assert "not followed" not in session.log.read_text()
 
 
-@needs_torch
 def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) -> None:
     session = site.session(site.plan(epochs=6), share=0.3)
     wait_followed(session)
@@ -59,14 +61,13 @@ def test_two_ranks_on_one_node(site: Site) -> None:
     about: dict[str, Any] = {"ranks": 2, "epochs": 2}
     session = site.session(site.plan(**about))
     wait_followed(session)
-    train(session, site.root, compute_s=0.02, **about)
+    train(session, site.root, compute_s=0.02, torch=True, **about)
     wait_until(lambda: plans(session)[0]["position"] == 2 * MANY, what="the end of the plan")
     (plan,) = plans(session)
     assert (plan["state"], plan["position"]) == ("following", 2 * MANY)
     assert plan["others"] <= 0.02 * 2 * MANY
 
 
-@needs_torch
 def test_two_jobs_with_a_plan_each(site: Site) -> None:
     files = [
         plan_of(site.files, site.root, site.directory / f"{seed}.npz", seed=seed, epochs=2)
@@ -94,7 +95,6 @@ def test_two_jobs_with_a_plan_each(site: Site) -> None:
     assert totals["misses"] + totals["waits"] <= 0.05 * totals["opens"]
 
 
-@needs_torch
 def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
     """A search of hyper-parameters: each job begins when the one before is somewhere in it."""
     session = site.session([site.plan(epochs=2)] * 3, area=6 * MIB)

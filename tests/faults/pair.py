@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,8 +23,6 @@ from faults.scenario import (
     noted_in,
 )
 from monarch_py.daemon import starting
-from monarch_py.ipc.connection import DaemonConnection
-from monarch_py.ipc.session import SessionDir
 
 __all__ = ["PairSite"]
 
@@ -91,24 +88,19 @@ class PairSite(Site):
             prefix = self._prefix(words) if words else []
             return [*prefix, *command(*arguments)]  # type: ignore[arg-type]
 
-        with (
-            patch.object(starting, "_command", traced),
-            patch.object(starting, "_wait_until_up", wait_until_up),
-        ):
-            node.start()
+        with patch.object(starting, "_command", traced):
+            node.begin(is_forked=not words)
+        # The session's own `wait_up` knows neither of a tracer in between nor of an end.
+        wait_until(
+            lambda: has_ended(node) or node.connection.serves(),
+            timeout=END_LIMIT_S,
+            what="the start of a node, or its end",
+        )
         node.listener.close()  # else nobody sees that the daemon is gone
         stack.callback(end, node, outcome, words)
-        is_up = node.daemon is not None and node.daemon.poll() is None
-        if not words and not is_up:
+        if not words and has_ended(node):
             outcome.broken.append("a node that got no fault did not start")
 
 
-def wait_until_up(process: subprocess.Popen[bytes], session: SessionDir) -> None:
-    """As the daemon's own, which knows no tracer in between. One that has ended is looked at when
-    all is over."""
-    connection = DaemonConnection(session)
-    wait_until(
-        lambda: process.poll() is not None or connection.serves(),
-        timeout=END_LIMIT_S,
-        what="the start of a node, or its end",
-    )
+def has_ended(node: Node) -> bool:
+    return node.daemon is None or node.daemon.poll() is not None

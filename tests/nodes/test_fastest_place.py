@@ -52,9 +52,11 @@ def again(
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("share", [0.0, pytest.param(0.8, marks=pytest.mark.long)])
 def test_a_link_that_becomes_slow_loses_to_the_source_and_wins_again(
-    again: Callable[..., Again], namespaces: Namespaces
+    again: Callable[..., Again], namespaces: Namespaces, share: float
 ) -> None:
+    """A slow link loses more than this share of its files; it takes many epochs to lose most."""
     nodes = again()
     # The first copies are their owners' alone to read.
     assert nodes.epoch() == (0, nodes.foreign)
@@ -65,7 +67,7 @@ def test_a_link_that_becomes_slow_loses_to_the_source_and_wins_again(
     def loses() -> bool:
         chosen, came = nodes.epoch()
         print("slow", chosen, came)
-        return chosen > 0.8 * nodes.foreign
+        return chosen > share * nodes.foreign
 
     wait_until(loses, timeout=60, what="the source in the place of a slow link")
     namespaces.set_rate(1, "1gbit")

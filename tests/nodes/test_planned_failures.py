@@ -15,9 +15,7 @@ from support.session import MIB, wait_until
 
 from benchmarks.peers.nodes import Nodes as Namespaces
 from monarch_py.plan.loader import Loader
-from monarch_py.plan.samplers import DistributedSampler as PlanManager
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
+from monarch_py.plan.samplers import DistributedSampler
 
 RANKS, FILES, SIZE, EPOCHS, SEED = 3, 360, 40_000, 6, 11
 VICTIM = 1
@@ -32,21 +30,9 @@ SOME = FILES * SIZE // 10
 
 def orders_of(*epochs: int) -> list[list[int]]:
     """Of each rank, one epoch after the other."""
-    from torch.utils.data import DistributedSampler
-
-    orders: list[list[int]] = []
-    for rank in range(RANKS):
-        sampler: DistributedSampler[int] = DistributedSampler(
-            range(FILES),  # type: ignore[arg-type]  # its length is what it wants
-            RANKS,
-            rank,
-            seed=SEED,
-        )
-        orders.append([])
-        for epoch in epochs:
-            sampler.set_epoch(epoch)
-            orders[rank] += list(sampler)
-    return orders
+    sampler = DistributedSampler(FILES, RANKS, SEED)
+    whole = [sampler.epoch(epoch).tolist() for epoch in epochs]
+    return [[unit for order in whole for unit in order[rank::RANKS]] for rank in range(RANKS)]
 
 
 @pytest.fixture
@@ -55,7 +41,7 @@ def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedN
     What another node has comes from there, however fast the source is."""
 
     def made(area: int = 2 * MIB, **settings: object) -> PlannedNodes:
-        loader = Loader(PlanManager(FILES, RANKS, SEED), RANKS, 2, workers=2)
+        loader = Loader(DistributedSampler(FILES, RANKS, SEED), RANKS, 2, workers=2)
         settings = {"peers": {"fetch": "holders"}, **settings}
         return planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area, **settings).start()
 

@@ -97,7 +97,7 @@ def regular_files(root: Path) -> list[Path]:
 def mixed_files(root: Path) -> list[Path]:
     """A part of the dataset that has every size and every odd name, for the slower readers."""
     chosen = [path for path in regular_files(root) if path.parent.name == "edge"]
-    for pattern in ("images/*/*_00*", "text/*1.txt", "small/d*/deep/deeper/*5", "raw/*"):
+    for pattern in ("images/*/*_00[13]*", "text/*1.txt", "small/d*/deep/deeper/*5", "raw/*"):
         chosen.extend(root.glob(pattern))
     return sorted(chosen)
 

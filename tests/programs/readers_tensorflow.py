@@ -22,6 +22,15 @@ def import_tensorflow() -> Any:
 
 
 @reader
+def tf_training(root: Path, out: Transcript) -> None:
+    """A training ends with the same weights, to the last bit. It sets what TensorFlow takes only
+    before anything else has run."""
+    from train_tensorflow import train
+
+    train(import_tensorflow(), root, out)
+
+
+@reader
 def tf_tfrecord(root: Path, out: Transcript) -> None:
     """TFRecordDataset: one file after the other with two buffer sizes, and interleaved."""
     tf = import_tensorflow()

@@ -1,4 +1,4 @@
-"""Readers of PyTorch: torch.load, storages mapped from files, and DataLoaders of every kind."""
+"""Readers of PyTorch: torch.load, storages mapped from files, DataLoaders, a training."""
 
 from __future__ import annotations
 
@@ -94,3 +94,12 @@ def _dataloader_reader(method: str | None, workers: int) -> None:
 
 for _method, _workers in ((None, 0), ("fork", 2), ("spawn", 2), ("forkserver", 2)):
     _dataloader_reader(_method, _workers)
+
+
+@reader
+def torch_training(root: Path, out: Transcript) -> None:
+    """A training ends with the same weights, to the last bit."""
+    from train_torch import train
+
+    train(root, out)
+    _end_feeders()

@@ -7,6 +7,7 @@ must not have opened or read one file of the source.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -35,6 +36,7 @@ class Program:
     readers: tuple[str, ...]
     in_c: bool = False
     needs: tuple[str, ...] = ()
+    is_long: bool = False
 
     @property
     def name(self) -> str:
@@ -57,8 +59,9 @@ PYTHON_READERS: dict[tuple[str, ...], str] = {
     ("h5py",): "h5py_sec2 h5py_stdio h5py_core h5py_swmr",
     ("pyarrow",): "pyarrow_parquet pyarrow_files",
     ("torch", "PIL"): "torch_load,torch_load_mmap,torch_from_file,torch_dataloader_0,"
-    "torch_dataloader_fork_2 torch_dataloader_spawn_2,torch_dataloader_forkserver_2",
-    ("tensorflow", "PIL"): "tf_tfrecord,tf_lines,tf_read_file,tf_gfile,tf_cache",
+    "torch_dataloader_fork_2,torch_training "
+    "torch_dataloader_spawn_2,torch_dataloader_forkserver_2",
+    ("tensorflow", "PIL"): "tf_training,tf_tfrecord,tf_lines,tf_read_file,tf_gfile,tf_cache",
     ("nvidia.dali", "PIL"): "dali_tfrecord_mapped,dali_tfrecord_read,dali_files",
 }
 C_READERS = (
@@ -66,8 +69,10 @@ C_READERS = (
     "mmap_shared fadvise sendfile copy_file_range splice stat xstat fstatat statx locks "
     "vfork_exec fork_inherit exec_inherit listings close_range threads"
 )
+# Each of its workers imports torch. pool_spawn and pool_forkserver start processes as these do.
+LONG = {"torch_dataloader_spawn_2"}
 PROGRAMS = [
-    Program(tuple(names.split(",")), needs=needs)
+    Program(tuple(names.split(",")), needs=needs, is_long=bool(LONG & set(names.split(","))))
     for needs, readers in PYTHON_READERS.items()
     for names in readers.split()
 ] + [Program((name,), in_c=True) for name in C_READERS.split()]
@@ -84,8 +89,14 @@ MAY_REACH_THE_SOURCE = {
 # What takes locks opens the source for them, and reads nothing there.
 LOCKS = {"h5py_sec2", "h5py_stdio", "h5py_core", "locks"}
 
+TRAININGS = {"torch_training", "tf_training"}
+
 each_program = pytest.mark.parametrize(
-    "program", [pytest.param(program, id=program.name) for program in PROGRAMS]
+    "program",
+    [
+        pytest.param(program, id=program.name, marks=[pytest.mark.long] * program.is_long)
+        for program in PROGRAMS
+    ],
 )
 
 
@@ -208,27 +219,17 @@ def test_a_cold_run_reads_the_source_and_a_warm_one_does_not(
 
 
 @each_program
-def test_cold(
+def test_it_sees_the_same_cold_and_warm(
     program: Program,
     shared_session: Any,
     run: Callable[[Program, bool], Run],
     plain: Callable[[Program], Run],
 ) -> None:
-    """Nothing is cached, and the fills that the program itself causes are going on."""
+    """First nothing is cached, and the fills that the program itself causes are going on. Then
+    everything is cached, and the source is neither opened nor read."""
     expected = plain(program)
     shared_session.forget()
     assert_same(expected, run(program, True))
-
-
-@each_program
-def test_warm(
-    program: Program,
-    shared_session: Any,
-    run: Callable[[Program, bool], Run],
-    plain: Callable[[Program], Run],
-) -> None:
-    """Everything is cached: the same answers, and the source is neither opened nor read."""
-    expected = plain(program)
     shared_session.wait_all_present()
     before = shared_session.source_counts()
     seen = run(program, True)
@@ -237,6 +238,18 @@ def test_warm(
     if not MAY_REACH_THE_SOURCE.keys() & set(program.readers):
         kinds = ("read",) if LOCKS & set(program.readers) else ("open", "read")
         assert {kind: after[kind] - before[kind] for kind in kinds} == dict.fromkeys(kinds, 0)
+    for name in TRAININGS & set(program.readers):
+        assert_it_learnt(name, expected.stdout)
+
+
+def assert_it_learnt(name: str, transcript: str) -> None:
+    """Fails unless the weights changed and the loss fell: only then do they show wrong bytes."""
+    lines = [line for line in map(json.loads, transcript.splitlines()) if line["reader"] == name]
+    weights = {line["weights"] for line in lines if "weights" in line}
+    losses = [float.fromhex(line["mean"]) for line in lines if "mean" in line]
+    assert len(weights) == 2
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
 
 
 def test_odirect_is_refused_or_taken_as_without_the_library(

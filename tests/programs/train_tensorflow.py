@@ -1,19 +1,16 @@
 """Train a small network on the images of a dataset through tf.data, always the same way.
 
-    python train_tensorflow.py DATASET
-
-Prints the loss of every epoch and a digest of the weights before and after. The model is two
+Writes the loss of every epoch and a digest of the weights before and after. The model is two
 matrices and a gradient tape: the input pipeline is what is looked at.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
 from pathlib import Path
 from typing import Any
 
-from readers_tensorflow import import_tensorflow
+from reader_kit import Transcript
 
 EPOCHS = 2
 SEED = 1234
@@ -43,9 +40,8 @@ def weights_digest(weights: list[Any]) -> str:
     return hashlib.sha256(b"".join(weight.numpy().tobytes() for weight in weights)).hexdigest()
 
 
-def train(root: Path) -> None:
-    """Train on `root`/images and print what happened."""
-    tf = import_tensorflow()
+def train(tf: Any, root: Path, out: Transcript) -> None:
+    """Train on `root`/images and tell what happened."""
     tf.random.set_seed(SEED)
     tf.config.experimental.enable_op_determinism()
     # One thread: sums of floating-point numbers depend on how they are shared out.
@@ -66,12 +62,8 @@ def train(root: Path) -> None:
             weight.assign_sub(0.1 * gradient)
         return loss
 
-    print("start", weights_digest(weights))
+    out.line("start", weights=weights_digest(weights))
     for epoch in range(EPOCHS):
         losses = [float(step(images, labels)) for images, labels in batches]
-        print("loss", epoch, (sum(losses) / len(losses)).hex())
-    print("end", weights_digest(weights))
-
-
-if __name__ == "__main__":
-    train(Path(sys.argv[1]))
+        out.line("loss", epoch=epoch, mean=(sum(losses) / len(losses)).hex())
+    out.line("end", weights=weights_digest(weights))

@@ -1,20 +1,18 @@
 """Train a small convolutional network on the images of a dataset, always the same way.
 
-    python train_torch.py DATASET
-
-Prints the loss of every epoch and a digest of the weights before and after. What comes out depends
+Writes the loss of every epoch and a digest of the weights before and after. What comes out depends
 on the bytes of the images alone, so that one wrong sample shows in the last line.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from reader_kit import Transcript
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -65,8 +63,8 @@ def weights_digest(model: nn.Module) -> str:
     return sums.hexdigest()
 
 
-def train(root: Path) -> None:
-    """Train on `root`/images and print what happened."""
+def train(root: Path, out: Transcript) -> None:
+    """Train on `root`/images and tell what happened."""
     # One thread: sums of floating-point numbers depend on how they are shared out.
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
@@ -81,7 +79,7 @@ def train(root: Path) -> None:
     )
     model = make_model(len(data.classes))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    print("start", weights_digest(model))
+    out.line("start", weights=weights_digest(model))
     for epoch in range(EPOCHS):
         total = 0.0
         for images, labels in loader:
@@ -90,9 +88,5 @@ def train(root: Path) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += loss.item() * len(labels)
-        print("loss", epoch, (total / len(data)).hex())
-    print("end", weights_digest(model))
-
-
-if __name__ == "__main__":
-    train(Path(sys.argv[1]))
+        out.line("loss", epoch=epoch, mean=(total / len(data)).hex())
+    out.line("end", weights=weights_digest(model))

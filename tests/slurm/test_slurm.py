@@ -81,7 +81,7 @@ def finish(slurm: Slurm, directory: Path, job: str) -> str:
         lambda: job not in slurm.run("squeue", "--noheader", "--format=%A").stdout.split(),
         timeout=60,
         what="the end of the job",
-        every=0.1,
+        every=0.5,
     )
     return (directory / "said").read_text()
 
@@ -126,7 +126,7 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(
     script += f"{look} >{after}\n"
     # The same step again, of which the tasks where a daemon serves end at once.
     (serve,) = re.findall(r"^srun .*? monarch serve .*?&$", script, re.MULTILINE)
-    script += f"{serve}\nuntil {look} >{again}; do sleep 0.1; done\n"
+    script += f"{serve}\nuntil {look} >{again}; do sleep 0.5; done\n"
     # The daemon answers before its step has said so, and the job's end would end the step.
     script += f"until [ -e {enough} ]; do sleep 0.1; done\n"
     job = submit(slurm, tmp_path, config, script)

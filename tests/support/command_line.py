@@ -25,7 +25,9 @@ def run_monarch(
 
     timeout : of a command with a process of its own [s]; any other has the test's
     """
-    if PROCESSES.intersection(words) or "-" in words or "-f" in words:
+    # A command under the library starts itself anew without it.
+    is_anew = "LD_PRELOAD" in environment
+    if PROCESSES.intersection(words) or "-" in words or "-f" in words or is_anew:
         return _forked(words, environment, timeout) or subprocess.run(
             [sys.executable, "-m", "monarch_py", *words],
             env=environment,

@@ -180,3 +180,16 @@ def du_bytes(root: Path) -> int:
                 seen.add(found.st_ino)
                 total += found.st_blocks * 512
     return total
+
+
+def make_tree(root: Path) -> Path:
+    """A small source: files of known content in nested directories, with links among them."""
+    for directory in ("a", "a/b", "c"):
+        (root / directory).mkdir(parents=True)
+        for i in range(5):
+            (root / directory / f"f{i}").write_bytes(f"{directory}/f{i}\n".encode() * (100 * i + 1))
+    (root / "empty").touch()
+    (root / "large").write_bytes(bytes(range(256)) * 20000)
+    (root / "to_file").symlink_to("a/f1")
+    (root / "to_directory").symlink_to("a/b")
+    return root

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import array
 import atexit
+import ctypes
+import fcntl
+import gc
 import json
+import logging
 import os
 import signal
 import socket
@@ -17,22 +21,29 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NoReturn
 
+from monarch_py.daemon.starting import HIDDEN, _command, written
+from monarch_py.ipc.session import SessionDir, open_private
+
 LARGEST_REQUEST = 1 << 20
 # The process that forks has fewer open.
 MOST_DESCRIPTORS = 64
 ASKING = threading.Lock()
+# A forked process writes its own words over this last one.
+ROOM_FOR_WORDS = "-" * 1024
+# A thread's network, and the kind of its name space.
+NETWORK, CLONE_NEWNET = "/proc/thread-self/ns/net", 0x40000000
 # What only a program's start reads: a process with other values of these cannot be a fork.
 READ_AT_START = ("COVERAGE", "GLIBC", "LD_", "MALLOC", "OPENBLAS", "PYTHON")
 
 
-class Forked:
-    """A process as subprocess.Popen has it. Its parent is the process that forked it, which alone
-    can wait for it."""
+class Child:
+    """A process as subprocess.Popen has it, forked by this one."""
 
     def __init__(self, pid: int, words: Sequence[str]) -> None:
         self.pid, self.args = pid, list(words)
@@ -44,8 +55,11 @@ class Forked:
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = _ask({"wait": self.pid})
+            self.returncode = self._look()
         return self.returncode
+
+    def _look(self) -> int | None:
+        return _status_of(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:
         with DefaultSelector() as ended:
@@ -67,6 +81,14 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class Forked(Child):
+    """Its parent is the process that forks, which alone can wait for it."""
+
+    def _look(self) -> int | None:
+        status: int | None = _ask({"wait": self.pid})
+        return status
+
+
 Process = subprocess.Popen[bytes] | Forked
 
 
@@ -75,11 +97,42 @@ def fork_monarch(
 ) -> Forked | None:
     """Runs `monarch WORDS` with the descriptors `out` and `err` as its output; None if that needs a
     program of its own."""
-    changed = set(environment.items()) ^ set(os.environ.items())
-    if any(name.startswith(READ_AT_START) for name, _ in changed):
+    if _is_read_at_start(environment):
         return None
     request = {"words": list(words), "environment": dict(environment), "directory": os.getcwd()}
     return Forked(_ask(request, out, err), words)
+
+
+def fork_told_daemon(
+    config: Path, startup: Mapping[str, Any], listener: int, log: int
+) -> Forked | None:
+    """Runs a daemon that is told of others, in the network of the calling thread, as
+    `monarch_py.daemon.starting.spawn` does; None as in fork_monarch.
+
+    startup : what StartupInfo has, but for the listener;  log : a descriptor
+    """
+    environment = {k: v for k, v in os.environ.items() if k not in HIDDEN}
+    if _is_read_at_start(environment):
+        return None
+    with ExitStack() as stack:
+        null = os.open(os.devnull, os.O_WRONLY)
+        stack.callback(os.close, null)
+        fds = [null, log, listener]
+        if os.readlink(NETWORK) != os.readlink("/proc/self/ns/net"):
+            fds.append(os.open(NETWORK, os.O_RDONLY))
+            stack.callback(os.close, fds[-1])
+        request = {
+            "daemon": str(config),
+            "startup": dict(startup),
+            "environment": environment,
+            "directory": "/",
+        }
+        return Forked(_ask(request, *fds), ["serve", str(config)])
+
+
+def _is_read_at_start(environment: Mapping[str, str]) -> bool:
+    changed = set(environment.items()) ^ set(os.environ.items())
+    return any(name.startswith(READ_AT_START) for name, _ in changed)
 
 
 @cache
@@ -87,7 +140,7 @@ def _server(_tester: int) -> socket.socket:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         process = subprocess.Popen(
-            [sys.executable, "-m", "support.forking", str(its.fileno())],
+            [sys.executable, "-m", "support.forking", str(its.fileno()), ROOM_FOR_WORDS],
             pass_fds=[its.fileno()],
             cwd=Path(__file__).parents[1],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -110,20 +163,23 @@ def _ask(request: dict[str, Any], *fds: int) -> Any:
         return json.loads(server.recv(LARGEST_REQUEST))
 
 
-def _become(request: dict[str, Any], out: int, err: int) -> NoReturn:
-    """The process forked runs the command."""
+def _become(request: dict[str, Any], *fds: int) -> NoReturn:
+    """The process forked runs the command, or the daemon. fds : what becomes its standard output
+    and error, and what more it is given"""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    os.dup2(out, 1)
-    os.dup2(err, 2)
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, MOST_DESCRIPTORS) for fd in fds]
     os.closerange(3, MOST_DESCRIPTORS)
-    sys.argv = ["monarch", *request["words"]]
-    from monarch_py.__main__ import main
-
+    for number, fd in enumerate(high, start=1):
+        os.dup2(fd, number)
+        os.close(fd)
     status: Any = 1
     try:
-        main()
+        if "daemon" in request:
+            _run_told_daemon(request, *range(3, 1 + len(fds)))
+        else:
+            _run_command(request["words"])
         status = 0
     except SystemExit as ended:
         status = 0 if ended.code is None else ended.code
@@ -137,16 +193,94 @@ def _become(request: dict[str, Any], out: int, err: int) -> NoReturn:
         os._exit(status if isinstance(status, int) else 1)
 
 
+def _status_of(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _show_as(words: Sequence[str]) -> None:
+    """Has /proc tell the process's words, by which tests find daemons."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = (int(fields[number - 3]) for number in (48, 49))
+    data = "\0".join(words).encode()[: end - begin - 1]
+    ctypes.memmove(begin, data.ljust(end - begin, b"\0"), end - begin)
+
+
+def _run_command(words: Sequence[str]) -> None:
+    from monarch_py.__main__ import main
+    from monarch_py.daemon import starting
+
+    starting._start = _fork_daemon  # type: ignore[assignment]
+    _show_as([sys.executable, "-m", "monarch_py", *words])
+    sys.argv = ["monarch", *words]
+    main()
+
+
+def _fork_daemon(command: list[str], session: SessionDir, fds: Sequence[int]) -> Child:
+    """As `monarch_py.daemon.starting._start`, whose command line has the daemon's words behind the
+    path of the package."""
+    errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if pid := os.fork():
+        os.close(errors)
+        return Child(pid, command)
+    try:
+        # What the starter had stays in memory, so that nothing closes a number that is new here.
+        gc.freeze()
+        os.setsid()
+        os.chdir("/")
+        null = os.open(os.devnull, os.O_RDWR)
+        for number, fd in enumerate((null, null, errors)):
+            os.dup2(fd, number, inheritable=True)
+        for number in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *fds}:
+            with suppress(OSError):
+                os.close(number)
+        for name in HIDDEN:
+            os.environ.pop(name, None)
+        _leave_signals()
+        logging.root.handlers.clear()
+        _run_daemon(command)
+    finally:
+        os._exit(1)
+
+
+def _leave_signals() -> None:
+    """Only those that are ignored stay so, as for a program that is started."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _run_daemon(command: Sequence[str]) -> None:
+    from monarch_py.daemon.lifecycle import main
+
+    _show_as(command)
+    code = command.index("-c")
+    sys.argv = ["-c", *command[code + 3 :]]
+    main()
+
+
+def _run_told_daemon(request: dict[str, Any], listener: int, network: int | None = None) -> None:
+    os.setsid()
+    if network is not None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(network, CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(network)
+    told = json.dumps({**request["startup"], "listener": listener})
+    _run_daemon(_command(Path(request["daemon"]), [str(written(told.encode()))]))
+
+
 def _serve(requests: socket.socket) -> None:
     while True:
-        data, fds, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 2)
+        data, fds, *_ = socket.recv_fds(requests, LARGEST_REQUEST, 4)
         if not data:
             return
         request = json.loads(data)
         if pid := request.get("wait"):
-            answer, status = os.waitpid(pid, os.WNOHANG)
-            code = os.waitstatus_to_exitcode(status) if answer else None
-            requests.send(json.dumps(code).encode())
+            requests.send(json.dumps(_status_of(pid)).encode())
             continue
         pid = os.fork()
         if not pid:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 from monarch_py.daemon import starting
 from monarch_py.daemon.starting import StartupInfo, spawn
+from monarch_py.ipc.session import SessionDir, open_private
 from monarch_py.peers.handshake import Party, new_secret
 from monarch_py.peers.membership import Cluster, Member
 from monarch_py.peers.server import listen
+from support.forking import Forked, fork_told_daemon
 from support.session import MIB, Session, wait_until
 
 
@@ -36,15 +40,33 @@ class Node(Session):
     host: Host
 
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Node:
+        self.begin(is_forked=wait)
+        if wait:
+            self.wait_up()
+        return self
+
+    def begin(self, *, is_forked: bool = True) -> None:
+        """Starts its daemon, and does not wait for it. is_forked : see Session.start's `wait`"""
         if self.listener.fileno() < 0:
             self.listener = self.host.call(listen, *self.address)
-        with _shared_memory(self.shm), ExitStack() as stack:
-            if not wait:
-                stack.enter_context(patch.object(starting, "_wait_until_up", lambda *_: None))
-            told = StartupInfo(self.cluster, self.listener.fileno())
-            self.daemon = self.host.call(partial(spawn, self.config, detach=False, startup=told))
-            self.log = self.paths.log
-        return self
+        self.log = self.paths.log
+        with _shared_memory(self.shm):
+            forked = self.host.call(self._fork_told) if is_forked else None
+            self.daemon = forked or self.host.call(self._spawn_told)
+
+    def _fork_told(self) -> Forked | None:
+        SessionDir.of(self.config).make()
+        startup = msgspec.to_builtins(StartupInfo(self.cluster, -1))
+        log = open_private(self.log, os.O_WRONLY | os.O_APPEND)
+        try:
+            return fork_told_daemon(self.config, startup, self.listener.fileno(), log)
+        finally:
+            os.close(log)
+
+    def _spawn_told(self) -> subprocess.Popen[bytes]:
+        told = StartupInfo(self.cluster, self.listener.fileno())
+        with patch.object(starting, "_wait_until_up", lambda *_: None):
+            return spawn(self.config, detach=False, startup=told)
 
     def kill(self) -> None:
         """With the daemon its address is gone; the next one comes back to it."""
@@ -145,7 +167,9 @@ class Nodes:
     def start(self) -> Nodes:
         for node in self.all:
             self._stack.enter_context(node)
-            node.start()
+            node.begin()
+        for node in self.all:
+            node.wait_up()
         for node in self.all:
             node.wait_scanned()
         return self

@@ -117,7 +117,7 @@ class Slurm:
         self._run_forever(0, "slurmctld", "-D", "-c", "-f", str(self._configuration))
         for i, name in enumerate(names):
             self._run_forever(i, "slurmd", "-D", "-f", str(self._configuration), "-N", name)
-        wait_until(self._are_idle, what="idle nodes in Slurm", every=0.1)
+        wait_until(self._are_idle, what="idle nodes in Slurm", every=0.3)
 
     def _run_forever(self, machine: int, name: str, *words: str) -> None:
         tool = _tool(name)

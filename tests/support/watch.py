@@ -15,7 +15,7 @@ from support.session import Session, wait_until
 
 
 class QuotaWatch:
-    """Looks at what a tier's directory takes as often as it can. most_bytes : the most seen."""
+    """Looks at what a tier's directory takes, again and again. most_bytes : the most seen."""
 
     def __init__(self, mount_point: Path) -> None:
         self.root = tier_root(mount_point)
@@ -24,7 +24,7 @@ class QuotaWatch:
         self._thread = threading.Thread(target=self._watch)
 
     def _watch(self) -> None:
-        while not self._end.wait(0.002):
+        while not self._end.wait(0.01):
             self.most_bytes = max(self.most_bytes, du_bytes(self.root))
             self.looks += 1
 

@@ -244,6 +244,7 @@ def test_the_source_is_only_looked_at(
         assert with_it <= 50 and without > 0, name
 
 
+@pytest.mark.long  # tensorflow is loaded twice; the programs above look in the same ways
 def test_tensorflow_only_looks_at_the_source(
     session_factory: Callable[..., Session], slow: SlowSource
 ) -> None:

@@ -323,8 +323,10 @@ WEIGHTS = {"daemon": ALONE, "peer": SHARED}
 
 
 def drawn(draws: random.Random, weights: dict[Intervention, int], count: int) -> list[Intervention]:
-    """Each intervention as often as its share says, in any order."""
-    once = [what for what, times in weights.items() for _ in range(times)]
+    """Each intervention as often as its share says, and at least once if that can be; in any
+    order."""
+    again = [what for what, times in weights.items() for _ in range(1, times)]
+    once = [*weights, *again]
     chosen = (once * (count // len(once) + 1))[:count]
     draws.shuffle(chosen)
     return chosen

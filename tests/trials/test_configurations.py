@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support import draws
 
 from monarch_py.cli import group
 from monarch_py.config.load import load_config
@@ -260,7 +261,7 @@ def test_doctor(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MONARCH_SHM", str(root / "shm"))
-    for file, is_taken in drawn(root, 3, 40):
+    for file, is_taken in drawn(root, 3, draws.examples(16)):
         found = {finding["what"]: finding for finding in doctor(file, capsys)}
         text = f"{found}\n{file.read_text()}"
         said = found["configuration"]
@@ -279,7 +280,7 @@ def test_run(root: Path) -> None:
             check=False,
         )
 
-    files = drawn(root, 4, 8)
+    files = drawn(root, 4, draws.examples(4))
     with ThreadPoolExecutor(2) as pool:
         for (file, is_taken), done in zip(files, pool.map(run, [f for f, _ in files]), strict=True):
             text = f"{done}\n{file.read_text()}"

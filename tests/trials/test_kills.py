@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trials.killing import run
+from trials.killing import ALONE, SHARED, run
 from trials.sites import SITES
 
 
+# Each kind of intervention once; with --long as often as its share says.
 @pytest.mark.parametrize(
     ("site", "seed", "count"),
     [
-        ("alone", 1, 20),
-        ("shared", 1, 10),
+        ("alone", 1, len(ALONE)),
+        ("shared", 1, len(SHARED)),
         pytest.param("alone", 2, 700, marks=pytest.mark.long),
         pytest.param("shared", 2, 300, marks=pytest.mark.long),
     ],

@@ -5,8 +5,9 @@ take a batch each in a step.
 
 SETTINGS (JSON): epochs, first (epoch), seed, ranks, batch, workers, prefetch_factor,
 in_order, persistent, compute_s (of a batch), strays (seed of reads of other files beside it, or
-null), limit (batches). Prints a line of JSON for each epoch: its number, a digest of all content
-that was read, and how many seconds it took.
+null), limit (batches), torch (else a loader that reads as torch's does stands for it, and there is
+one rank). Prints a line of JSON for each epoch: its number, a digest of all content that was read,
+and how many seconds it took.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import json
 import random
 import sys
 import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
-
-import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from typing import Any
 
 # Steps between two reads of something else.
 STRAYS_EVERY = 4
@@ -37,10 +39,12 @@ DEFAULTS = {
     "compute_s": 0.0,
     "strays": None,
     "limit": None,
+    "torch": False,
 }
+Batch = list[tuple[int, str]]
 
 
-class Whole(Dataset[tuple[int, str]]):
+class Whole:
     def __init__(self, root: Path) -> None:
         self.paths = sorted(path for path in root.rglob("*") if path.is_file())
 
@@ -52,18 +56,25 @@ class Whole(Dataset[tuple[int, str]]):
             return index, hashlib.sha256(file.read()).hexdigest()
 
 
-def main() -> None:
+def torchs(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tuple[Batch, ...]]]:
+    """Of an epoch's number: its steps, by a DataLoader for each rank."""
+    import torch
+    from torch.utils.data import DataLoader, DistributedSampler
+
     torch.set_num_threads(1)
-    given = {**DEFAULTS, **json.loads(sys.argv[2])}
-    dataset = Whole(Path(sys.argv[1]))
     samplers: list[DistributedSampler[int]] = [
-        DistributedSampler(dataset, num_replicas=given["ranks"], rank=rank, seed=given["seed"])
+        DistributedSampler(
+            dataset,  # type: ignore[arg-type]  # torch asks for a subclass, and duck types
+            num_replicas=given["ranks"],
+            rank=rank,
+            seed=given["seed"],
+        )
         for rank in range(given["ranks"])
     ]
     workers = given["workers"]
-    loaders = [
+    loaders: list[DataLoader[Any]] = [
         DataLoader(
-            dataset,
+            dataset,  # type: ignore[arg-type]
             batch_size=given["batch"],
             sampler=sampler,
             num_workers=workers,
@@ -74,12 +85,72 @@ def main() -> None:
         )
         for sampler in samplers
     ]
-    others = random.Random(given["strays"])
-    for epoch in range(given["first"], given["epochs"]):
+
+    def steps(epoch: int) -> Iterator[tuple[Batch, ...]]:
         for sampler in samplers:
             sampler.set_epoch(epoch)
-        start, found = time.monotonic(), []
-        for number, batches in enumerate(zip(*loaders, strict=True)):
+        return zip(*loaders, strict=True)
+
+    return steps
+
+
+def plain(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tuple[Batch, ...]]]:
+    """As `torchs`, without the seconds that torch takes to load: the sampler is the plan's, which
+    tests/plan compares with torch's, and workers take batches by turns."""
+    from monarch_py.plan.samplers import DistributedSampler
+
+    sampler = DistributedSampler(len(dataset), 1, given["seed"])
+
+    def steps(epoch: int) -> Iterator[tuple[Batch, ...]]:
+        order, size = sampler.epoch(epoch).tolist(), given["batch"]
+        batches = [order[at : at + size] for at in range(0, len(order), size)]
+        return ((batch,) for batch in loaded(dataset, batches, given))
+
+    return steps
+
+
+def loaded(dataset: Whole, batches: list[list[int]], given: dict[str, Any]) -> Iterator[Batch]:
+    """The batches in their order. Each worker has `prefetch_factor` of them to load."""
+    context, workers = get_context("fork"), given["workers"]
+    tasks = [context.SimpleQueue() for _ in range(workers)]
+    results: Any = context.SimpleQueue()
+
+    def work(mine: Any) -> None:
+        while (number := mine.get()) is not None:
+            results.put((number, [dataset[index] for index in batches[number]]))
+
+    processes = [context.Process(target=work, args=(mine,), daemon=True) for mine in tasks]
+    for process in processes:
+        process.start()
+    given_out, come = count(), dict[int, Batch]()
+    for _ in range(given["prefetch_factor"] * workers):
+        give_out(tasks, next(given_out), len(batches))
+    try:
+        for number in range(len(batches)):
+            while number not in come:
+                done, batch = results.get()
+                come[done] = batch
+            give_out(tasks, next(given_out), len(batches))
+            yield come.pop(number)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def give_out(tasks: list[Any], number: int, end: int) -> None:
+    if number < end:
+        tasks[number % len(tasks)].put(number)
+
+
+def main() -> None:
+    given = {**DEFAULTS, **json.loads(sys.argv[2])}
+    dataset = Whole(Path(sys.argv[1]))
+    steps = (torchs if given["torch"] else plain)(dataset, given)
+    others = random.Random(given["strays"])
+    for epoch in range(given["first"], given["epochs"]):
+        start, found = time.monotonic(), Batch()
+        for number, batches in enumerate(steps(epoch)):
             if number == given["limit"]:
                 break
             for batch in batches:
