@@ -44,8 +44,8 @@ class Program:
         return ("c_" if self.in_c else "") + "+".join(self.readers)
 
 
-# What each reader of readers.py needs beyond Python itself. Where a library takes seconds to
-# import, several readers share a process.
+# What each reader of readers.py needs beyond Python itself. Where a library takes long to import,
+# several readers share a process.
 PYTHON_READERS: dict[tuple[str, ...], str] = {
     (): "open_read open_lines os_readv os_preadv os_pread_threads read_seek dup_shared_offset "
     "proc_fd_paths py_mmap mmap_offset odirect odirect_open sendfile_copy copy_file_range "
@@ -55,8 +55,8 @@ PYTHON_READERS: dict[tuple[str, ...], str] = {
     "passed_fd exec_child exec_without_environment subprocess_tools pool_fork pool_spawn "
     "pool_forkserver zip_members tar_members",
     ("PIL",): "pil",
-    ("numpy",): "np_load np_load_many np_load_mmap np_fromfile np_memmap",
-    ("h5py",): "h5py_sec2 h5py_stdio h5py_core h5py_swmr",
+    ("numpy",): "np_load,np_fromfile np_load_many,np_load_mmap,np_memmap",
+    ("h5py",): "h5py_sec2,h5py_core h5py_stdio,h5py_swmr",
     ("pyarrow",): "pyarrow_parquet pyarrow_files",
     ("torch", "PIL"): "torch_load,torch_load_mmap,torch_from_file,torch_dataloader_0,"
     "torch_dataloader_fork_2,torch_training "
