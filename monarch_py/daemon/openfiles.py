@@ -143,5 +143,6 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     """
     for process in own_processes():
         for _, status in _regular_files(process, _may_write):
-            if status.st_dev in devices:
+            # A file without a name is no source's, and a new file may get its inode number later.
+            if status.st_dev in devices and status.st_nlink:
                 yield status.st_dev, status.st_ino
