@@ -1,4 +1,4 @@
-"""Which rank this process is, and which ranks share a node."""
+"""Finds out which rank this process is, and which ranks share a node."""
 
 import os
 import sys
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from monarch_py.errors import ConfigError
 
-# What launchers say of the ranks on this node: torchrun, Slurm, Open MPI, MPICH.
+# The variables in which launchers set the number of ranks per node: torchrun, Slurm, Open MPI,
+# MPICH.
 PER_NODE = (
     "LOCAL_WORLD_SIZE",
     "SLURM_NTASKS_PER_NODE",
@@ -17,9 +18,9 @@ PER_NODE = (
 
 @dataclass(frozen=True)
 class Ranks:
-    """A rank among all ranks; rank r is on node r // per_node.
+    """This process's rank among all ranks. Rank r is on node r // per_node.
 
-    rank : of this process;  world_size : how many there are;  per_node : how many a node has
+    rank : of this process;  world_size : the number of ranks;  per_node : the ranks of each node
     """
 
     rank: int
@@ -39,8 +40,8 @@ class Ranks:
     def found(
         cls, rank: int | None = None, world_size: int | None = None, per_node: int | None = None
     ) -> "Ranks":
-        """The ranks as given, or else as torch.distributed and the launcher say. Raises ConfigError
-        if they cannot be, or nothing tells them."""
+        """Returns the ranks as given, or else as torch.distributed and the launcher tell. Raises
+        ConfigError if the numbers are impossible, or if nothing tells them."""
         if (rank is None) != (world_size is None):
             raise ConfigError("rank: rank and world_size belong together; give both or neither")
         if rank is None or world_size is None:
@@ -57,7 +58,7 @@ class Ranks:
 
 
 def _distributed() -> tuple[int, int]:
-    # If nothing has imported torch, no process group was made.
+    # If nobody has imported torch, there is no process group.
     torch = sys.modules.get("torch")
     if (
         torch is not None
