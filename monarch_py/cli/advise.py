@@ -1,4 +1,4 @@
-"""The command advise: workers."""
+"""The command `monarch advise workers`."""
 
 import json
 import sys
