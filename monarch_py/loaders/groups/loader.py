@@ -90,8 +90,8 @@ class GroupLoader:
     twice. All ranks make equally many steps, with batches of one size.
 
     dataset : with `sizes` and `read_into`, as RecordDataset and PackDataset have them
-    group : samples of a group; 'auto' takes at least 16 MiB and more than `epochs` samples, but not
-        more than `memory` holds or than leave a group for each rank
+    group : samples of a group. 'auto' chooses groups of at least 16 MiB with more than `epochs`
+        samples, or smaller ones if `memory` is too small or a rank would get no group
     epochs : the number of epochs that the training runs. It is compared with the group, and nothing
         is read ahead for later epochs
     labels : (samples,); if given, a batch is a pair of samples and labels

@@ -150,8 +150,8 @@ class KeptDataset:
         return int(self._store().used)
 
     def close(self) -> None:
-        """Ends this process's part in sharing the memory. It ends with the last process that maps
-        it."""
+        """Takes this process off the list of those that share the memory. The memory ends with the
+        last process that maps it."""
         self._shared.close()
 
     # --- one sample -----------------------------------------------------------------------------

@@ -139,5 +139,5 @@ def plain_offsets(rows: Rows) -> Ints | None:
 
 
 def _is_padded(chunks: Chunks, rows: Rows) -> bool:
-    """Whether chunks have another width than rows. A row is then no single range of a chunk."""
+    """Whether chunks are wider than rows, so that a row is not one range of its chunk."""
     return chunks.shape[1:] != rows.shape

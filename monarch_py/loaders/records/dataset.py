@@ -33,10 +33,10 @@ class RecordDataset:
         dataset = RecordDataset("train.h5", dataset="x")
         loader = DataLoader(dataset, batch_size=64, num_workers=4)
 
-    A sample is a row as an ndarray (HDF5), the data of a record as bytes (TFRecord), a sample's
-    members with their headers as bytes, which `tar_members` takes apart (tar), or a record as bytes
-    (fixed-size records). Samples are numbered in the order of the files' paths, and within a file
-    in the order in which they lie there.
+    A sample of HDF5 is a row, as an ndarray. Samples of other kinds are bytes: the data of a
+    TFRecord's record, a sample's members in a tar with their headers, which `tar_members` takes
+    apart, or a fixed-size record. Samples are numbered in the order of the files' paths, and within
+    a file in the order in which they lie there.
 
     A DataLoader asks for a batch by `__getitems__`, which has all reads of the batch in flight at
     once, and decodes a filtered (compressed) chunk once per batch. Reads go by offset, past h5py,
@@ -54,9 +54,9 @@ class RecordDataset:
     patterns : the names of the directory's files to read; by default the usual names of the kind
     index : the index of the files below `path`, or the path of one made by `monarch plan index`; by
         default the constructor makes it, for which it reads the tables of all files
-    length : the number of samples in the plan; the constructor raises ConfigError for another one
-    join : the most unwanted bytes between two samples over which one read may go on; 'auto' lets
-        each process time two reads, and take as many bytes as are cheaper than another request
+    length : how many samples the plan has; ConfigError is raised if the dataset has another number
+    join : the most unwanted bytes between two samples over which one read may go on. 'auto' allows
+        as many as can be read faster than by another request; each process times two reads for it
     in_flight : the most reads that are under way at once
 
     Raises MonarchError, which names the file, if a file is missing, cannot be read or decoded, or
@@ -183,8 +183,8 @@ class RecordDataset:
         return self.__getitems__([number])[0] if sample is None else sample
 
     def _one(self, number: int) -> Any:
-        """Returns the sample by one read; None if one read is not enough, so that the caller takes
-        the path of batches."""
+        """Returns the sample after one simple read; None if that is not possible, so that
+        `__getitems__` must read the sample."""
         count = len(self._file)
         number = number + count if -count <= number < 0 else number
         if not 0 <= number < count or not self._is_plain[self._file[number]]:

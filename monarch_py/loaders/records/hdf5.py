@@ -1,7 +1,8 @@
 """Finds where the rows of an HDF5 dataset lie, and decodes its filtered chunks.
 
 h5py reads one row after the other under one lock. So h5py is asked only where rows lie, and rows
-are then read by offset, many at a time. HDF5's own filters decode chunks in memory.
+are then read by offset, many at a time. Chunks are decoded in memory, by zlib and NumPy or by
+HDF5's own filters.
 """
 
 import zlib
@@ -238,7 +239,7 @@ class _InMemory:
         self._found.read_direct(out, self._rows)
 
     def _forget_chunk(self, skipped: int) -> None:
-        """Makes HDF5 forget the filters of the chunk before. HDF5 remembers which filters the chunk
+        """Makes HDF5 forget the filters of the last chunk. HDF5 remembers which filters the chunk
         that it looked up last skips, and does not notice that a direct write changes this. Reading
         from the second chunk replaces what it remembers."""
         if skipped or self._skipped:

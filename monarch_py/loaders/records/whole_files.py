@@ -15,8 +15,8 @@ from monarch_py.native import Ints
 from monarch_py.plan.builders import index_image_folder
 from monarch_py.plan.index import Index
 
-# The most seconds per file that files in memory take. If a batch takes longer, the rest of it is
-# read by several threads. A copy in memory takes 30 us, the fastest network file systems 200 us.
+# Files in memory take less than this per file [s]. If a batch takes longer, several threads read
+# the rest of it. A copy in memory takes 30 us, the fastest network file systems 200 us.
 SLOW_S = 0.0002
 
 

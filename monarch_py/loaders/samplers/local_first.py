@@ -1,5 +1,4 @@
-"""LocalFirstSampler: equal batches, whose samples go to nodes that hold them if batch sizes
-allow."""
+"""LocalFirstSampler: equal batches, with samples dealt to nodes that hold them."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -32,8 +32,8 @@ def _twice(who: str) -> ConfigError:
 
 
 def refuse_sampler(files: Any) -> None:
-    """Raises ConfigError if `files` is a sampler. Lightning makes a sampler anew, and then passes
-    its own sampler as the first argument, where the files belong."""
+    """Raises ConfigError if `files` is a sampler. Lightning makes batch samplers anew, with a
+    sampler of its own as the first argument, where the files belong."""
     if _sharding(files) is not None:
         raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from monarch_py.errors import ConfigError
 
-# The variables in which launchers set the number of ranks per node: torchrun, Slurm, Open MPI,
-# MPICH.
+# The variables by which torchrun, Slurm, Open MPI and MPICH tell the number of ranks per node.
 PER_NODE = (
     "LOCAL_WORLD_SIZE",
     "SLURM_NTASKS_PER_NODE",

@@ -24,7 +24,7 @@ from monarch_py.native import Int32s, Ints
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.plan.schedule import EpochSchedule
 
-# The most that pickling adds to a sample. A node's memory has room for it per sample [bytes].
+# The most that pickling adds to a sample; kept samples get this much more room each [bytes].
 PICKLED_BYTES = 512
 
 

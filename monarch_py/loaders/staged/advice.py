@@ -26,7 +26,7 @@ CHANGED = 1.5
 
 
 class Key(NamedTuple):
-    """What a measurement is for.
+    """Identifies a measurement.
 
     size : the size class of the samples, as `size_class` returns it
     workers : the number of workers

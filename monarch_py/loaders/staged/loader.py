@@ -126,8 +126,7 @@ class StagedLoader:
         return len(self.batch_sampler)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the epoch to the batch sampler and to its sampler, as far as they have
-        set_epoch."""
+        """Calls set_epoch of the batch sampler and of its sampler, if they have it."""
         told: list[Any] = [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
         for sampler in told:
             if hasattr(sampler, "set_epoch"):
@@ -297,8 +296,7 @@ def _n_bytes(size: int | str) -> int:
 
 
 def _resumes(batch_sampler: Any) -> bool:
-    """Whether the batch sampler can resume an epoch by itself. Otherwise the loader skips
-    batches."""
+    """Whether the batch sampler can resume an epoch by itself. If not, the loader skips batches."""
     if not (hasattr(batch_sampler, "state_dict") and hasattr(batch_sampler, "load_state_dict")):
         return False
     return "done" in signature(batch_sampler.state_dict).parameters

@@ -40,7 +40,8 @@ class Advice:
     """The number of workers that a training needs, and the measurements that it follows from.
 
     workers : the fewest with which an epoch takes at most 5 % longer than with the best number
-    is_enough : whether these workers bring a batch per step, which may take 5 % longer for it
+    is_enough : whether these workers bring batches as fast as the training uses them, or at most
+        5 % slower
     model : the fitted seconds by workers;  samples : of an epoch
     batch, step_s : the arguments of `advise`
     """
@@ -111,8 +112,8 @@ def _classes(dataset: Any) -> list[tuple[int, Ints]]:
 
 
 class _Measuring:
-    """Measures one size class. Each number of workers goes on where the one before stopped, so that
-    samples are new."""
+    """Measures one size class. Each measurement continues with the samples behind those of the
+    measurement before."""
 
     def __init__(
         self, work: Work, samples: Ints, batch: int, seconds: float, method: str | None

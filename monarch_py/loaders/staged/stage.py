@@ -218,7 +218,8 @@ class Stage:
                 del self._answers[done.task]
 
     def _drop(self, task: int) -> bool:
-        """Frees the slot of an answered task from an earlier epoch. Returns False, for a filter."""
+        """Frees the slot of an answered task from an earlier epoch. Returns False, by which `begin`
+        also drops the answer."""
         self._free.append(self._asked.pop(task)[0])
         return False
 

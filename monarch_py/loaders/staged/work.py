@@ -56,7 +56,7 @@ class Work:
 
 
 class Times(NamedTuple):
-    """How a worker's time for one batch divides [s].
+    """A worker's time for one batch [s].
 
     computing : the time on a processor, or waiting for one;  waiting : all other time
     """
@@ -185,8 +185,8 @@ def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None
 
 
 def _dumps(done: Done) -> bytes:
-    """Returns the answer, pickled. If the batch holds an object that cannot be pickled, the answer
-    is that failure."""
+    """Returns the answer, pickled. If the batch has an object that cannot be pickled, the answer is
+    a Failure instead."""
     try:
         return pickle.dumps(done, 5)
     except Exception as error:
