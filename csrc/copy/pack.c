@@ -233,8 +233,8 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Returns the first of the members before this one that must be read too, without another member
- * between them. */
+/* Returns the first of a run of neighbouring members that must be read and that ends with this one.
+ */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
@@ -297,8 +297,8 @@ static int look_again(const struct pack *p) {
     return is_same ? 0 : ESTALE;
 }
 
-/* Reads a window, and then checks that the pack is still the one that its index describes. The
- * server is asked after the last byte was read, as it is for a file. Returns 0 or an errno. */
+/* Reads a window, and then checks that the pack is still the one that its index describes. As for a
+ * file, the server is asked after the last byte was read. Returns 0 or an errno. */
 static int read_window(struct monarch_engine *e, const struct job *job, struct pack *p,
                        struct window *w) {
     off_t at = (off_t)w->at, n = (off_t)w->length;

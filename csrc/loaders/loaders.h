@@ -13,10 +13,10 @@
 
 /* Reads lengths[i] bytes at offsets[i] of descriptors[i] to out[i], for each i below `n`.
  * At most `in_flight` reads are under way at once. The caller's thread makes reads too; the process
- * keeps its other threads for later calls. If reads do not have to wait, they are all made by the
- * caller's thread. Returns `n`, or the number of the first read that failed; then *error is its
- * errno, or 0 if its file ended too early. After a failure no further reads begin, and the call
- * returns when those that had begun have ended. */
+ * keeps its other threads for later calls. If few reads of the last call had to wait, the threads
+ * are woken only when a read has to wait. Returns `n`, or the number of the first read that failed;
+ * then *error is its errno, or 0 if its file ended too early. After a failure no further reads
+ * begin, and the call returns when those that had begun have ended. */
 uint64_t monarch_read_all(const int32_t *descriptors, const int64_t *offsets,
                           const int64_t *lengths, char *const *out, uint64_t n, int in_flight,
                           int *error);
@@ -41,8 +41,9 @@ struct monarch_kept_sample {
 };
 
 /* The header of the memory. Behind it lie `samples` table entries, and at offset `data` the
- * samples' bytes. room, used: bytes that samples may use, and do use; from_memory, from_source: how
- * many samples were read from there */
+ * samples' bytes.
+ * room: bytes that samples may use; used: bytes that they use
+ * from_memory, from_source: how many samples were read from there */
 struct monarch_kept {
     uint64_t samples;
     uint64_t data;

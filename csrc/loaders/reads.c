@@ -50,8 +50,7 @@ static void forget(void) {
     threads = idle = 0;
 }
 
-/* Registers the handler when this code is loaded: a fork that has already begun would not call it.
- * */
+/* Registers `forget` when this code is loaded. A fork that had begun before would not call it. */
 __attribute__((constructor)) static void heed_forks(void) { pthread_atfork(NULL, NULL, forget); }
 
 /* Returns 0, an errno, or -1 if the file ends too early. */

@@ -15,8 +15,8 @@ struct step {
     int32_t *node;           /* of each sample; -1: it waits for a place */
     int32_t *next, *before;  /* in the list of the sample's node */
     int32_t *first;          /* of each node: the head of its list */
-    int32_t *room, *taken;   /* of each node: places, and samples that it holds and takes */
-    int32_t *share, *least;  /* of each node: samples that it loads; fewest that it takes */
+    int32_t *room, *taken;   /* of each node: its places; how many held samples it takes */
+    int32_t *share, *least;  /* of each node: how many samples it loads; the fewest it takes */
     int32_t *moved, *queue;  /* of each node: the search for a free place */
     uint8_t *seen, *is_dead; /* of each node: reached; leads to no free place */
     int32_t *cursor;         /* of each node: where its next sample goes */
@@ -187,8 +187,7 @@ static void fill_up(struct step *s, int32_t waiting) {
     }
 }
 
-/* Lists each node's samples, with those that it loads first, and deals them to its ranks in turn.
- * */
+/* Lists the samples of each node, its loads first, and deals them to the node's ranks in turn. */
 static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads) {
     const struct monarch_deal *d = s->deal;
     uint32_t per_node = d->ranks / d->nodes;
@@ -223,7 +222,8 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
 }
 
 /* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many, or
- * one more if the step does not divide. With a cap, a rank takes from `least` to `cap`. */
+ * one more if the step does not divide. With a cap, a rank takes from `least` samples to `cap` times
+ * an equal batch. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;
@@ -247,8 +247,7 @@ static void deal_step(struct step *s, int32_t *out, int64_t *ends, int32_t *load
     hand_out(s, out, ends, loads);
 }
 
-/* Allocates the arrays of a step, one after the other in the returned memory; NULL if there is
- * none. */
+/* Allocates the arrays of a step, one after the other. Returns the memory, or NULL without it. */
 static int32_t *lay_out(struct step *s, uint64_t samples, uint64_t nodes) {
     int32_t *memory = calloc(4 * samples + 9 * nodes, sizeof *memory), *at = memory;
     if (memory == NULL)

@@ -121,8 +121,7 @@ def _young_s(found: os.stat_result) -> float:
 
 
 def _look(path: Path) -> os.stat_result:
-    """Returns the file's attributes, after waiting until its time will show every further
-    change."""
+    """Waits until a file's time will show every further change. Returns the file's attributes."""
     found = os.lstat(path)
     left_s = _young_s(found)
     if left_s and stat.S_ISREG(found.st_mode):

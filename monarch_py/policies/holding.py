@@ -9,8 +9,7 @@ from monarch_py.policies.node import NOBODY
 from monarch_py.policies.rendezvous import Keys, owners, second_copies
 from monarch_py.policies.view import Int32s, Ints
 
-# The most holders that are listed for a file. More holders hardly give the deal of a step more
-# choice.
+# The most holders that are listed for a file. With more, few steps could be dealt better.
 MOST_HOLDERS = 4
 
 

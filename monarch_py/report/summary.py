@@ -173,8 +173,7 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
     usable = [tier for tier in report["tiers"] if tier["usable"]]
     if not usable:
         return ""
-    # The slowest tier is chosen because it fills last. Copies are rounded up to blocks of 4096
-    # bytes.
+    # The slowest tier fills last. A copy takes whole blocks of 4096 bytes.
     tier, needed = usable[-1], size + files * 4096
     quota = _rounded_up(tier["used_bytes"] + needed)
     free = 0

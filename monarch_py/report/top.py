@@ -1,5 +1,4 @@
-"""The live view of a daemon: what its tiers hold, where bytes come from, and which programs
-read."""
+"""The live view of a daemon: what its tiers hold, where bytes come from, and who reads."""
 
 import os
 from collections import Counter, deque
@@ -18,8 +17,7 @@ from monarch_py.util.units import counted, format_size
 # The time over which the rate of fills is averaged, to estimate how long they will still take [s].
 AVERAGED_S = 20.0
 BAR_WIDTH = 20
-# The width that a table with a bar needs besides its names, and the least width of a name
-# [columns].
+# The width that a table with a bar needs besides its names; the least width of a name [columns].
 NEEDED_WIDTH, LEAST_NAME = 64, 16
 # The most processes that the table of programs lists. The others are only counted.
 MOST_PROGRAMS = 10
