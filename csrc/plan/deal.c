@@ -222,8 +222,8 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
 }
 
 /* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many, or
- * one more if the step does not divide. With a cap, a rank takes from `least` samples to `cap` times
- * an equal batch. */
+ * one more if the step does not divide. With a cap, a rank takes from `least` samples to `cap`
+ * times an equal batch. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;

@@ -71,8 +71,7 @@ def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -
         click.echo(_modulefile(config_file), nl=False)
     else:
         if config_file is not None and not config_file.is_file():
-            # Reports that the file is missing. Only the job's nodes can check the content of a
-            # file.
+            # Reports that the file is missing. Its content can be checked only on the job's nodes.
             load_config(config_file)
         quoted = shlex.quote(str(LIBRARY))
         click.echo(f'export LD_PRELOAD={quoted}"${{LD_PRELOAD:+:$LD_PRELOAD}}"')

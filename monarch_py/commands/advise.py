@@ -17,7 +17,7 @@ def load_object(named: str, option: str) -> Any:
     """Returns the object MODULE:NAME. The module may lie in the working directory. Raises
     ConfigError, which names the option, if there is no such object.
 
-    named : MODULE:NAME;  option : whose value it is
+    named : MODULE:NAME;  option : the name of the option, for errors
     """
     module, _, name = named.partition(":")
     if not module or not name:

@@ -1,8 +1,7 @@
 """The schedule of an epoch: which rank takes which samples in which step.
 
 A Loader (plan/loader.py) deals the samples of an epoch to ranks by their places in the order alone.
-The schedules here depend on the samples themselves: on the nodes that hold them, or on their
-groups.
+The schedules here depend on the samples themselves: on their holders, or on their groups.
 """
 
 from dataclasses import dataclass
