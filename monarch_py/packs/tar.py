@@ -217,7 +217,9 @@ def write_pack(root: Path, output: Path) -> Packed:
         os.replace(unfinished, output)
         index = PackIndex.of(os.stat(output), members)
     except OSError as error:
-        raise ConfigError(f"{output}: cannot be written ({error.strerror}); check it") from None
+        raise ConfigError(
+            f"{output}: cannot be written ({error.strerror}); check the path"
+        ) from None
     finally:
         with suppress(OSError):
             unfinished.unlink()

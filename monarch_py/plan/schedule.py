@@ -84,8 +84,8 @@ class Deal:
                 raise ConfigError(f"{name}: {getattr(self, name)} is out of range; write 1 or more")
         if self.ranks % self.nodes:
             raise ConfigError(
-                f"nodes: {self.ranks} ranks do not divide among {self.nodes} nodes; start equally"
-                " many on each"
+                f"nodes: {self.ranks} ranks cannot be divided equally among {self.nodes} nodes;"
+                " start the same number on each"
             )
         if self.cap is not None and not 1 <= self.cap <= MOST_CAP:
             raise ConfigError(
@@ -108,9 +108,9 @@ class Deal:
         table = np.ascontiguousarray(holders.reshape(len(holders), -1), dtype=np.int32)
         order = np.ascontiguousarray(order, dtype=np.int32)
         if table.size and not NONE <= table.min() <= table.max() < self.nodes:
-            raise ConfigError(f"holders: they name nodes that are none of {self.nodes}")
+            raise ConfigError(f"holders: they name nodes that are not among the {self.nodes}")
         if len(order) and not 0 <= order.min() <= order.max() < len(table):
-            raise ConfigError(f"holders: they are known of {len(table)} samples, which are too few")
+            raise ConfigError(f"holders: they are known for {len(table)} samples, but not for all")
         steps = -(-len(order) // self.per_step)
         out = np.empty(len(order), dtype=np.int32)
         starts = np.zeros(steps * self.ranks + 1, dtype=np.int64)

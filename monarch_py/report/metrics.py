@@ -18,7 +18,7 @@ DASHBOARD = Path(__file__).parent / "dashboard.json"
 TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     (
         "monarch_opens",
-        "Opens of dataset files: a hit got a copy, a miss the source's file",
+        "Opens of dataset files: a hit opened a copy, a miss the source's file",
         "result",
         {"hit": "hits", "miss": "misses"},
     ),
@@ -42,7 +42,12 @@ TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     ("monarch_wait_seconds", "Time that reads have waited", "", {"": "wait_seconds"}),
     ("monarch_fallbacks", "Waits that ended at the source", "", {"": "fallbacks"}),
     ("monarch_promotions", "Open files that were moved to their copy", "", {"": "promotions"}),
-    ("monarch_metadata_hits", "Questions that the catalog answered", "", {"": "metadata_hits"}),
+    (
+        "monarch_metadata_hits",
+        "Metadata calls that the catalog answered",
+        "",
+        {"": "metadata_hits"},
+    ),
 )
 # Gauges of each tier, and below of each source: the field in the report, and the metric's help.
 TIER = {
@@ -53,9 +58,9 @@ TIER = {
 }
 SOURCE = {
     "files": "Files found so far",
-    "bytes": "Their sizes",
+    "bytes": "Sizes of the files found so far",
     "present": "Files with a whole copy",
-    "present_bytes": "Their sizes",
+    "present_bytes": "Sizes of the files with a whole copy",
     "filling": "Files being copied",
     "wanted": "Files that wait for their copy",
 }
@@ -63,9 +68,11 @@ SOURCE = {
 
 def metrics_of(report: Report) -> Iterator[Metric]:
     """Yields the metrics of a report (docs/status.md)."""
-    yield _gauge("monarch_uptime_seconds", "Since the daemon's start", report["uptime_seconds"])
+    yield _gauge(
+        "monarch_uptime_seconds", "Time since the daemon's start", report["uptime_seconds"]
+    )
     yield _gauge("monarch_pending_files", "Files wanted or being filled", report["pending"])
-    yield _gauge("monarch_switched_off", "1: a switch file exists", report["switched_off"])
+    yield _gauge("monarch_switched_off", "1 if a switch file exists", report["switched_off"])
     yield _gauge("monarch_catalog_entries", "Files that are known", report["catalog_entries"])
     for name, text, label, fields in TOTALS:
         counter = CounterMetricFamily(name, text, labels=[label] if label else None)
@@ -85,7 +92,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _tiers(tiers: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    usable = GaugeMetricFamily("monarch_tier_usable", "1: it takes copies", labels=["tier"])
+    usable = GaugeMetricFamily("monarch_tier_usable", "1 if it takes copies", labels=["tier"])
     for number, tier in enumerate(tiers):
         usable.add_metric([str(number)], tier["usable"])
     yield usable
@@ -128,7 +135,7 @@ class _DaemonCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         report = self._ask()
-        yield _gauge("monarch_up", "1: the daemon answers", report is not None)
+        yield _gauge("monarch_up", "1 if the daemon answers", report is not None)
         if report is not None:
             yield from metrics_of(report)
 

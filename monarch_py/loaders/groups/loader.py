@@ -172,7 +172,7 @@ class GroupLoader:
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= len(self):
-            raise ConfigError(f"done: {given} is none of {len(self)} batches; count the epoch's")
+            raise ConfigError(f"done: {given} is out of range; an epoch has {len(self)} batches")
         return {**self._settings(), "epoch": self.epoch, "done": given}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

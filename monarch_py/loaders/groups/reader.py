@@ -91,7 +91,7 @@ class GroupReader:
             self._process.start()
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise ConfigError(
-                f"dataset: it does not travel to another process ({error}); define it at the top of"
+                f"dataset: it cannot be sent to another process ({error}); define it at the top of"
                 ' a module, or give start_method="fork"'
             ) from error
         finally:

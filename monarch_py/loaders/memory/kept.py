@@ -230,8 +230,8 @@ def _key(name: str | None, dataset: Any, places: Ints, quota: int) -> str:
         identity = name.encode() if name is not None else pickle.dumps(dataset, 5)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise ConfigError(
-            f"name: the dataset cannot be pickled ({error}), so that it has no identity; give a"
-            " name that no other dataset of the job has"
+            f"name: the dataset cannot be pickled ({error}), by which it would be identified; give"
+            " a name that no other dataset of the job has"
         ) from None
     job = "/".join(os.environ.get(variable, "") for variable in JOBS)
     kept = hashlib.sha256(places.tobytes()).digest()

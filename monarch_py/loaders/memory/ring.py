@@ -38,8 +38,8 @@ class Ring:
             os.close(fd)
             size = format_size(slots * self.slot_bytes)
             raise MonarchError(
-                f"max_batch: {slots} slots of {format_size(slot_bytes)} take {size} of addresses,"
-                f" which this process does not get ({error}); give a smaller max_batch"
+                f"max_batch: {slots} slots of {format_size(slot_bytes)} need {size} of address"
+                f" space, which this process cannot get ({error}); give a smaller max_batch"
             ) from None
 
     def _map(self, fd: int) -> None:

@@ -88,7 +88,7 @@ class RecordDataset:
             index = Index.load(Path(index))
         if index.kind not in KINDS or index.sample_file is None:
             raise ConfigError(
-                f"index: it is of kind {index.kind!r}; give one of {', '.join(KINDS)}"
+                f"index: its kind is {index.kind!r}; give one of the kinds {', '.join(KINDS)}"
             )
         self.index = index
         self._root = path if path.is_dir() else path.parent
@@ -136,8 +136,8 @@ class RecordDataset:
                 )
             if (rows.dtype, rows.shape) != (first := self.rows[0] if self.rows else rows).form:
                 raise MonarchError(
-                    f"{path}: rows of {rows.dtype} {rows.shape}, and those of {self._path(0)} are"
-                    f" of {first.dtype} {first.shape}; give files that are alike"
+                    f"{path}: its rows are {rows.dtype} {rows.shape}, and the rows of"
+                    f" {self._path(0)} are {first.dtype} {first.shape}; give files with equal rows"
                 )
             self.rows.append(rows)
             offsets = plain_offsets(rows)
@@ -224,7 +224,9 @@ class RecordDataset:
         memory = np.frombuffer(memoryview(out).cast("B"), dtype=np.uint8)
         needed = int(self.sizes[wanted].sum())
         if needed > len(memory):
-            raise ConfigError(f"out: {len(memory)} bytes, and the samples have {needed}")
+            raise ConfigError(
+                f"out: {len(memory)} bytes do not hold {needed}; give a larger buffer"
+            )
         self._read(wanted, memory[:needed])
 
     def _checked(self, samples: Sequence[int] | Array) -> Ints:

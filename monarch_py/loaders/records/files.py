@@ -56,7 +56,7 @@ def _kind_of(path: Path, dataset: str | None, record_bytes: int | None) -> str:
         return "webdataset"
     if ".tfrecord" in path.name:
         return "tfrecord"
-    raise ConfigError(f"kind: the name of {path} does not say it; give one of {', '.join(KINDS)}")
+    raise ConfigError(f"kind: the name of {path} does not tell; give one of {', '.join(KINDS)}")
 
 
 def tar_members(sample: bytes) -> dict[str, bytes]:

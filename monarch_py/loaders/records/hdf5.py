@@ -121,15 +121,15 @@ def rows_of(path: Path, dataset: str) -> Rows:
         dtype = found.dtype
         if dtype.hasobject or dtype.itemsize != found.id.get_type().get_size():
             raise MonarchError(
-                f"{path}: the elements of {dataset!r} ({dtype}) have no fixed bytes; read them"
+                f"{path}: the elements of {dataset!r} ({dtype}) have no fixed size; read them"
                 " through h5py"
             )
         chunks = None if found.chunks is None else _chunks_of(found)
         offset = found.id.get_offset() if chunks is None else None
         if chunks is None and offset is None and found.size:
             raise MonarchError(
-                f"{path}: {dataset!r} is compact, virtual, external or not written; its rows have"
-                " no place"
+                f"{path}: {dataset!r} is compact, virtual, external or not written, so it cannot be"
+                " read by offset; read it through h5py"
             )
         return Rows(found.shape[0], dtype, found.shape[1:], offset, chunks)
 

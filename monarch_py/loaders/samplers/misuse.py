@@ -57,7 +57,7 @@ def found_misuse(frame: FrameType | None) -> ConfigError | None:
     loader = frame.f_locals.get("loader")
     if getattr(loader, "in_order", True) is False and getattr(loader, "num_workers", 0) > 0:
         return ConfigError(
-            "in_order: with False, nobody can say which batches were delivered, or which weight a"
+            "in_order: with False, it is unknown which batches were delivered, and which weight a"
             " batch has; remove it"
         )
     return None

@@ -53,8 +53,8 @@ def _sampler(plan: Plan, part: PlanPart, rank: int | None) -> ScheduledSampler:
     loader, order = part.loader, part.loader.sampler
     if not isinstance(order, DistributedSampler) or order.drop_last != loader.drop_last:
         raise ConfigError(
-            f"sampler: that of {part.name!r} is no DistributedSampler with the part's 'drop_last';"
-            " write that"
+            f"sampler: part {part.name!r} needs DistributedSampler with the part's 'drop_last';"
+            " correct the plan"
         )
     more: dict[str, Any] = {
         "rank": rank,
@@ -74,6 +74,6 @@ def _sampler(plan: Plan, part: PlanPart, rank: int | None) -> ScheduledSampler:
     if made.ranks.world_size != loader.world_size:
         raise ConfigError(
             f"world_size: the plan is for {loader.world_size} ranks, and {made.ranks.world_size}"
-            " run; make it again for them"
+            " are running; make the plan again"
         )
     return made

@@ -46,12 +46,12 @@ class Ranks:
         if rank is None or world_size is None:
             rank, world_size = _distributed()
         if not 0 <= rank < world_size:
-            raise ConfigError(f"rank: {rank} is none of {world_size}; count from 0")
+            raise ConfigError(f"rank: {rank} is not one of {world_size} ranks; count from 0")
         per_node = _per_node(world_size) if per_node is None else per_node
         if per_node < 1 or world_size % per_node:
             raise ConfigError(
-                f"ranks_per_node: {world_size} ranks are no multiple of {per_node}; start equally"
-                " many on each node"
+                f"ranks_per_node: {world_size} ranks are not a multiple of {per_node}; start the"
+                " same number on each node"
             )
         return cls(rank, world_size, per_node)
 

@@ -284,7 +284,7 @@ class ScheduledSampler(ABC):
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():
             raise ConfigError(
-                f"done: {given} is none of {self._steps()} batches; count the epoch's"
+                f"done: {given} is out of range; an epoch has {self._steps()} batches"
             )
         return {**self._at.to_dict(), "done": given}
 

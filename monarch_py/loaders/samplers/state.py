@@ -41,7 +41,9 @@ class State:
         """
         names = {each.name for each in fields(cls)}
         if not isinstance(text, dict) or text.get("monarch") != VERSION or names - text.keys():
-            raise ConfigError("state: this is no state of Monarch's samplers; give state_dict()'s")
+            raise ConfigError(
+                "state: not a state of Monarch's samplers; give state_dict()'s result"
+            )
         state = cls(**{name: text[name] for name in names})
         if state.length != length:
             raise ConfigError(

@@ -26,4 +26,4 @@ def equal_steps(batches: Iterable[T], max_steps: int) -> Iterator[T]:
             if not left:
                 return
         if left == before:
-            raise ConfigError("batches: there is none; give a shard to every rank")
+            raise ConfigError("batches: there are none; give every rank a shard with batches")

@@ -93,7 +93,7 @@ class Crew:
             process.start()
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise ConfigError(
-                f"dataset: it does not travel to worker processes ({error}); define it at the top"
+                f"dataset: it cannot be sent to worker processes ({error}); define it at the top"
                 ' of a module, or give multiprocessing_context="fork"'
             ) from error
         finally:

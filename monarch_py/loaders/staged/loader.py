@@ -281,7 +281,7 @@ def _check_workers(workers: int | str) -> int:
     if workers == "auto":
         return 1
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-        raise ConfigError(f'workers: {workers!r} is no number; give 0 or more, or "auto"')
+        raise ConfigError(f'workers: {workers!r} is not possible; give 0 or more, or "auto"')
     return workers
 
 

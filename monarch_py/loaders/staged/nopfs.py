@@ -111,7 +111,7 @@ class Job:
                 self.dataset, batch_sampler=self.sampler, tensors=False, **self.settings
             )
             if not self._loader.reads_in_place:
-                raise ConfigError("dataset: dataset[i] is not what read_into reads; it must be")
+                raise ConfigError("dataset: read_into does not read dataset[i]; make the two agree")
         return self._loader
 
     def get(self) -> tuple[memoryview, Any]:
@@ -180,7 +180,7 @@ class NoPFSImageFolder:
     ) -> None:
         files = job.dataset
         if not isinstance(files, ImageFolderFiles) or files.root != str(Path(root)):
-            raise ConfigError(f"root: {root} is not the directory of the job; give the same")
+            raise ConfigError(f"root: {root} is not the directory of the job; give that directory")
         self.job, self._files = job, files
         self.transform, self.target_transform = transform, target_transform
         self.classes = files.classes.tolist()
@@ -216,7 +216,7 @@ def _decode(content: Any) -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise MonarchError("Pillow is missing, which decodes images; pip install pillow") from None
+        raise MonarchError("Pillow, which decodes images, is missing; pip install pillow") from None
     with Image.open(io.BytesIO(content)) as image:
         return image.convert("RGB")
 

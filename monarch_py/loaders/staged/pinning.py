@@ -34,7 +34,7 @@ class Pinned:
         status = int(cudart.cudaHostRegister(address, size, 0))
         if status:
             raise MonarchError(
-                f"pin_memory: CUDA does not register {size} bytes (error {status}); give"
+                f"pin_memory: CUDA cannot register {size} bytes (error {status}); give"
                 " pin_memory=False, or more locked memory (ulimit -l)"
             )
         self._registered[slot] = size
