@@ -1,5 +1,5 @@
-/* Reads files from a pack. Members that orders wait for and that lie side by side are read
- * together, as one window, and each order takes its file from there. */
+/* Reads files from a pack. Ordered members that lie side by side are read at once, as a window,
+ * from which each order copies its file. */
 #include "copy/pack.h"
 
 #include <errno.h>
@@ -16,22 +16,22 @@
 #include "shared/clock.h"
 #include "shared/xxh3.h"
 
-/* The longest window, counted from the page in which it begins, and the longest one that is read
- * for a file that a program uses: its reader waits for all of it [bytes]. */
+/* The longest window, counted from the page in which it begins [bytes]. For a file that a program
+ * uses windows are shorter, because the program waits for all of it. */
 #define WINDOW_BYTES MONARCH_CHUNK
 #define SHORT_WINDOW_BYTES (256UL * 1024)
-/* Windows kept at a time. Threads are at some of them, and the others wait for their orders. */
+/* The most windows that are kept. Some are in use by threads, the others wait for their orders. */
 #define WINDOWS 32
-/* Members that no order waits for are read along if they lie between others and take no more than
- * this, or no more than the wanted bytes before them. So at most about half of what is read is in
- * vain, and a header costs no read of its own [bytes]. */
+/* A gap between two ordered members is read along if it has no more bytes than this, or no more
+ * than the window's ordered members before it. So at most about half of a read is in vain, and
+ * members that only a header separates need no read each [bytes]. */
 #define JOINED_BYTES (16UL * 1024)
-/* How many members before the wanted one are looked at: other threads may have begun later orders
- * first. */
+/* How many members before or behind a window are looked at for further orders. There are orders
+ * before it if other threads began later orders first. */
 #define LOOKS_BACK 64
-/* After a failed read the pack is left alone this long [ns]. */
+/* For how long a pack is not read after a failed read [ns]. */
 #define RETRY_NS 10000000000ULL
-/* How often a thread that waits for another one's read looks whether the engine stops [ns]. */
+/* How often a thread that waits for another thread's read checks whether the engine stops [ns]. */
 #define LOOK_NS 50000000L
 
 enum window_state { EMPTY, READING, READY };
@@ -40,24 +40,24 @@ struct window {
     enum window_state state;
     uint64_t at, length; /* in the pack */
     char *bytes;
-    unsigned users; /* threads that copy from it */
-    uint32_t left;  /* its members that orders wait for */
-    uint64_t used;  /* when it was last used, in uses of the pack */
+    unsigned users; /* how many threads copy from it */
+    uint32_t left;  /* how many of its members have orders */
+    uint64_t used;  /* the number of its last use, see pack.uses */
 };
 
 struct pack {
     int fd;
-    struct statx identity; /* when it was taken in */
+    struct statx identity; /* its attributes when the daemon opened it */
     uint64_t count;
     struct monarch_member *members; /* in the order in which they lie in the pack */
     uint64_t slots;                 /* a power of 2 */
-    uint32_t *slot;                 /* number + 1 of a member, found by its hash; 0: none */
+    uint32_t *slot;                 /* hash table: number + 1 of a member; 0: empty */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a window was read */
-    int error;              /* under the lock: errno of the last failed read; ESTALE for good */
+    pthread_cond_t changed; /* signalled when a window was read */
+    int error;              /* under the lock: errno of the last failed read; ESTALE stays */
     uint64_t retry_ns;      /* under the lock: before this time the pack is not read */
     uint64_t uses;
-    uint8_t *is_ordered; /* under the lock, per member: an order waits for it */
+    uint8_t *is_ordered; /* under the lock, per member: whether an order waits for it */
     struct window window[WINDOWS];
 };
 
@@ -73,7 +73,7 @@ static int64_t find(const struct pack *p, uint64_t hash, uint64_t size, int64_t 
     return -1;
 }
 
-/* Of members with one name the last one counts, as for tar. */
+/* Fills the hash table. If members have the same name the last one counts, as it does for tar. */
 static void index_members(struct pack *p) {
     for (uint64_t n = 0; n < p->count; n++) {
         uint64_t i = p->members[n].hash & (p->slots - 1);
@@ -104,8 +104,7 @@ static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *me
     }
     memcpy(p->members, members, n * sizeof *members);
     index_members(p);
-    posix_fadvise(p->fd, 0, 0,
-                  POSIX_FADV_RANDOM); /* a window is asked for whole, see read_window */
+    posix_fadvise(p->fd, 0, 0, POSIX_FADV_RANDOM); /* read_window asks for each window itself */
     return p;
 }
 
@@ -124,8 +123,8 @@ void monarch_pack_free(struct pack *p) {
     free(p);
 }
 
-/* The server is asked, because attributes that the kernel has cached may be older than the bytes.
- */
+/* Gets the pack's attributes from the server, because cached ones may be older than the bytes that
+ * were read. Returns 0 or a negative errno. */
 static int identity_of(int fd, struct statx *x) {
     unsigned mask = STATX_TYPE | STATX_SIZE | STATX_MTIME | STATX_CTIME;
     return statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, mask, x) == 0 ? 0 : -errno;
@@ -211,8 +210,8 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* A window that can be read anew: an empty one, else one that nobody waits for, else the one that
- * was used the longest ago. NULL if threads are at all of them. */
+/* Returns an empty window. If none is empty, empties one that no order waits for, else the least
+ * recently used one. Returns NULL if threads read or copy from all of them. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
@@ -229,19 +228,20 @@ static struct window *free_window(struct pack *p) {
     return oldest;
 }
 
-/* Whether an order waits for a member that no window has. */
+/* Whether an order waits for the member and no window has it. */
 static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* The first of the wanted members that lie side by side with this one. */
+/* Returns the first of a run of neighbouring members that must be read and that ends with this one.
+ */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
     return member;
 }
 
-/* Sets a window's bounds so that it begins with this member and ends with a wanted one. */
+/* Sets the bounds of a window that begins with this member and ends with an ordered one. */
 static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t most) {
     const struct monarch_member *m = p->members;
     uint64_t end = end_of(&m[member]), wanted = m[member].size;
@@ -262,7 +262,8 @@ static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t m
     w->length = end - w->at;
 }
 
-/* Prepares a window with this member for reading; NULL if there is no room for one. */
+/* Returns a window that contains this member and is ready to be read; NULL if no window is free, or
+ * without memory. */
 static struct window *begin_window(struct pack *p, uint64_t member, uint64_t most) {
     uint64_t first = first_beside(p, member);
     struct window *w = free_window(p);
@@ -271,7 +272,7 @@ static struct window *begin_window(struct pack *p, uint64_t member, uint64_t mos
     if (end_of(&p->members[member]) - p->members[first].offset > most)
         first = member;
     extend(p, w, first, most);
-    if (end_of(&p->members[member]) > w->at + w->length) /* a gap ended the window before it */
+    if (end_of(&p->members[member]) > w->at + w->length) /* the window ended before the member */
         extend(p, w, member, most);
     uint64_t page = MONARCH_PAGE_BYTES;
     w->bytes = monarch_new_buffer((w->length + page - 1) / page * page + page);
@@ -283,7 +284,8 @@ static struct window *begin_window(struct pack *p, uint64_t member, uint64_t mos
     return w;
 }
 
-/* Returns 0 if the pack is unchanged, ESTALE if it has changed, or the errno of the look. */
+/* Returns 0 if the pack is unchanged, ESTALE if it has changed, or the errno of asking for its
+ * attributes. */
 static int look_again(const struct pack *p) {
     const struct statx *was = &p->identity;
     struct statx now;
@@ -295,8 +297,8 @@ static int look_again(const struct pack *p) {
     return is_same ? 0 : ESTALE;
 }
 
-/* Reads a window, and finds out whether the pack is still what its index describes: as of a file,
- * the server is asked after the last byte was read. Returns 0 or an errno. */
+/* Reads a window, and then checks that the pack is still the one that its index describes. As for a
+ * file, the server is asked after the last byte was read. Returns 0 or an errno. */
 static int read_window(struct monarch_engine *e, const struct job *job, struct pack *p,
                        struct window *w) {
     off_t at = (off_t)w->at, n = (off_t)w->length;
@@ -313,7 +315,7 @@ static int read_window(struct monarch_engine *e, const struct job *job, struct p
     return got == n ? look_again(p) : ESTALE;
 }
 
-/* Reads a prepared window without the lock, which the caller holds. */
+/* Reads a prepared window. The caller holds the lock, which is released during the read. */
 static void fill_window(struct monarch_engine *e, const struct job *job, struct pack *p,
                         struct window *w) {
     pthread_mutex_unlock(&p->lock);
@@ -336,8 +338,8 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Reads the next window for a thread whose own window another thread reads now. Several reads in
- * flight hide the source's latency. Returns whether it did. */
+/* Reads the next window behind `w`. A thread calls it while another thread reads `w`, for which it
+ * waits: several reads in flight hide the source's latency. Returns whether a window was read. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;
@@ -367,8 +369,8 @@ static void await_change(struct pack *p) {
     pthread_cond_timedwait(&p->changed, &p->lock, &until);
 }
 
-/* The window that has the order's member, read; NULL if it cannot be read. The caller holds the
- * lock, which is released meanwhile. */
+/* Returns the window with the order's member, after it was read; NULL if it cannot be read. The
+ * caller holds the lock, which is released during reads. */
 static struct window *ready_window(struct monarch_engine *e, const struct job *job,
                                    struct pack *p) {
     uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;
@@ -387,7 +389,8 @@ static struct window *ready_window(struct monarch_engine *e, const struct job *j
     return NULL;
 }
 
-/* The member is not waited for any more. The caller holds the lock. */
+/* Notes that no order waits for the job's member any more, and empties its window if all orders
+ * have left it. The caller holds the lock. */
 static void leave(struct pack *p, struct job *job) {
     struct window *w = window_of(p, &p->members[job->member]);
     if (p->is_ordered[job->member] && w && w->left)

@@ -1,7 +1,7 @@
 /* Samples that the processes of one node keep in shared memory.
  *
- * Whoever reads a sample first from its source stores it. Readers take no lock and wait for nobody:
- * a sample that is being written is as one that is not there. */
+ * The first process that reads a sample from its source stores it. Readers take no lock and never
+ * wait: a sample that is being written counts as missing. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -44,7 +44,8 @@ static int is_abandoned(uint64_t state) {
            kill((pid_t)(state >> WRITER_SHIFT), 0) != 0 && errno == ESRCH;
 }
 
-/* Makes the caller the sample's only writer. Returns 0 if it is not. */
+/* Makes the caller the only writer of the sample. Returns 1; 0 if another process has written it or
+ * is writing it, or if there was no room for it. */
 static int claim(struct monarch_kept_sample *sample) {
     uint64_t state = __atomic_load_n(&sample->state, __ATOMIC_RELAXED);
     uint64_t mine = (uint64_t)getpid() << WRITER_SHIFT | MONARCH_KEPT_WRITING;
@@ -54,7 +55,7 @@ static int claim(struct monarch_kept_sample *sample) {
                                        __ATOMIC_RELAXED);
 }
 
-/* Takes room for a sample. Returns its offset, or -1 if there is too little. */
+/* Reserves room for a sample. Returns its offset, or -1 if there is too little room. */
 static int64_t take_room(struct monarch_kept *kept, uint64_t length) {
     uint64_t used = __atomic_load_n(&kept->used, __ATOMIC_RELAXED);
     do {

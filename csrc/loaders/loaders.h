@@ -1,4 +1,4 @@
-/* What loaders in training programs do without Python's lock: many reads at once. */
+/* Work of loaders that needs no Python lock: many reads at once, and samples kept in memory. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -8,15 +8,15 @@
 /* --- many reads in flight at once: reads.c ------------------------------------------------------
  */
 
-/* The most reads of one call that are in flight at once. */
+/* The most reads that one call has in flight at once. */
 #define MONARCH_READS_IN_FLIGHT 256
 
 /* Reads lengths[i] bytes at offsets[i] of descriptors[i] to out[i], for each i below `n`.
- * At most `in_flight` reads are under way at once: the caller's thread makes reads too, and the
- * process keeps the other threads for later calls. They help only where reads have to wait. Returns
- * `n`, or the number of the first read that failed; then *error is its errno, 0 if its file ended
- * too early. After a failure no further reads begin, and those that had begun have ended when the
- * call returns. */
+ * At most `in_flight` reads are under way at once. The caller's thread makes reads too; the process
+ * keeps its other threads for later calls. If few reads of the last call had to wait, the threads
+ * are woken only when a read has to wait. Returns `n`, or the number of the first read that failed;
+ * then *error is its errno, or 0 if its file ended too early. After a failure no further reads
+ * begin, and the call returns when those that had begun have ended. */
 uint64_t monarch_read_all(const int32_t *descriptors, const int64_t *offsets,
                           const int64_t *lengths, char *const *out, uint64_t n, int in_flight,
                           int *error);
@@ -24,7 +24,8 @@ uint64_t monarch_read_all(const int32_t *descriptors, const int64_t *offsets,
 /* --- samples that processes of one node keep in shared memory: kept.c ---------------------------
  */
 
-/* How a sample's table entry stands; MONARCH_KEPT_WRITING has the writer's process above it. */
+/* The state of a sample's table entry, in its lowest byte. The bits above MONARCH_KEPT_WRITING are
+ * the process id of the writer. */
 enum monarch_kept_state {
     MONARCH_KEPT_EMPTY,
     MONARCH_KEPT_WHOLE,
@@ -32,15 +33,17 @@ enum monarch_kept_state {
     MONARCH_KEPT_WRITING,
 };
 
-/* One sample: its state (see above), and where its bytes lie in the data. */
+/* The table entry of a sample: its state (see above), and where its bytes lie within the data. */
 struct monarch_kept_sample {
     uint64_t state;
     uint64_t offset;
     uint64_t length;
 };
 
-/* The beginning of the memory. `samples` entries follow it, and at `data` the bytes.
- * room, used : of the data [bytes];  from_memory, from_source : samples that were read */
+/* The header of the memory. Behind it lie `samples` table entries, and at offset `data` the
+ * samples' bytes.
+ * room: bytes that samples may use; used: bytes that they use
+ * from_memory, from_source: how many samples were read from there */
 struct monarch_kept {
     uint64_t samples;
     uint64_t data;
@@ -50,16 +53,17 @@ struct monarch_kept {
     uint64_t from_source;
 };
 
-/* Copies those of the samples places[0..n) that are whole to out + starts[i], and sets missing[i]
- * to 0 for them and to 1 for all others. A place of -1 is a sample that is not kept. Returns how
- * many are missing. */
+/* Copies each sample places[i] that is whole to out + starts[i], for each i below `n`. Sets
+ * missing[i] to 0 for these samples and to 1 for all others. A place of -1 is a sample that is not
+ * kept. Returns how many samples are missing. */
 uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uint64_t n, char *out,
                            const int64_t *starts, uint8_t *missing);
-/* Where a whole sample lies from `kept` on; -1 if it is not whole. Sets *length to its bytes. */
+/* Returns the offset of a sample from `kept` on, and sets *length to its size in bytes; returns -1
+ * if the sample is not whole. */
 int64_t monarch_kept_find(struct monarch_kept *kept, uint64_t place, uint64_t *length);
-/* Stores a sample, unless another process has done so, is doing so, or there is no room. A writer
- * that has been killed counts for nothing. */
+/* Stores a sample, unless another process has stored it or is storing it, or there is no room. A
+ * process that was killed while it stored the sample does not count. */
 void monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes,
                       uint64_t length);
-/* Counts samples that were read. */
+/* Adds to the counts of samples that were read. */
 void monarch_kept_count(struct monarch_kept *kept, uint64_t from_memory, uint64_t from_source);

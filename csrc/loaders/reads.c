@@ -1,5 +1,6 @@
-/* Many reads in flight at once. A process has one set of threads, which sleep between calls. They
- * are started when a call first needs them, and a forked child starts its own. */
+/* Many reads in flight at once, made by threads. A process has one set of threads, which sleep
+ * between calls. Threads are started when a call first needs them, and a forked child starts its
+ * own. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -8,40 +9,40 @@
 #include "loaders/loaders.h"
 #include "shared/clock.h"
 
-/* A thread only reads; the library that may be preloaded needs some room as well. */
+/* The stack of a thread. Reading needs little; a preloaded library may need more. */
 #define STACK_BYTES (256 << 10)
 
-/* A read that takes longer than this and a nanosecond for each byte has waited for a disk or a
- * network [ns]. Reads of files in memory take a tenth of it. */
+/* A read has waited for a disk or a network if it takes longer than this plus 1 ns per byte [ns].
+ * Reads of files in memory take a tenth of that. */
 #define SLOW_NS 100000
 
-/* One call of monarch_read_all. It lies on the stack of its caller, who leaves when no thread is at
- * it any more. */
+/* A call of monarch_read_all. It lies on the stack of the caller, who returns only when no thread
+ * works on it any more. */
 struct call {
     const int32_t *descriptors;
     const int64_t *offsets, *lengths;
     char *const *out;
-    uint64_t n, next; /* next: the first read that nobody has begun; atomic */
+    uint64_t n, next; /* next: the first read that no thread has begun; atomic */
     uint64_t slow;    /* how many reads had to wait; atomic */
     /* Under the lock: */
     uint64_t failed; /* the first read that failed; `n` if none has */
     int error;       /* its errno */
     int wanted;      /* how many threads may still join */
-    int at_work;     /* how many threads are at it, without the caller's */
+    int at_work;     /* how many threads work on it, without the caller's */
     struct call *after;
     pthread_cond_t left;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
-static struct call *calls; /* those that want threads, the newest first */
-static int threads, idle;  /* idle: those at no call */
-/* Whether few reads of the last call had to wait; atomic. Then a call begins without threads: to
- * wake them costs more than to copy from memory. */
+static struct call *calls; /* the calls that want threads, the newest first */
+static int threads, idle;  /* idle: threads that work on no call */
+/* Whether few reads of the last call had to wait; atomic. If so, the next call begins without
+ * threads, because waking them takes longer than copying from memory. */
 static int was_fast;
 
-/* In a forked child only the thread that forked goes on: no thread holds the lock, and none reads.
- */
+/* Resets the state in a forked child. There only the thread that forked goes on, so no other thread
+ * can hold the lock or read. */
 static void forget(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     more = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
@@ -49,7 +50,7 @@ static void forget(void) {
     threads = idle = 0;
 }
 
-/* When this code is loaded, and not later: a fork that has begun would not heed it any more. */
+/* Registers `forget` when this code is loaded. A fork that had begun before would not call it. */
 __attribute__((constructor)) static void heed_forks(void) { pthread_atfork(NULL, NULL, forget); }
 
 /* Returns 0, an errno, or -1 if the file ends too early. */
@@ -70,7 +71,8 @@ static int read_one(int fd, char *to, int64_t length, int64_t offset) {
 }
 
 static void fail(struct call *c, uint64_t i, int error) {
-    /* Reads begin in order, so whoever fails first in this order has begun. */
+    /* Reads begin in order, so every read before this one has begun. If one of them fails too, it
+     * is found although no further read begins. */
     __atomic_store_n(&c->next, c->n, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
     if (i < c->failed) {
@@ -80,7 +82,7 @@ static void fail(struct call *c, uint64_t i, int error) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Makes reads until none is left or, if `is_alone`, until one had to wait. */
+/* Makes reads until none is left, or, if `is_alone`, until a read had to wait. */
 static void work(struct call *c, int is_alone) {
     for (;;) {
         uint64_t i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);
@@ -127,7 +129,7 @@ static void *read_thread(void *arg) {
     return NULL;
 }
 
-/* The program's signals are not for these threads. */
+/* Starts threads. They block all signals, which are the program's. */
 static void start_threads(int missing) {
     pthread_attr_t attr;
     pthread_t thread;
@@ -140,7 +142,7 @@ static void start_threads(int missing) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; missing > 0 && threads < MONARCH_READS_IN_FLIGHT; missing--) {
         if (pthread_create(&thread, &attr, read_thread, NULL) != 0)
-            break; /* those that run, or the caller alone, do the work */
+            break; /* the running threads, or the caller alone, do the work */
         threads++;
         idle++;
     }

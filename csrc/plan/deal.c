@@ -1,24 +1,24 @@
-/* Deals the samples of each step of an epoch to the nodes that hold them, and to the ranks of these
- * nodes. Of several holders, a step takes those with which the most samples stay where they are: a
- * matching of samples with places, which augmenting paths make as large as possible. */
+/* Deals the samples of each step of an epoch to nodes that hold them, and to the ranks of these
+ * nodes. If samples have several holders, a step chooses so that as many samples as possible go to
+ * a holder: a maximum matching of samples with the nodes' places, found by augmenting paths. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A step while it is dealt. Arrays of nodes and of the step's samples; lists of the samples of each
- * node are linked by the samples' places in the step. */
+/* The step that is being dealt: arrays over the nodes, and over the step's samples. The samples of
+ * a node form a linked list, in which a sample is named by its place in the step. */
 struct step {
     const struct monarch_deal *deal;
     const int32_t *samples;
     int32_t count;
-    int32_t *node;           /* of each sample; -1: waits for a place */
+    int32_t *node;           /* of each sample; -1: it waits for a place */
     int32_t *next, *before;  /* in the list of the sample's node */
     int32_t *first;          /* of each node: the head of its list */
-    int32_t *room, *taken;   /* of each node: places, and samples that it holds and takes */
-    int32_t *share, *least;  /* of each node: samples that it loads; fewest that it takes */
+    int32_t *room, *taken;   /* of each node: its places; how many held samples it takes */
+    int32_t *share, *least;  /* of each node: how many samples it loads; the fewest it takes */
     int32_t *moved, *queue;  /* of each node: the search for a free place */
-    uint8_t *seen, *is_dead; /* of each node: was reached; leads to no free place */
+    uint8_t *seen, *is_dead; /* of each node: reached; leads to no free place */
     int32_t *cursor;         /* of each node: where its next sample goes */
     int32_t *by_node;        /* the step's samples, by node, loads first */
 };
@@ -49,8 +49,8 @@ static void unlink_from(struct step *s, int32_t i) {
     s->node[i] = -1;
 }
 
-/* The owner of a sample, which comes first, if it has a free place; else the holder with the most
- * of them; -1 if none has any. */
+/* Returns the first holder of a sample, its owner, if that node has a free place; else the holder
+ * with the most free places; -1 if no holder has one. */
 static int32_t freest(const struct step *s, int32_t i) {
     const int32_t *holders = holders_of(s, i);
     int32_t best = -1, most = 0;
@@ -66,7 +66,7 @@ static int32_t freest(const struct step *s, int32_t i) {
     return best;
 }
 
-/* Notes the holders of sample `i` in the search; returns the first with a free place, or -1. */
+/* Adds the holders of sample `i` to the search. Returns the first with a free place, or -1. */
 static int32_t reach(struct step *s, int32_t i, int32_t *tail) {
     const int32_t *holders = holders_of(s, i);
     for (uint32_t k = 0; k < s->deal->width; k++) {
@@ -82,8 +82,8 @@ static int32_t reach(struct step *s, int32_t i, int32_t *tail) {
     return -1;
 }
 
-/* Finds a place for sample `i`, all of whose holders are full, by moving other samples to other
- * holders of theirs; leaves it waiting if there is no such way. */
+/* Finds a place for sample `i`, whose holders are all full, by moving other samples to other nodes
+ * that hold them. If that is impossible, the sample goes on waiting. */
 static void augment(struct step *s, int32_t i) {
     int32_t head = 0, tail = 0, free_node = reach(s, i, &tail);
     while (free_node < 0 && head < tail) {
@@ -109,7 +109,7 @@ static void augment(struct step *s, int32_t i) {
     }
 }
 
-/* Gives samples to their holders, as many as there is room for. */
+/* Gives as many samples as possible to nodes that hold them. */
 static void match(struct step *s) {
     uint32_t nodes = s->deal->nodes;
     for (uint32_t n = 0; n < nodes; n++)
@@ -130,8 +130,8 @@ static void match(struct step *s) {
                 augment(s, i);
 }
 
-/* Takes samples from the nodes that hold the most of the step, until those that hold fewer than
- * they must take can be filled up. Returns how many samples then wait. */
+/* Takes samples away from the nodes that have the most, until enough samples wait to give every
+ * node its least. Returns how many samples then wait. */
 static int32_t give_up(struct step *s, int32_t waiting) {
     uint32_t nodes = s->deal->nodes;
     int32_t needed = 0;
@@ -160,8 +160,9 @@ static int64_t shares_at(const struct step *s, int32_t level) {
     return sum;
 }
 
-/* Shares out the waiting samples: the same number for every node that has reached neither its room
- * nor the fewest that it takes. Of the rest, one each for the nodes that hold the fewest. */
+/* Shares out the waiting samples. Every node gets the same number, but more if its least requires
+ * it and fewer if its room does not suffice. The rest goes one by one to the nodes that have taken
+ * the fewest. */
 static void fill_up(struct step *s, int32_t waiting) {
     int32_t low = 0,
             high = waiting + 1; /* shares_at(low) <= waiting < shares_at(high), or all full */
@@ -186,14 +187,14 @@ static void fill_up(struct step *s, int32_t waiting) {
     }
 }
 
-/* Puts the samples that wait at the front of each node's, and deals them to its ranks in turns. */
+/* Lists the samples of each node, its loads first, and deals them to the node's ranks in turn. */
 static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads) {
     const struct monarch_deal *d = s->deal;
     uint32_t per_node = d->ranks / d->nodes;
     int32_t at = 0;
     for (uint32_t n = 0; n < d->nodes; n++) {
-        s->first[n] = at;                /* from here on: where the node's samples begin, */
-        s->cursor[n] = at + s->share[n]; /* where its next one of its own goes, */
+        s->first[n] = at;                /* from now on: where the node's samples begin, */
+        s->cursor[n] = at + s->share[n]; /* where its next held sample goes, */
         s->queue[n] = at;                /* and where its next load goes */
         at += s->share[n] + s->taken[n];
     }
@@ -220,8 +221,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     }
 }
 
-/* How many samples each node takes at most and at least: all ranks equally many, as far as the step
- * divides, or as many as the cap and the least of a rank allow. */
+/* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many, or
+ * one more if the step does not divide. With a cap, a rank takes from `least` samples to `cap`
+ * times an equal batch. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;
@@ -245,7 +247,7 @@ static void deal_step(struct step *s, int32_t *out, int64_t *ends, int32_t *load
     hand_out(s, out, ends, loads);
 }
 
-/* The arrays of a step lie one after the other. */
+/* Allocates the arrays of a step, one after the other. Returns the memory, or NULL without it. */
 static int32_t *lay_out(struct step *s, uint64_t samples, uint64_t nodes) {
     int32_t *memory = calloc(4 * samples + 9 * nodes, sizeof *memory), *at = memory;
     if (memory == NULL)

@@ -1,4 +1,4 @@
-"""The command advise: workers."""
+"""The command `monarch advise workers`."""
 
 import json
 import sys
@@ -90,4 +90,4 @@ def _show(document: dict[str, Any]) -> None:
     click.echo(f"Use {counted(document['workers'], 'worker')}.")
     if not document["is_enough"]:
         step = document["step_seconds"] * 1000
-        click.echo(f"More bring nothing, and the training waits: a step takes {step:g} ms.")
+        click.echo(f"More do not help, and the training will wait: its step takes {step:g} ms.")

@@ -24,8 +24,11 @@ def _end(named: NamedFiles) -> None:
 
 
 def _print_each(places: Iterator[FilePlace], width: int) -> None:
-    """Prints a line for each file, with its path at the end. There may be millions of them, for
-    which a table would be slow. width : of the column `where` [characters]"""
+    """Prints a line for each file, with its path at the end. There may be millions of files, for
+    which a table would be slow.
+
+    width : of the column `where` [characters]
+    """
     for place in places:
         size = format_size(place.size) if place.size >= 0 else ""
         why = place.why.replace("_", " ")
@@ -33,7 +36,7 @@ def _print_each(places: Iterator[FilePlace], width: int) -> None:
 
 
 def _print_sums(places: Iterator[FilePlace]) -> None:
-    """Prints how many files are at each place, instead of the files."""
+    """Prints how many files are in each place, without their names."""
     files: Counter[tuple[str, str]] = Counter()
     size: Counter[tuple[str, str]] = Counter()
     for place in places:

@@ -28,7 +28,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class _Quiet(WSGIRequestHandler):
-    """Logs no requests."""
+    """A request handler that logs no requests."""
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -48,14 +48,14 @@ class _UnixServer(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
-        """Accepts a client, with an address of the form that the handler expects."""
+        """Accepts a client. Returns an address of the form that the request handler expects."""
         return self.socket.accept()[0], ("a client", 0)
 
 
 @contextmanager
 def _on_socket(path: Path) -> Iterator[WSGIServer]:
-    """A server on a Unix socket that this user alone can reach. Raises MonarchError if there is
-    another file, or a socket on which somebody listens."""
+    """Yields a server on a Unix socket that only this user can reach. Raises MonarchError if the
+    path is a file of another kind, or a socket on which a process listens."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise MonarchError(f"{path} exists and is not a socket; name another path")
@@ -152,7 +152,7 @@ def _give(
     textfile: Path | None,
     every: float | None,
 ) -> None:
-    """Gives the metrics in the way that is named, or prints them."""
+    """Writes or serves the metrics, as the options say; without an option, prints them."""
     if textfile is not None:
         _write(textfile, registry, every)
     elif socket_file is not None:

@@ -10,7 +10,7 @@ import click
 from monarch_py.cli.messages import warn
 
 _PATH = click.Path(path_type=Path)
-# So many names of files that are left out are printed.
+# The most names of left-out files that are printed.
 NAMED = 10
 
 

@@ -1,4 +1,4 @@
-"""The commands env, config and demo, which help to get a job under the library."""
+"""The commands env, demo, init and config, which help to set up a job with Monarch."""
 
 import json
 import os
@@ -38,8 +38,8 @@ prepend-path LD_PRELOAD {{{library}}}
 
 
 def _modulefile(config_file: Path | None) -> str:
-    """The Tcl modulefile by which an administrator offers Monarch to all users of a system. If the
-    modulefile names a configuration, users need none of their own."""
+    """Returns a Tcl modulefile, with which an administrator offers Monarch to all users of a
+    system. If it names a configuration, users need none of their own."""
     # No character is special within Tcl's braces.
     commands = Path(sys.executable).parent
     text = MODULEFILE.format(version=__version__, commands=commands, library=LIBRARY)
@@ -71,7 +71,7 @@ def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -
         click.echo(_modulefile(config_file), nl=False)
     else:
         if config_file is not None and not config_file.is_file():
-            # Reports that the file is missing. Only the job's nodes can check its content.
+            # Reports that the file is missing. Its content can be checked only on the job's nodes.
             load_config(config_file)
         quoted = shlex.quote(str(LIBRARY))
         click.echo(f'export LD_PRELOAD={quoted}"${{LD_PRELOAD:+:$LD_PRELOAD}}"')

@@ -21,17 +21,18 @@ from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.report.top import View
 
-# Time between two looks at the files that programs have open [s]. They cost the daemon more than a
-# report, and the file system of such a file may hang.
+# Time between two questions for the files that programs have open [s]. The answer costs the daemon
+# more than a report, and the file system of an open file may hang.
 OPEN_S = 5.0
-# Time after the first report until the first frame, which shows rates between two reports [s].
+# Time from the first report to the second, and so to the first frame, which shows rates [s].
 FIRST_S = 0.3
 PIPE_WIDTH = 200
 QUIT = ("q", "Q", "\x1b", "\x03", "\x04", "")
 
 
 class _OpenFiles(threading.Thread):
-    """Asks who has which file open, so that the view does not wait for the answer."""
+    """Asks which programs have which files open, in a thread, so that the view does not wait for
+    the answers."""
 
     def __init__(self, session: SessionDir, view: View) -> None:
         super().__init__(name="open files", daemon=True)
@@ -43,7 +44,7 @@ class _OpenFiles(threading.Thread):
             while not self._is_over.wait(OPEN_S):
                 self._view.take_open(DaemonConnection(self._session).ask("open")["open"])
         except SessionError:
-            return  # the view says why, when its own question fails
+            return  # the view's own question will fail too, and its error is reported
 
     def end(self) -> None:
         self._is_over.set()
@@ -51,7 +52,8 @@ class _OpenFiles(threading.Thread):
 
 @contextmanager
 def _keys() -> Iterator[bool]:
-    """Has single keys arrive at once, without being shown. Yields whether there is a keyboard."""
+    """Sets the terminal to pass on each key at once, without showing it. Yields whether standard
+    input is a terminal."""
     if not sys.stdin.isatty():
         yield False
         return
@@ -65,7 +67,8 @@ def _keys() -> Iterator[bool]:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[View], None]]:
-    """Yields what shows a view: on a terminal in place of the last frame, elsewhere below it."""
+    """Yields a function that shows a frame of a view: on a terminal in place of the last frame,
+    elsewhere below it."""
     out = console()
     if not out.is_terminal:
         yield lambda view: show(Group(view.frame(PIPE_WIDTH), ""))
@@ -75,8 +78,11 @@ def _screen() -> Iterator[Callable[[View], None]]:
 
 
 def _is_quit(until: float, *, has_keys: bool) -> bool:
-    """Waits until then [s of time.monotonic]. Returns at once, and True, when the user has pressed
-    a key that ends the view."""
+    """Waits until a time, and then returns False. Returns True as soon as the user presses a key
+    that ends the view.
+
+    until : [s of time.monotonic];  has_keys : whether standard input is a terminal
+    """
     while (left := until - time.monotonic()) > 0:
         if not has_keys:
             time.sleep(left)

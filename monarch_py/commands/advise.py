@@ -1,4 +1,4 @@
-"""Advice for a training program's loader: what `monarch advise` does."""
+"""`monarch advise`: loads the named dataset, and writes the advice for its loader."""
 
 import importlib
 import os
@@ -14,8 +14,11 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def load_object(named: str, option: str) -> Any:
-    """What MODULE:NAME names; the module may lie in the working directory. Raises ConfigError,
-    which names the option, if there is no such thing."""
+    """Returns the object MODULE:NAME. The module may lie in the working directory. Raises
+    ConfigError, which names the option, if there is no such object.
+
+    named : MODULE:NAME;  option : the name of the option, for errors
+    """
     module, _, name = named.partition(":")
     if not module or not name:
         raise ConfigError(f"{option}: {named!r} is not MODULE:NAME, such as train:dataset")
@@ -36,8 +39,8 @@ def load_object(named: str, option: str) -> Any:
 
 
 def load_dataset(named: str) -> Any:
-    """The dataset that MODULE:NAME names: an object, or a function or class that makes one without
-    arguments."""
+    """Returns the dataset MODULE:NAME. NAME is a dataset, or a function or class that makes one
+    when it is called without arguments. Raises ConfigError if it is neither."""
     found = load_object(named, "dataset")
     is_dataset = hasattr(found, "__getitem__") and not isinstance(found, type)
     dataset = found if is_dataset or not callable(found) else found()
@@ -47,8 +50,8 @@ def load_dataset(named: str) -> Any:
 
 
 def parse_seconds(text: str) -> float:
-    """The seconds that `text` means: ``50ms``, ``1.5 s``, ``300us``. Raises ValueError, with one
-    sentence, for everything else."""
+    """Returns the seconds that a text such as ``50ms``, ``1.5 s`` or ``300us`` means. Raises
+    ValueError, with one sentence, for any other text."""
     found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(us|ms|s)", text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a time; write 50ms or 0.05s")
@@ -56,7 +59,7 @@ def parse_seconds(text: str) -> float:
 
 
 def to_document(advice: Advice) -> dict[str, Any]:
-    """The advice in JSON's types."""
+    """Returns the advice in types that JSON has."""
     most = max(key.workers for key in advice.measured)
     return {
         "workers": advice.workers,

@@ -1,4 +1,4 @@
-"""What a command sees of a running daemon: its segments, and its newest catalog."""
+"""A command's view of a running daemon: the daemon's shared segments and its newest catalog."""
 
 import os
 from contextlib import suppress
@@ -14,7 +14,7 @@ from monarch_py.native import Uints, ffi, lib
 
 
 class DaemonView:
-    """The shared segments of one daemon; `refresh` opens the daemon's newest catalog."""
+    """The shared segments of a daemon, and its catalog. `refresh` opens the newest catalog."""
 
     def __init__(self, connection: DaemonConnection) -> None:
         self._connection = connection
@@ -39,12 +39,12 @@ class DaemonView:
             self.pid, known = told["pid"], told["generation"]
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
             if known != self._generation:
-                with suppress(FileNotFoundError):  # a newer catalog has replaced it: ask again
+                with suppress(FileNotFoundError):  # a newer catalog has replaced it, so ask again
                     self.catalog = CatalogReader.open(self._connection.session, known)
                     self._generation = known
 
     def roots(self) -> list[list[str]]:
-        """The spellings of each source's directory (`roots` of PathSelection)."""
+        """Returns the spellings of each source's directory, for PathSelection."""
         found = []
         for number in range(self._control.sources):
             slot = self._control.source[number]
@@ -55,8 +55,10 @@ class DaemonView:
         return found
 
     def partial_bytes(self, words: Uints, sizes: Uints) -> int:
-        """Bytes that running fills have already copied. words, sizes : (n,) of files that are being
-        filled"""
+        """Returns how many bytes running fills have already copied.
+
+        words, sizes : (n,) the words and sizes of files that are being filled
+        """
         if not len(words):
             return 0
         done = 0

@@ -1,4 +1,4 @@
-"""`monarch ls` and `monarch evict`: where the named files are, and dropping their copies."""
+"""`monarch ls` and `monarch evict`: tells where the named files are, and drops their copies."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Ids, Reason, State
 
-# Number of entries in one request, as for `monarch warm`.
+# The most catalog entries in one request, as for `monarch warm`.
 PORTION = 65536
 STAGING = "staging area"
 SOURCE = "source"
@@ -20,12 +20,12 @@ SOURCE = "source"
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """One file, and what an open of it gets now.
+    """A file, and what serves it now.
 
-    path : of the source's file;  size : [bytes]
-    where : the mount point of the tier that has its copy, STAGING or SOURCE
-    why : for a file without a copy: "", "filling", "wanted", or the reason why the source serves
-        it, as `bypass` in docs/status.md
+    path : of the file in the source;  size : [bytes]; -1 if the daemon does not know the file
+    where : the mount point of the tier that has the copy, or STAGING or SOURCE
+    why : for a file without a copy: "", "filling", "wanted", "unknown", or the reason why the
+        source serves it, as `bypass` in docs/status.md
     """
 
     path: str
@@ -37,7 +37,7 @@ class FilePlace:
 class NamedFiles:
     """The files that a user names, as the daemon's catalog has them now.
 
-    texts : paths as the user wrote them; None for everything
+    texts : paths as the user wrote them; None for all files
 
     The constructor raises SessionError if no daemon serves.
     """
@@ -59,17 +59,17 @@ class NamedFiles:
 
     @property
     def names(self) -> list[str]:
-        """What `where` of a file can be."""
+        """The values that `where` of a file can have."""
         return [*self._tiers, STAGING, SOURCE]
 
     @property
     def problems(self) -> list[tuple[str, str]]:
-        """(path, what is wrong and the hint), for each path that stands for no file."""
+        """For each path that stands for no file: the path, and what is wrong, with a hint."""
         return self._chosen.problems
 
     def places(self) -> Iterator[FilePlace]:
-        """Where the files are, sorted by path. Files that the daemon does not know yet are last:
-        the source serves them."""
+        """Yields the files with their places, sorted by path. Files that the daemon does not know
+        yet come last; the source serves them."""
         catalog = self._view.catalog
         tops = [spellings[-1] for spellings in self._view.roots()]
         paths = {
@@ -84,8 +84,8 @@ class NamedFiles:
             yield FilePlace(f"{tops[number]}/{path}", -1, SOURCE, "unknown")
 
     def evict(self) -> tuple[int, int]:
-        """Drops the copies of the files. Returns how many copies there were, and the bytes of their
-        files."""
+        """Drops the files' copies. Returns how many copies were dropped, and the size of the files
+        that had copies [bytes]."""
         catalog = self._view.catalog
         ids = self._chosen.ids
         present = ids[word.state(catalog.words[ids]) == State.PRESENT]
@@ -97,7 +97,7 @@ class NamedFiles:
 
 
 def _place(packed: np.uint64, tiers: Sequence[str]) -> tuple[str, str]:
-    """`where` and `why` of FilePlace, from an entry's word."""
+    """Returns `where` and `why` of a FilePlace, from the word of its catalog entry."""
     words: Ids = np.array([packed], dtype=np.uint64)
     state, why = State(int(word.state(words)[0])), Reason(int(word.reason(words)[0]))
     if state == State.PRESENT:

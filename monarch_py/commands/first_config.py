@@ -18,12 +18,12 @@ JOB_DIRECTORIES = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
 USUAL = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay"})
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
-# The parts of what is free now that the tiers may take. The job needs most of the memory itself.
+# Tiers get a quarter of the free memory, since the job needs most of it, and 0.8 of free disks.
 MEMORY_PART, DISK_PART = 4, 0.8
-# A place with less is no tier [bytes].
+# The smallest quota of a tier; a place that allows less does not become a tier [bytes].
 LEAST_BYTES = 64 * MIB
 
-# As the kernel writes blanks and backslashes in the table of mounts.
+# The kernel's spelling of blanks and backslashes in the table of mounts.
 OCTAL = re.compile(r"\\([0-7]{3})")
 
 FORM = """\
@@ -42,8 +42,8 @@ TIER = """\
 class LocalPlace:
     """A directory on this node in which copies can be made.
 
-    kind : the type of its file system;  device : the file system's number
-    free_bytes : what is free there, and for memory what may be used of it [bytes]
+    kind : the type of its file system;  device : the file system's device number
+    free_bytes : the free space, or for memory as much of it as may be used [bytes]
     """
 
     path: Path
@@ -53,7 +53,7 @@ class LocalPlace:
 
 
 def _mounts() -> Iterator[tuple[Path, str]]:
-    """The mount points of this node, with the types of their file systems."""
+    """Yields the mount points of this node, with the types of their file systems."""
     try:
         table = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
     except OSError:
@@ -66,7 +66,7 @@ def _mounts() -> Iterator[tuple[Path, str]]:
 
 
 def _place(path: Path, kind: str) -> LocalPlace | None:
-    """The directory as a place for copies, or None if no file can be made there."""
+    """Returns the directory as a place for copies; None if files cannot be made there."""
     try:
         status, system = os.stat(path), os.statvfs(path)
     except OSError:
@@ -77,10 +77,11 @@ def _place(path: Path, kind: str) -> LocalPlace | None:
 
 
 def local_disks(taken: Collection[int]) -> list[LocalPlace]:
-    """The places on local disks, the one with most room first, each on a file system of its own. A
-    directory that the batch system names goes before the usual ones.
+    """Returns a place on each local file system that has room, the one with the most room first. On
+    a file system, a directory that the batch system names is preferred to mount points and to
+    USUAL.
 
-    taken : the devices that hold sources
+    taken : the devices that hold sources, which are left out
     """
     mounts = {path: kind for path, kind in _mounts() if kind in LOCAL}
     hung = hanging(list(mounts))
@@ -101,7 +102,7 @@ def _answers(path: Path, hung: Sequence[Path]) -> bool:
 
 
 def shared_memory() -> LocalPlace | None:
-    """The node's shared memory as a place for copies; None if it has no room."""
+    """Returns the node's shared memory as a place for copies; None if it has too little room."""
     if dict(_mounts()).get(SHARED_MEMORY) != "tmpfs":
         return None
     place = _place(SHARED_MEMORY, "tmpfs")
@@ -113,13 +114,16 @@ def shared_memory() -> LocalPlace | None:
 
 
 def first_configuration(sources: Sequence[Path]) -> str:
-    """The text of a configuration for these datasets on this node. Raises ConfigError if a dataset
-    is no directory, or if the node has no room for copies."""
+    """Returns the text of a configuration for this node. Raises ConfigError if a source is not a
+    directory, or if the node has no room for copies.
+
+    sources : the directories of the datasets
+    """
     for path in hanging(list(sources)):
         raise ConfigError(f"{path}: does not answer within {LIMIT_S:.0f} s; its file system hangs")
     for path in sources:
         if not path.is_dir():
-            raise ConfigError(f"{path}: no directory; name the dataset's directory")
+            raise ConfigError(f"{path}: not a directory; name the dataset's directory")
     tiers = []
     taken = {os.stat(source).st_dev for source in sources}
     if (ram := shared_memory()) is not None and ram.device not in taken:
@@ -142,6 +146,7 @@ def _tier(place: LocalPlace, quota: int, note: str) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """The path as a YAML scalar. `$` begins the name of a variable in a configuration."""
+    """Returns the path as a YAML scalar. Each `$` is doubled, because a single one begins the name
+    of a variable in a configuration."""
     text = str(path.absolute()).replace("$", "$$")
     return str(yaml.safe_dump(text, width=10_000).splitlines()[0])

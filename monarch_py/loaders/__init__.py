@@ -1,6 +1,7 @@
-"""Loaders for training programs that may be changed: docs/loaders.md says which one when.
+"""Loaders for training programs whose code may be changed; docs/loaders.md helps to choose one.
 
-What programs import is named here; none of it imports torch or h5py before it is used.
+Programs import the names below. Importing them imports neither torch nor h5py: a loader imports
+these when it first needs them.
 """
 
 from monarch_py.loaders.groups.loader import GroupLoader

@@ -1,1 +1,1 @@
-"""Packs: a tar that holds many small files of a source, and an index of it."""
+"""Packs: tars that hold many small files of a source, with an index beside each tar."""

@@ -1,6 +1,6 @@
-"""The index of a pack: which file lies where in a tar, and for which version of the tar that holds.
+"""The index of a pack: where each file lies in the tar, and which version of the tar it is for.
 
-It lies beside the tar, as TAR.monarch.
+The index lies beside the tar, as TAR.monarch.
 """
 
 import json
@@ -29,13 +29,13 @@ def index_path(pack: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackIndex:
-    """The members of a tar that are files of a directory, in the order in which they lie in it.
+    """The members of a tar that are files of a directory, in the order of the tar.
 
-    pack_bytes, pack_mtime_ns : size and time of modification of the tar that the index is of
+    pack_bytes, pack_mtime_ns : size and time of modification of the indexed tar
     pool : uint8, the files' paths relative to the directory, one after the other with a NUL between
     hashes : (members,) uint64, XXH3-64 of the paths
-    offsets, sizes : (members,) int64, where the files' bytes are in the tar [bytes]
-    mtimes_ns : (members,) int64, when the files were last modified [ns]
+    offsets, sizes : (members,) int64, where the files' bytes lie in the tar [bytes]
+    mtimes_ns : (members,) int64, the files' times of modification [ns]
     """
 
     pack_bytes: int
@@ -48,8 +48,11 @@ class PackIndex:
 
     @classmethod
     def of(cls, tar: os.stat_result, members: Sequence[tuple[str, int, int, int]]) -> "PackIndex":
-        """The index of a tar, given its attributes and its members: (name, offset, size, mtime_ns).
-        Of members with the same name the last one counts, as it does for tar."""
+        """Returns the index of a tar. If members have the same name the last one counts, as it does
+        for tar.
+
+        tar : the tar's attributes;  members : (name, offset, size, mtime_ns) of each member
+        """
         last = {member[0]: member for member in members}
         kept = sorted(last.values(), key=lambda member: member[1])
         numbers = np.array([member[1:] for member in kept], dtype=np.int64).reshape(-1, 3)
@@ -63,7 +66,8 @@ class PackIndex:
         )
 
     def names(self) -> list[str]:
-        """The files' paths relative to the directory. They take much more memory than `pool`."""
+        """Returns the files' paths relative to the directory. The list takes much more memory than
+        `pool`."""
         names = self.pool.tobytes().split(b"\0") if len(self) else []
         return [os.fsdecode(name) for name in names]
 

@@ -1,4 +1,4 @@
-"""Makes packs: writes the files of a directory into a tar, or finds out which of them a tar has."""
+"""Makes packs: writes a directory's files into a tar, or indexes a tar that has them already."""
 
 import os
 import stat
@@ -18,16 +18,16 @@ from typing import Any, BinaryIO, TypeVar
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
-# So many files are read or looked at in parallel, and at most AHEAD of them wait in memory: a
-# source far away answers late.
+# The number of files that are read or looked at in parallel, since a remote source answers late,
+# and the most files that are begun but not written.
 THREADS, AHEAD = 32, 64
-# Files up to this size are read whole before they are written, so that they can be read again if
-# they change meanwhile [bytes].
+# Files up to this size are read whole before they are written to the tar, so that a file that
+# changes during the read can be read again [bytes].
 SMALL_BYTES = 1 << 20
-# The tar's buffer. Headers of small members are close to each other, so that one read brings many
-# [bytes].
+# The buffer for reading and writing tars. Headers of small members lie close together, so one read
+# brings many [bytes].
 BUFFER_BYTES = 1 << 20
-# A file that changes again within this time after a change may keep its time of modification [s].
+# A file may keep its time of modification if it changes again within this time after a change [s].
 TIME_STEP_S = 2.0
 SECOND_NS = 1_000_000_000
 RECORD_BYTES = tarfile.BLOCKSIZE
@@ -43,9 +43,9 @@ class Packed:
     """A pack that was made.
 
     index : the index that was written
-    files : how many files were looked at: of the directory, or for an existing tar its members
-    changed : those that are not in the index, because they were changing, or because directory and
-        tar have different versions
+    files : how many files were looked at: the directory's, or the members of an existing tar
+    changed : the names of the files that are not in the index, because they were changing, or
+        because directory and tar have different versions
     """
 
     index: PackIndex
@@ -58,8 +58,8 @@ def _failed(path: str | Path, error: OSError) -> MonarchError:
 
 
 def _names(root: Path) -> list[str]:
-    """The paths of the regular files and links below `root`, relative to it, in an order in which
-    a directory's files are neighbours."""
+    """Returns the paths of the files and links below `root`, relative to it. The files of a
+    directory follow each other, sorted by name."""
 
     def failed(error: OSError) -> None:
         raise _failed(error.filename, error)
@@ -76,7 +76,7 @@ def _names(root: Path) -> list[str]:
 
 
 def _each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yields function(item) of every item, in order; several are computed at a time."""
+    """Yields function(item) for each item, in order. Several results are computed at a time."""
     pending: deque[Future[R]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
         try:
@@ -96,8 +96,11 @@ def _each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A file that was read. content : None of a large file, which is read as it is written;
-    is_whole : whether the file was the same after the read as before it"""
+    """A file that was read.
+
+    content : its bytes; None for a large file, which is read only while it is written
+    is_whole : whether the file was the same before and after the read
+    """
 
     name: str
     found: os.stat_result
@@ -110,14 +113,15 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """How long a file may still change without its time showing it [s]; 0 if it cannot."""
+    """Returns for how long the file's time may still not show a change [s]; 0 if it shows each."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
-    # The server's clock may differ. A time far ahead was set: no change would keep it.
+    # The server's clock may be a little ahead. A time far ahead was set by a program, and a further
+    # change would replace it.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 
 def _look(path: Path) -> os.stat_result:
-    """Looks at a file once each further change would show."""
+    """Waits until a file's time will show every further change. Returns the file's attributes."""
     found = os.lstat(path)
     left_s = _young_s(found)
     if left_s and stat.S_ISREG(found.st_mode):
@@ -127,7 +131,7 @@ def _look(path: Path) -> os.stat_result:
 
 
 def _read(root: Path, name: str) -> _Read:
-    """Reads a small file whole, once more if it changes meanwhile."""
+    """Reads a small file whole. If it changes during the read, it is read once more."""
     path = root / name
     try:
         found = _look(path)
@@ -173,7 +177,7 @@ def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: 
 
 def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
     """Writes all files below `root` into a tar. Returns the members, and the names of the files
-    that are left out because they were changing."""
+    that were left out because they were changing."""
     members, changed = [], []
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for read in _each(partial(_read, root), _names(root)):
@@ -187,7 +191,7 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
                     _write_large(tar, info, root / read.name, read)
                 else:
                     tar.addfile(info, BytesIO(read.content))
-                # The bytes are followed by zeros, up to a whole record of 512 bytes.
+                # Zeros follow the file's bytes, up to a multiple of 512 bytes.
                 end = tar.offset - -(-info.size // RECORD_BYTES) * RECORD_BYTES
                 members.append((read.name, end, info.size, found.st_mtime_ns))
     return members, changed
@@ -208,12 +212,14 @@ def write_pack(root: Path, output: Path) -> Packed:
         with open(unfinished, "wb", buffering=BUFFER_BYTES) as stream:
             members, changed = _write(root, stream)
             stream.flush()
-            # The index must not outlive a power cut without the bytes that it describes.
+            # After a power cut the index must not exist without the bytes that it describes.
             os.fsync(stream.fileno())
         os.replace(unfinished, output)
         index = PackIndex.of(os.stat(output), members)
     except OSError as error:
-        raise ConfigError(f"{output}: cannot be written ({error.strerror}); check it") from None
+        raise ConfigError(
+            f"{output}: cannot be written ({error.strerror}); check the path"
+        ) from None
     finally:
         with suppress(OSError):
             unfinished.unlink()
@@ -225,8 +231,8 @@ def write_pack(root: Path, output: Path) -> Packed:
 
 
 def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
-    """Yields the files in a tar, each with its time of modification [ns]; None if the tar has only
-    whole seconds."""
+    """Yields the files in a tar, each with its time of modification [ns]. The time is None if the
+    tar has only whole seconds."""
     try:
         with (
             open(pack, "rb", buffering=BUFFER_BYTES) as stream,
@@ -234,7 +240,7 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
         ):
             met: Any = tar
             while (info := tar.next()) is not None:
-                met.members.clear()  # else all that were met stay in memory
+                met.members.clear()  # else tarfile keeps all members in memory
                 exact = info.pax_headers.get("mtime")
                 if info.isreg() and not info.issparse():
                     yield info, None if exact is None else _ns(exact)
@@ -245,14 +251,14 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
 
 
 def _ns(seconds: str) -> int:
-    """Of a number such as 1700000000.123456789, without the rounding of a float."""
+    """Returns the nanoseconds of a number such as 1700000000.123456789. A float would round it."""
     whole, _, part = seconds.partition(".")
     return int(whole) * SECOND_NS + int(part[:9].ljust(9, "0"))
 
 
 def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | None:
-    """The member, with the file's own time, if it has the size and the time of the file; else
-    None."""
+    """Returns the member, with the file's exact time, if its size and time are those of the file
+    below `root`; else None."""
     info, mtime_ns = member
     name = os.path.normpath(info.name)
     if os.path.isabs(name) or name.startswith("../"):
@@ -273,7 +279,8 @@ def index_pack(root: Path, pack: Path) -> Packed:
     the time of modification of the file with the same name below `root`. Where the tar stores a
     member's time in whole seconds, only whole seconds are compared.
 
-    Raises MonarchError for a file that is no tar or cannot be read.
+    Raises MonarchError if `pack` is not an uncompressed tar or cannot be read, and ConfigError if
+    it changes meanwhile.
     """
     try:
         tar = os.stat(pack)

@@ -1,7 +1,7 @@
 """The schedule of an epoch: which rank takes which samples in which step.
 
-A Loader deals the order of an epoch by places alone. Here the samples themselves, or the nodes that
-hold them, say who takes them.
+A Loader (plan/loader.py) deals the samples of an epoch to ranks by their places in the order alone.
+The schedules here depend on the samples themselves: on their holders, or on their groups.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import Int32s, Ints, ffi, lib, pointer
 from monarch_py.plan.samplers import NONE, GroupShuffle
 
-# The largest cap: more than the memory of any accelerator leaves beside a batch that fits.
+# The largest cap. No accelerator's memory holds so many batches of the usual size.
 MOST_CAP = 1000.0
 
 
@@ -24,7 +24,7 @@ class EpochSchedule:
     starts : (steps * ranks + 1,) int64; the batch of step s and rank r is
         samples[starts[s * ranks + r] : starts[s * ranks + r + 1]]
     loads : (steps * ranks,) int32, how many samples of each batch the rank's node does not hold;
-        they are the first ones of the batch. None where nothing is known of holders
+        these come first in the batch. None if holders are unknown
     """
 
     samples: Int32s
@@ -37,18 +37,18 @@ class EpochSchedule:
         return (len(self.starts) - 1) // self.ranks
 
     def batch(self, step: int, rank: int) -> Int32s:
-        """The samples that a rank takes in a step, in their order."""
+        """Returns the samples that a rank takes in a step, in their order."""
         at = step * self.ranks + rank
         return self.samples[self.starts[at] : self.starts[at + 1]]
 
     def step(self, step: int) -> Int32s:
-        """The samples that all ranks take in a step: the global batch."""
+        """Returns the samples that all ranks take in a step: the global batch."""
         low, high = self.starts[step * self.ranks], self.starts[(step + 1) * self.ranks]
         return self.samples[low:high]
 
     def rows(self, per_step: int, rows: int) -> Int32s:
-        """(rows, ranks) int32, the samples as a Loader has them: each step takes `per_step` rows,
-        and where a rank has fewer samples, it has NONE."""
+        """Returns the samples in the form that a Loader has, (rows, ranks) int32. Each step takes
+        `per_step` rows; a rank with fewer samples is filled up with NONE."""
         sizes = np.diff(self.starts)
         batch = np.repeat(np.arange(len(sizes)), sizes)
         place = np.arange(len(self.samples)) - self.starts[batch]
@@ -57,19 +57,19 @@ class EpochSchedule:
         return out
 
     def sizes(self) -> Ints:
-        """The sizes of all batches, (steps, ranks) int64."""
+        """Returns the sizes of all batches, (steps, ranks) int64."""
         return np.diff(self.starts).reshape(-1, self.ranks)
 
 
 @dataclass(frozen=True)
 class Deal:
-    """How the samples of a step are dealt to the nodes that hold them.
+    """The rules by which the samples of a step are dealt to nodes that hold them.
 
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
-    ranks, nodes : rank r is on node r // (ranks // nodes)
-    cap : the most samples that a rank takes in a step, as a multiple of an equal batch; None for
-        equal batches, whose sizes differ by one where the ranks do not divide a step
-    least : the fewest samples that a rank takes, in a step that has so many for each
+    ranks, nodes : their numbers; rank r is on node r // (ranks // nodes)
+    cap : the most samples of a rank in a step, as a multiple of an equal batch; None for equal
+        batches, whose sizes differ by at most one, if the ranks do not divide the step
+    least : the fewest samples of a rank in a step; fewer if the step has fewer for each rank
     """
 
     per_step: int
@@ -84,8 +84,8 @@ class Deal:
                 raise ConfigError(f"{name}: {getattr(self, name)} is out of range; write 1 or more")
         if self.ranks % self.nodes:
             raise ConfigError(
-                f"nodes: {self.ranks} ranks do not divide among {self.nodes} nodes; start equally"
-                " many on each"
+                f"nodes: {self.ranks} ranks cannot be divided equally among {self.nodes} nodes;"
+                " start the same number on each"
             )
         if self.cap is not None and not 1 <= self.cap <= MOST_CAP:
             raise ConfigError(
@@ -95,20 +95,22 @@ class Deal:
             raise ConfigError(f"least: {self.least} is out of range; write 0 or more")
 
     def schedule(self, order: Int32s, holders: Int32s) -> EpochSchedule:
-        """Deals an epoch's order, `per_step` samples a step.
+        """Deals the samples of an epoch, `per_step` in each step. Raises ConfigError for samples or
+        nodes that do not exist.
 
-        In each step as many samples as there is room for are taken by a node that holds them. The
-        others are shared out so that all nodes load equally many, as far as room allows.
+        In each step, as many samples as possible go to a node that holds them. The others are
+        shared out so that all nodes load equally many, as far as their room allows.
 
-        holders : (samples,) or (samples, any) int32, the nodes that hold each sample, and NONE
-        Raises ConfigError for samples or nodes that do not exist.
+        order : the samples of the epoch, in their global order
+        holders : (samples,) or (samples, any) int32, the nodes that hold each sample, filled up
+            with NONE
         """
         table = np.ascontiguousarray(holders.reshape(len(holders), -1), dtype=np.int32)
         order = np.ascontiguousarray(order, dtype=np.int32)
         if table.size and not NONE <= table.min() <= table.max() < self.nodes:
-            raise ConfigError(f"holders: they name nodes that are none of {self.nodes}")
+            raise ConfigError(f"holders: they name nodes that are not among the {self.nodes}")
         if len(order) and not 0 <= order.min() <= order.max() < len(table):
-            raise ConfigError(f"holders: they are known of {len(table)} samples, which are too few")
+            raise ConfigError(f"holders: they are known for {len(table)} samples, but not for all")
         steps = -(-len(order) // self.per_step)
         out = np.empty(len(order), dtype=np.int32)
         starts = np.zeros(steps * self.ranks + 1, dtype=np.int64)
@@ -124,8 +126,8 @@ class Deal:
 
 
 def equal_batches(chunks: Int32s, batch_size: int, drop_last: bool = False) -> EpochSchedule:
-    """The schedule in which each rank takes its chunk in batches of one size; the last step is
-    smaller, on all ranks alike, or is dropped.
+    """Returns the schedule in which each rank takes its chunk in batches of one size. A smaller
+    last batch, which all ranks have alike, is kept or dropped.
 
     chunks : (ranks, samples of a rank)
     """
@@ -151,14 +153,15 @@ def group_schedule(  # noqa: PLR0917
     batch_size: int,
     drop_last: bool = False,
 ) -> EpochSchedule:
-    """Contiguous groups of samples in random order, dealt to the ranks in equal runs, and shuffled
-    inside (section III of Lee and others, 2021).
+    """Returns the schedule of an epoch with group shuffle (section III of Lee and others, 2021):
+    groups of contiguous samples come in random order, each rank takes an equal part of that order,
+    and the samples within a group are shuffled.
 
-    A group at the border of two ranks is divided before it is shuffled. So every rank reads a
+    A group that two ranks share is divided before it is shuffled, so that each rank reads a
     contiguous range of each of its groups. Every sample comes once, except that the first
     (-length) % ranks samples of the epoch come again at its end, on the last ranks. With
-    `drop_last`, the epoch leaves out its last length % ranks samples instead, and each rank its
-    last batch if that is not full.
+    `drop_last`, the epoch leaves out its last length % ranks samples instead, and each rank leaves
+    out its last batch if that is not full.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size: {batch_size} is out of range; write 1 or more")

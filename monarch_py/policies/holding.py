@@ -1,5 +1,6 @@
-"""Which nodes hold each file, as every node works it out by itself: the owner, and further holders
-in the room that is left.
+"""Computes which nodes hold each file: its owner, and further nodes that have room left.
+
+Every node computes the same result by itself, without asking the others.
 """
 
 import numpy as np
@@ -8,16 +9,16 @@ from monarch_py.policies.node import NOBODY
 from monarch_py.policies.rendezvous import Keys, owners, second_copies
 from monarch_py.policies.view import Int32s, Ints
 
-# The most holders of a file that are told. More of them hardly leave a step with more choice.
+# The most holders that are listed for a file. With more, few steps could be dealt better.
 MOST_HOLDERS = 4
 
 
 def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -> Int32s:
-    """Returns (files, any) int32, the nodes that hold each file, the owner first, and NOBODY where
-    there is no further one: without a plan, by the files' hashes (policies/rendezvous.py).
+    """Returns the nodes that hold each file if there is no plan, by the files' hashes
+    (policies/rendezvous.py): (files, any) int32, the owner first, filled up with NOBODY.
 
     keys, sizes : (files,) as in `rendezvous.owners`;  quotas : (nodes,) [bytes]
-    extra : whether a node also holds files of other owners, in the room that its own leave
+    extra : whether a node also holds files of other owners, in the room that its own files leave
     """
     owner = owners(keys, sizes, quotas)
     columns = [owner]
@@ -27,8 +28,8 @@ def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -
 
 
 def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32s]:
-    """Returns columns of further holders. Where a file has more than are told, different files name
-    different ones, because a file's nodes are counted from one that its key chooses."""
+    """Returns columns of further holders. If a file has more than can be listed, its key chooses
+    the node from which they are counted, so that different files list different nodes."""
     nodes = len(quotas)
     kept = np.stack(
         [second_copies(keys, sizes, owner, n, int(quotas[n])) for n in range(nodes)], axis=1

@@ -1,1 +1,1 @@
-"""What a daemon's status means to people and to monitoring: a summary, a live view, metrics."""
+"""Presents a daemon's status to people and to monitoring: a summary, a live view and metrics."""

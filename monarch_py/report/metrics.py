@@ -1,4 +1,4 @@
-"""A daemon's report as metrics of Prometheus. No label holds a path."""
+"""Turns a daemon's report into Prometheus metrics. No label contains a path."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,15 +10,15 @@ from prometheus_client.registry import Collector
 
 from monarch_py.report.rates import Report
 
-# A dashboard of these metrics, as Grafana imports it.
+# A dashboard of these metrics, for import into Grafana.
 DASHBOARD = Path(__file__).parent / "dashboard.json"
 
-# Counters of `totals`: the metric's name, its help, and a label's values with their fields. A
-# counter without a label has the value "".
+# Counters from `totals`: the metric's name, its help, its label, and the field of `totals` for each
+# value of the label. A counter without a label has the label "" with the one value "".
 TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     (
         "monarch_opens",
-        "Opens of dataset files: a hit got a copy, a miss the source's file",
+        "Opens of dataset files: a hit opened a copy, a miss the source's file",
         "result",
         {"hit": "hits", "miss": "misses"},
     ),
@@ -42,9 +42,14 @@ TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     ("monarch_wait_seconds", "Time that reads have waited", "", {"": "wait_seconds"}),
     ("monarch_fallbacks", "Waits that ended at the source", "", {"": "fallbacks"}),
     ("monarch_promotions", "Open files that were moved to their copy", "", {"": "promotions"}),
-    ("monarch_metadata_hits", "Questions that the catalog answered", "", {"": "metadata_hits"}),
+    (
+        "monarch_metadata_hits",
+        "Metadata calls that the catalog answered",
+        "",
+        {"": "metadata_hits"},
+    ),
 )
-# Gauges of each tier: the field of its report, and the help.
+# Gauges of each tier, and below of each source: the field in the report, and the metric's help.
 TIER = {
     "quota_bytes": "Most bytes that copies may take",
     "used_bytes": "Bytes that copies take",
@@ -53,19 +58,21 @@ TIER = {
 }
 SOURCE = {
     "files": "Files found so far",
-    "bytes": "Their sizes",
+    "bytes": "Sizes of the files found so far",
     "present": "Files with a whole copy",
-    "present_bytes": "Their sizes",
+    "present_bytes": "Sizes of the files with a whole copy",
     "filling": "Files being copied",
     "wanted": "Files that wait for their copy",
 }
 
 
 def metrics_of(report: Report) -> Iterator[Metric]:
-    """The metrics of one report (docs/status.md)."""
-    yield _gauge("monarch_uptime_seconds", "Since the daemon's start", report["uptime_seconds"])
+    """Yields the metrics of a report (docs/status.md)."""
+    yield _gauge(
+        "monarch_uptime_seconds", "Time since the daemon's start", report["uptime_seconds"]
+    )
     yield _gauge("monarch_pending_files", "Files wanted or being filled", report["pending"])
-    yield _gauge("monarch_switched_off", "1: a switch file exists", report["switched_off"])
+    yield _gauge("monarch_switched_off", "1 if a switch file exists", report["switched_off"])
     yield _gauge("monarch_catalog_entries", "Files that are known", report["catalog_entries"])
     for name, text, label, fields in TOTALS:
         counter = CounterMetricFamily(name, text, labels=[label] if label else None)
@@ -85,7 +92,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _tiers(tiers: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    usable = GaugeMetricFamily("monarch_tier_usable", "1: it takes copies", labels=["tier"])
+    usable = GaugeMetricFamily("monarch_tier_usable", "1 if it takes copies", labels=["tier"])
     for number, tier in enumerate(tiers):
         usable.add_metric([str(number)], tier["usable"])
     yield usable
@@ -117,7 +124,7 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 class _DaemonCollector(Collector):
-    """Asks for a report at each scrape. Without one, `monarch_up` is 0 and alone."""
+    """Asks for a report at each scrape. Without a report, `monarch_up` is 0 and the only metric."""
 
     def __init__(self, ask: Callable[[], Report | None]) -> None:
         self._ask = ask
@@ -128,14 +135,16 @@ class _DaemonCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         report = self._ask()
-        yield _gauge("monarch_up", "1: the daemon answers", report is not None)
+        yield _gauge("monarch_up", "1 if the daemon answers", report is not None)
         if report is not None:
             yield from metrics_of(report)
 
 
 def registry_of(ask: Callable[[], Report | None]) -> CollectorRegistry:
-    """A registry for prometheus_client's exporters. ask : returns the report of now; None if the
-    daemon does not answer"""
+    """Returns a registry for prometheus_client's exporters.
+
+    ask : returns the daemon's present report; None if the daemon does not answer
+    """
     registry = CollectorRegistry()
     registry.register(_DaemonCollector(ask))
     return registry

@@ -1,4 +1,4 @@
-"""What a daemon does at present: the difference of two of its reports, by the second."""
+"""The rates of a daemon's work: the difference of two of its reports, per second."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,15 +8,16 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Between two reports of one daemon. All but `hit_ratio` and `waiting` are by the second.
+    """The rates between two reports of a daemon. All are per second, except `hit_ratio` and
+    `waiting`.
 
-    opens, hits : opens of dataset files, and those among them that got a copy
-    tier_bytes : sizes of the files of these hits
-    fill_bytes, program_bytes : what fills, and programs themselves, read at the sources
-    peer_bytes, served_bytes : what came from other nodes, and what went to them
-    filled_bytes : sizes of the copies that were finished
+    opens, hits : opens of dataset files, and how many of them got a copy
+    tier_bytes : the sizes of the files whose opens got a copy
+    fill_bytes, program_bytes : bytes read at the sources by fills, and by programs themselves
+    peer_bytes, served_bytes : bytes that came from other nodes, and that went to them
+    filled_bytes : the sizes of the copies that were finished
     waits : reads that waited for a part of a copy
-    waiting : how many programs' threads were waiting for a copy, on average
+    waiting : how many threads of programs were waiting for a copy, on average
     """
 
     opens: float = 0.0
@@ -32,13 +33,14 @@ class Rates:
 
     @property
     def hit_ratio(self) -> float | None:
-        """The part of the opens that got a copy, 0 to 1; None without opens."""
+        """The share of opens that got a copy, from 0 to 1; None without opens."""
         return self.hits / self.opens if self.opens else None
 
     @classmethod
     def between(cls, before: Report | None, after: Report) -> "Rates":
-        """The rates from one report to a later one. They are all 0 if there is no earlier report,
-        or if it is of another daemon, because nobody knows when what it counts has happened."""
+        """Returns the rates from one report to a later one. They are all 0 if there is no earlier
+        report of the same daemon, because the times of the events it has counted are then
+        unknown."""
         if before is None or before["pid"] != after["pid"]:
             return cls()
         seconds = float(after["uptime_seconds"] - before["uptime_seconds"])
@@ -67,15 +69,18 @@ def _served(report: Report) -> float:
 
 
 def left_bytes(source: Report) -> int:
-    """The bytes of a source's files that have no copy and may get one, in the report of the
-    source."""
+    """Returns the bytes of a source's files that have no copy and may get one.
+
+    source : the source's part of a report
+    """
     return max(
         0, int(source["bytes"] - source["present_bytes"] - sum(source["bypass_bytes"].values()))
     )
 
 
 def seconds_left(report: Report, filled_bytes: float) -> float | None:
-    """When all fills that have room are done, at the present rate [s]; None if nothing is filled.
+    """Returns how long the remaining fills will take at the present rate [s], as far as tiers have
+    room for them; None if nothing is being filled.
 
     filled_bytes : the rate of fills [bytes/s]
     """

@@ -1,6 +1,6 @@
-"""The summary of `monarch run`: what Monarch gained, what the source had to serve, what to change.
+"""The summary of `monarch run`: what Monarch gained, what the source served, and what to change.
 
-Lines have at most 80 columns.
+Its lines have at most 80 columns.
 """
 
 import re
@@ -44,8 +44,10 @@ def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any
 
 
 def summary(report: dict[str, Any], run: dict[str, Any]) -> list[str]:
-    """The lines of the summary. report : the daemon's status after the run;  run : the result of
-    `since`"""
+    """Returns the lines of the summary.
+
+    report : the daemon's status after the run;  run : the result of `since`
+    """
     told = [("monarch:", _opens(report, run["totals"]))]
     if run["totals"]["opens"]:
         told += [("  source:", read_from_source(run["totals"]))]
@@ -141,7 +143,7 @@ def unused(report: dict[str, Any]) -> list[str]:
 
 
 def _left_out(report: dict[str, Any]) -> list[str]:
-    """The lines on files that the configuration leaves to the source or that were not copied."""
+    """Returns a text for each reason why files were not copied, except for missing room."""
     words = {
         "excluded": "excluded by the configuration",
         "changed": "changed since the daemon looked at them",
@@ -166,12 +168,12 @@ def _no_room(report: dict[str, Any]) -> list[str]:
 
 
 def room_hint(report: dict[str, Any], files: int, size: int) -> str:
-    """A hint that tells the user how to make room for `files` more files, which have `size` bytes
-    together; "" if no tier can be used."""
+    """Returns a hint on how to make room for `files` more files of `size` bytes together; "" if no
+    tier can be used."""
     usable = [tier for tier in report["tiers"] if tier["usable"]]
     if not usable:
         return ""
-    # The slowest tier, because it fills last. Each copy is rounded up to a block of 4096 bytes.
+    # The slowest tier fills last. A copy takes whole blocks of 4096 bytes.
     tier, needed = usable[-1], size + files * 4096
     quota = _rounded_up(tier["used_bytes"] + needed)
     free = 0
@@ -183,7 +185,7 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
 
 
 def room_bytes(report: dict[str, Any]) -> int:
-    """What the tiers can still take, if nothing is evicted [bytes]."""
+    """Returns how much the tiers can still take if nothing is evicted [bytes]."""
     return sum(tier["free_bytes"] for tier in report["tiers"] if tier["usable"])
 
 

@@ -1,4 +1,4 @@
-"""The live view of a daemon: what its tiers hold, what flows, and who reads."""
+"""The live view of a daemon: what its tiers hold, where bytes come from, and who reads."""
 
 import os
 from collections import Counter, deque
@@ -14,17 +14,17 @@ from rich.text import Text
 from monarch_py.report.rates import Rates, Report, seconds_left
 from monarch_py.util.units import counted, format_size
 
-# Over how many seconds the rate of fills is averaged for the time that is left [s].
+# The time over which the rate of fills is averaged, to estimate how long they will still take [s].
 AVERAGED_S = 20.0
 BAR_WIDTH = 20
-# What a table with a bar needs besides its names, and the least that it leaves to them [columns].
+# The width that a table with a bar needs besides its names; the least width of a name [columns].
 NEEDED_WIDTH, LEAST_NAME = 64, 16
-# A program of the table stands for all processes with its name beyond this number of lines.
+# The most processes that the table of programs lists. The others are only counted.
 MOST_PROGRAMS = 10
 
 
 class View:
-    """The frames of one view. A frame is what the daemon's latest report says, with the rates since
+    """Makes the frames of the view. A frame shows the daemon's latest report, and the rates since
     the report before."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class View:
         self._open: Sequence[dict[str, Any]] | None = None
 
     def take(self, report: Report) -> None:
-        """Takes in the newest report."""
+        """Adds the newest report."""
         if self._reports and self._reports[-1]["pid"] != report["pid"]:
             self._reports.clear()
         self._reports.append(report)
@@ -43,11 +43,14 @@ class View:
             self._reports.popleft()
 
     def take_open(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Takes in who has which file open (`status --open`)."""
+        """Sets which programs have which files open (the rows of `monarch status --open`)."""
         self._open = rows
 
     def frame(self, width: int) -> RenderableType:
-        """What is to be seen now. Call `take` before. width : of the screen [columns]"""
+        """Returns the present frame. Call `take` first.
+
+        width : of the screen [columns]
+        """
         report = self._reports[-1]
         now = Rates.between(self._reports[-2] if len(self._reports) > 1 else None, report)
         lately = Rates.between(self._reports[0], report)
@@ -106,7 +109,7 @@ def _grid(columns: int) -> Table:
 
 
 def _shares(title: str, columns: Sequence[str]) -> Table:
-    """A table with a name, a bar, and further columns."""
+    """Returns an empty table with a column of names, a column of bars, and further columns."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column(title, no_wrap=True)
     table.add_column("", width=BAR_WIDTH)
@@ -120,7 +123,10 @@ def _bar(part: float, whole: float) -> ProgressBar:
 
 
 def _short(name: str, width: int) -> str:
-    """The name, or the end of it, which tells it from other names. width : [columns]"""
+    """Returns the name, or only its end if it is too long: names differ most at their ends.
+
+    width : the most columns
+    """
     return name if len(name) <= width else "…" + name[1 - width :]
 
 
@@ -157,7 +163,7 @@ def _sources(report: Report, lately: Rates, width: int) -> RenderableType:
 
 
 def _programs(rows: Iterable[dict[str, Any]]) -> Table:
-    """Each program with how many files it has open, and what serves them."""
+    """Returns a table of the processes with the most open files, and of what serves these files."""
     served: dict[tuple[int, str], Counter[str]] = {}
     latest: dict[tuple[int, str], str] = {}
     for row in rows:

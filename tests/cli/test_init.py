@@ -69,7 +69,7 @@ def test_a_file_that_is_there_stays(dataset: Path, tmp_path: Path) -> None:
 def test_what_is_no_dataset(tmp_path: Path) -> None:
     done = monarch("init", tmp_path / "none", "-o", tmp_path / "tiers.yaml")
     assert done.returncode == 2
-    said = f"monarch: {tmp_path / 'none'}: no directory; name the dataset's directory\n"
+    said = f"monarch: {tmp_path / 'none'}: not a directory; name the dataset's directory\n"
     assert done.stderr == said
     assert not (tmp_path / "tiers.yaml").exists()
 

@@ -227,5 +227,5 @@ def test_plans_that_no_sampler_follows_are_refused(source: Path, tmp_path: Path)
         )
     )
     with_holders(read_plan(other)).save(tmp_path / "plan.npz")
-    with pytest.raises(ConfigError, match="is no DistributedSampler"):
+    with pytest.raises(ConfigError, match="needs DistributedSampler"):
         sampler_of(tmp_path / "plan.npz", rank=0)

@@ -210,10 +210,10 @@ def test_every_rank_takes_the_least_though_its_node_holds_nothing() -> None:
 @pytest.mark.parametrize(
     ("order", "holders", "message"),
     [
-        ([0, 1, 2], [0, 1], "known of 2 samples"),
-        ([0, -1], [0, 1], "known of 2 samples"),
-        ([0, 1], [0, 2], "none of 2"),
-        ([0, 1], [-2, 0], "none of 2"),
+        ([0, 1, 2], [0, 1], "known for 2 samples"),
+        ([0, -1], [0, 1], "known for 2 samples"),
+        ([0, 1], [0, 2], "not among the 2"),
+        ([0, 1], [-2, 0], "not among the 2"),
     ],
 )
 def test_samples_and_nodes_that_do_not_exist_are_refused(
@@ -323,7 +323,7 @@ def test_a_state_is_small_and_counts_what_was_handed_out() -> None:
     next(batches), next(batches)
     assert sampler.state_dict()["done"] == 2
     assert len(json.dumps(sampler.state_dict())) < 1000
-    with pytest.raises(ConfigError, match=r"^done: 11 is none of 10 batches"):
+    with pytest.raises(ConfigError, match=r"^done: 11 is out of range; an epoch has 10 batches"):
         sampler.state_dict(11)
 
 
@@ -332,7 +332,7 @@ def test_states_of_something_else_are_refused() -> None:
     (other,) = samplers(LocalFirstSampler, 41, 4, 1, 1)
     with pytest.raises(ConfigError, match="dataset of 40 samples, and this one has 41"):
         other.load_state_dict(sampler.state_dict())
-    with pytest.raises(ConfigError, match="no state of Monarch's samplers"):
+    with pytest.raises(ConfigError, match="not a state of Monarch's samplers"):
         other.load_state_dict({"epoch": 1})
 
 
@@ -386,8 +386,8 @@ def test_epoch_order_runs_every_epoch_once_and_says_what_it_saved() -> None:
         ({"least": -1}, "least: -1 is out of range"),
         ({"batch_size": 0}, "batch_size: 0 is out of range"),
         ({"world_size": None}, "rank: rank and world_size belong together"),
-        ({"rank": 9}, "rank: 9 is none of 4"),
-        ({"ranks_per_node": 3}, "ranks_per_node: 4 ranks are no multiple of 3"),
+        ({"rank": 9}, "rank: 9 is not one of 4 ranks"),
+        ({"ranks_per_node": 3}, "ranks_per_node: 4 ranks are not a multiple of 3"),
         ({"quota": ["1KiB"] * 3}, "quota: 3 were given for 2 nodes"),
     ],
 )
@@ -414,7 +414,7 @@ def test_no_batch_is_taken_beyond_the_last_step() -> None:
 
 
 def test_ranks_without_batches_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^batches: there is none"):
+    with pytest.raises(ConfigError, match=r"^batches: there are none"):
         next(equal_steps([], 3))
     with pytest.raises(ConfigError, match=r"^max_steps: -1 is out of range"):
         next(equal_steps([1], -1))

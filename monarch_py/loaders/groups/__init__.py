@@ -1,1 +1,1 @@
-"""GroupLoader: groups of neighbouring samples, read while the training uses others."""
+"""GroupLoader: reads groups of neighbouring samples while the training uses earlier groups."""

@@ -1,8 +1,8 @@
-"""Groups of neighbouring samples, read while the training uses others (Lee and others, 2021, III).
+"""GroupLoader: reads groups of neighbouring samples ahead (Lee and others, 2021, section III).
 
-A full shuffle of small samples takes a request for each. Here a group, many samples that lie one
-after the other, is read at once; groups come in random order, and samples in random order within
-their group.
+A full shuffle of small samples needs a request for each sample. A group is many samples that lie
+one after the other, and is read at once. Groups come in random order, and so do the samples within
+a group.
 """
 
 import importlib.util
@@ -25,12 +25,12 @@ from monarch_py.util.units import format_size, parse_size
 
 @dataclass(frozen=True)
 class GroupTimes:
-    """What an epoch has taken so far.
+    """The reads and waits of an epoch so far.
 
-    groups, n_bytes : how many groups were read, and their bytes
-    reading_s : the time that the reads took in the other process [s]
+    groups, n_bytes : the number of groups that were read, and their bytes
+    reading_s : how long the reads took in the reading process [s]
     first_wait_s : how long the training waited for the first group [s]
-    wait_s : for all others [s]
+    wait_s : how long the training waited for all other groups together [s]
     """
 
     groups: int = 0
@@ -50,13 +50,17 @@ class GroupTimes:
         )
 
 
-# A group that the other process reads: with its slot and the number of its task.
+# A group that the reading process was asked for, its slot, and the number of its task.
 Asked = tuple[Run, int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class GroupsAhead:
-    """The first groups of the epoch that is expected next. runs : those not asked for yet"""
+    """The epoch that is expected next, whose first groups may be read already.
+
+    groups : all groups of the epoch;  runs : the groups that were not asked for yet
+    asked : the groups that were asked for
+    """
 
     epoch: int
     groups: RankGroups
@@ -74,29 +78,31 @@ class GroupLoader:
             for batch in loader:
                 ...
 
-    One process of each rank reads a group, its pieces in flight together, into one of two shared
-    buffers while the training uses the other; towards the end of an epoch, the first groups of the
-    next one. Samples are mixed less than by a full shuffle. The paper found trainings as good for
-    fewer epochs than a group has samples; with a dataset that is sorted by class they are not. The
-    loader warns in both cases.
+    Each rank has a reading process and two shared buffers. The process reads a group into one of
+    them, with many requests in flight, while the training uses the other. Towards the end of an
+    epoch it reads the first groups of the next epoch.
 
-    Each epoch has every sample once; with `drop_last=False`, (-length) % world_size samples come
+    Samples are mixed less than by a full shuffle. The paper found trainings just as good if they
+    run fewer epochs than a group has samples, but not if the dataset is sorted by class. The loader
+    warns of too many epochs, and of a dataset whose labels are sorted.
+
+    An epoch uses every sample once; with `drop_last=False`, (-length) % world_size samples come
     twice. All ranks make equally many steps, with batches of one size.
 
     dataset : with `sizes` and `read_into`, as RecordDataset and PackDataset have them
-    group : samples of a group; 'auto' takes 16 MiB and more than `epochs` samples, within `memory`,
-        and so few that each rank gets a group
-    epochs : for how many the training runs: they are compared with the group, and nothing is read
-        for further ones
-    labels : (samples,); a batch is then a pair of samples and labels
+    group : samples of a group. 'auto' chooses groups of at least 16 MiB with more than `epochs`
+        samples, or smaller ones if `memory` is too small or a rank would get no group
+    epochs : the number of epochs that the training runs. It is compared with the group, and nothing
+        is read ahead for later epochs
+    labels : (samples,); if given, a batch is a pair of samples and labels
     rank, world_size : by default those of torch.distributed
-    memory : what the two buffers of a rank may take, as bytes or as text
+    memory : the most that the two buffers of a rank may take, in bytes or as text
     collate : makes a batch of a list of samples. By default rows become one array, or a tensor if
         torch is installed, and samples of bytes stay a list
-    start_method : of the process, as multiprocessing names it; None for its default
+    start_method : of the reading process, as multiprocessing names it; None for its default
 
-    `times` says how long the training has waited in this epoch. A process that is killed or
-    stopped, and samples that cannot be read, raise MonarchError.
+    `times` tells how long the training has waited in this epoch. Iterating raises MonarchError if
+    the process is killed or stopped, or if samples cannot be read.
     """
 
     def __init__(
@@ -135,7 +141,7 @@ class GroupLoader:
         self._reader: GroupReader | None = None
         self._ahead: GroupsAhead | None = None
         self._epochs, self._iteration = epochs, 0
-        self._is_told = False  # whether the training says which epoch begins
+        self._is_told = False  # whether the training sets the epoch
         self.times = GroupTimes()
         self._steps = self._schedule(0).steps
         self._slot_bytes = largest(sizes, self.group)
@@ -153,22 +159,26 @@ class GroupLoader:
         return self._steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch begins, before the loader is iterated over."""
+        """Sets the epoch of the next iteration. Call it before iterating over the loader."""
         self._is_told = True
         if epoch != self.epoch:
             self.epoch, self._begin, self._given = epoch, 0, 0
 
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
-        """What a checkpoint stores, less than 1 KB. done : how many batches of the running epoch
-        the training has taken; None counts those that the loader has handed out."""
+        """Returns the position in the epochs for a checkpoint, in less than 1 KB.
+
+        done : how many batches of the running epoch the training has taken; None takes the batches
+            that the loader has handed out
+        """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= len(self):
-            raise ConfigError(f"done: {given} is none of {len(self)} batches; count the epoch's")
+            raise ConfigError(f"done: {given} is out of range; an epoch has {len(self)} batches")
         return {**self._settings(), "epoch": self.epoch, "done": given}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues with the batch after the last one that was delivered. A training with other
-        ranks, batches or groups may only begin an epoch, since the groups are dealt anew."""
+        """Continues after the batches that were done when the state was taken. If the number of
+        ranks, the batch size or the group differs, groups are dealt in another way, so the state
+        must be of the beginning or the end of an epoch."""
         settings = self._settings()
         fixed = ("monarch_groups", "length", "seed")
         is_whole = state.get("done") in (0, state.get("steps"))
@@ -219,13 +229,13 @@ class GroupLoader:
         return self._batches(ahead, begin, self._iteration)
 
     def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
-        """An epoch from a step on, of which no group was asked for yet."""
+        """Returns an epoch from the step `begin` on, of which no group was asked for yet."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
         return GroupsAhead(epoch, groups, groups.runs(at), [])
 
     def read_ahead(self, reader: GroupReader, slot: int) -> None:
-        """Has a group of the next epoch read, if there is one."""
+        """Asks for one more group of the next epoch, into a free slot, if there is a next epoch."""
         epoch = self.epoch + 1 if self._is_told else self.epoch
         if (epoch if self._is_told else self._iteration) >= self._epochs:
             return
@@ -242,7 +252,7 @@ class GroupLoader:
         at = int(epoch.ends[begin - 1]) if begin else 0
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
-            if ahead.asked:  # of a process that was closed meanwhile
+            if ahead.asked:  # they were asked of a process that has been closed
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):
@@ -273,7 +283,7 @@ class GroupLoader:
         return batch, as_tensor(self.labels[numbers])
 
     def close(self) -> None:
-        """Ends the process that reads; the next epoch starts another one."""
+        """Ends the reading process. The next epoch starts a new one."""
         if self._reader is not None:
             self._reader.close()
             self._reader = self._ahead = None
@@ -287,7 +297,7 @@ def _room(memory: int | str) -> int:
 
 
 class _Groups:
-    """The groups of an iteration: at most two are in the slots, read or being read."""
+    """The groups of an iteration. At most two are in the slots, read or being read."""
 
     def __init__(self, loader: GroupLoader, reader: GroupReader, ahead: GroupsAhead) -> None:
         self._loader, self._reader, self._runs = loader, reader, ahead.runs
@@ -311,7 +321,8 @@ class _Groups:
             self._asked.append((run, slot, self._reader.ask(slot, run.samples)))
 
     def samples(self, begin: int, end: int) -> Any:
-        """The samples at these places of the epoch: an array of rows, or a list of bytes."""
+        """Returns the samples at the places from `begin` to before `end` in the rank's epoch: an
+        array of rows, or a list of bytes."""
         out: Any = []
         if self._row is not None:
             out = np.empty((end - begin, *self._row.shape), dtype=self._row.dtype)
@@ -332,7 +343,7 @@ class _Groups:
         return out
 
     def _arrived(self, at: int) -> Run:
-        """The run with this place, once it is there."""
+        """Returns the run that contains the place `at`, after waiting until it was read."""
         while self._run is None:
             run, self._slot, task = self._asked.pop(0)
             began = time.perf_counter()
@@ -359,12 +370,13 @@ class _Groups:
 
 
 def as_tensor(array: Array) -> Any:
-    """The array as a tensor over the same memory, if torch is installed and has its dtype."""
+    """Returns a tensor over the array's memory; the array itself if torch is not installed or lacks
+    its dtype."""
     if importlib.util.find_spec("torch") is None:
         return array
     import torch
 
     try:
         return torch.from_numpy(array)
-    except (TypeError, ValueError):  # ValueError: of the other byte order
+    except (TypeError, ValueError):  # ValueError: the other byte order
         return array

@@ -1,7 +1,7 @@
 """The process that reads groups of samples into shared memory while the training uses others.
 
-The memory has no name, and the process ends with the training, however that ends; so nothing is
-left behind.
+The memory has no name, and the process ends with the training, however the training ends. So
+nothing is left behind.
 """
 
 import multiprocessing
@@ -24,20 +24,23 @@ from monarch_py.loaders.memory.ring import Bytes, Ring
 from monarch_py.native import Ints
 from monarch_py.util.processes import PROC, Identity
 
-# How often a training that waits for a group looks at the process that reads it, and that process
-# at the training [s].
+# How often a training that waits for a group checks that the reading process runs, and how often
+# that process checks that the training runs [s].
 LOOK_S = 0.25
-# After this many looks in a row that found the process stopped (SIGSTOP), an error is raised. The
-# limit is a number of looks and not a time: if the whole job is stopped and continued, the clock
-# goes on, but nobody looks.
+# The number of checks in a row that find the process stopped (SIGSTOP) before an error is raised.
+# It is a number of checks rather than a time because of jobs that are stopped and continued as a
+# whole: the clock goes on meanwhile, but nobody checks.
 STOPPED_LOOKS = 10
-# How long the process gets to end by itself: it may be in the middle of a read [s].
+# How long the process has to end by itself, since it may be in the middle of a read [s].
 END_S = 1.0
 
 
 @dataclass(frozen=True)
 class Task:
-    """Samples to be read. some : in rising order; None for all from `low` to before `high`"""
+    """Samples to be read into a slot.
+
+    some : their numbers in rising order; None for all samples from `low` to before `high`
+    """
 
     number: int
     slot: int
@@ -52,7 +55,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a task. seconds : the time that the reads took [s];  error : None if well"""
+    """The outcome of a task.
+
+    seconds : how long the reads took [s];  error : what they raised; None if they succeeded
+    """
 
     task: int
     seconds: float
@@ -60,9 +66,9 @@ class Answer:
 
 
 class GroupReader:
-    """Reads samples, in the order in which they are asked for, into two slots.
+    """Reads samples into two slots, in the order in which they are asked for.
 
-    dataset : with `read_into`;  slot_bytes : of the largest group
+    dataset : with `read_into`;  slot_bytes : the size of the largest group [bytes]
     method : how the process is started, as multiprocessing names it; None for its default
     """
 
@@ -72,7 +78,8 @@ class GroupReader:
         self._ring = Ring(self.SLOTS, max(1, slot_bytes))
         context: Any = multiprocessing.get_context(method)
         self._link, theirs = context.Pipe()
-        # A forked process has both ends; it must see the pipe end when this process closes its own.
+        # A forked process inherits this end too. It closes it, so that it sees the pipe end when
+        # this process closes its own.
         inherited = [self._link] if context.get_start_method() == "fork" else []
         self._process = context.Process(
             target=_serve,
@@ -84,13 +91,14 @@ class GroupReader:
             self._process.start()
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise ConfigError(
-                f"dataset: it does not travel to another process ({error}); define it at the top of"
+                f"dataset: it cannot be sent to another process ({error}); define it at the top of"
                 ' a module, or give start_method="fork"'
             ) from error
         finally:
             theirs.close()
         self._tasks = 0
-        # Not bound to this object, which may be collected before the interpreter ends.
+        # The callback does not refer to this object, so that the object can be collected, and the
+        # process ended, before the interpreter ends.
         self._end = weakref.finalize(self, _end, self._process, self._link, os.getpid())
 
     @property
@@ -98,15 +106,18 @@ class GroupReader:
         return int(self._process.pid)
 
     def slot(self, number: int) -> Bytes:
-        """The memory of a slot, (slot_bytes,) uint8."""
+        """Returns the memory of a slot, (slot_bytes,) uint8."""
         return self._ring.slot(number)
 
     def ask(self, slot: int, samples: Ints) -> int:
-        """Has these samples, in rising order, read back to back into a slot. Returns the number of
-        the task."""
+        """Asks for samples to be read back to back into a slot. Returns the number of the task.
+
+        samples : their numbers, in rising order
+        """
         self._tasks += 1
         low, high = int(samples[0]), int(samples[-1]) + 1
-        # A group of many samples would fill the pipe, and this process wait until it is read.
+        # The numbers of a large group would fill the pipe, and this process would wait for a read
+        # of it. So a range is sent as its bounds.
         some = None if high - low == len(samples) else samples
         try:
             self._link.send(Task(self._tasks, slot, low, high, some))
@@ -115,9 +126,9 @@ class GroupReader:
         return self._tasks
 
     def take(self, task: int) -> float:
-        """Waits until a task is done, and forgets earlier ones. Returns how long the reads took
-        [s]. Raises what they have raised, and MonarchError if the process has ended or was
-        stopped."""
+        """Waits until a task is done, and drops the answers to earlier tasks. Returns how long the
+        reads took [s]. Raises what the reads have raised, and MonarchError if the process has ended
+        or was stopped."""
         stopped = 0
         while True:
             ready = wait([self._link, self._process.sentinel], LOOK_S)
@@ -162,7 +173,7 @@ class GroupReader:
 def _end(process: Any, link: Connection, owner: int) -> None:
     if os.getpid() != owner:  # a forked child of the training
         return
-    # The end of the pipe alone is not enough: other forked processes may have this end of it.
+    # Closing the pipe is not enough: other forked processes may hold copies of this end.
     with suppress(OSError):
         link.send(None)
     link.close()
@@ -170,7 +181,7 @@ def _end(process: Any, link: Connection, owner: int) -> None:
         process.join(END_S)
     if process.exitcode is None:
         process.kill()
-        process.join(END_S)  # not for ever: a source that hangs may hold it
+        process.join(END_S)  # limited: a source that hangs may keep it alive
 
 
 def _is_stopped(pid: int) -> bool:
@@ -186,7 +197,7 @@ def _is_stopped(pid: int) -> bool:
 def _serve(
     dataset: Any, ring: Ring, link: Connection, inherited: Sequence[Connection], parent: Identity
 ) -> None:
-    """The main function of the process: does tasks until the pipe ends."""
+    """Runs the reading process: does tasks until the training sends None or the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends this process
     for other in inherited:
         other.close()
@@ -197,7 +208,7 @@ def _serve(
 
 
 def _end_with(parent: Identity) -> None:
-    """Ends this process with its parent, also from the middle of a read."""
+    """Ends this process when its parent has ended, even in the middle of a read."""
     while not parent.has_ended:
         time.sleep(LOOK_S)
     os._exit(1)

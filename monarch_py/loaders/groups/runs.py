@@ -1,4 +1,4 @@
-"""Which groups a rank reads in an epoch, one after the other."""
+"""The groups that a rank reads in an epoch, in their order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from monarch_py.plan.schedule import EpochSchedule
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The samples of one group that a rank takes one after the other.
+    """Consecutive samples of a rank's epoch that are of the same group.
 
-    begin, end : their places in the rank's epoch
-    samples : (samples,) int64, rising, as they are read
-    within : (end - begin,) int64, the number among `samples` of each place
+    begin, end : the places of the first sample and behind the last one, in the rank's epoch
+    samples : (samples,) int64, each sample once, in the rising order in which they are read
+    within : (end - begin,) int64, for each place, the position of its sample in `samples`
     """
 
     begin: int
@@ -27,9 +27,10 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class RankGroups:
-    """The epoch of one rank.
+    """The batches of one rank in an epoch, and their division into runs.
 
-    samples : (accesses,) int32, batch after batch;  ends : (steps,) int64, where each batch ends
+    samples : (accesses,) int32, batch after batch
+    ends : (steps,) int64, where each batch ends in `samples`;  group : samples of a group
     """
 
     samples: Int32s
@@ -44,12 +45,12 @@ class RankGroups:
 
     @cached_property
     def borders(self) -> list[int]:
-        """Where the runs begin, and where the last one ends."""
+        """The places where runs begin, and the end of the last run."""
         changes = np.flatnonzero(np.diff(self.samples // self.group)) + 1
         return [0, *changes.tolist(), len(self.samples)]
 
     def runs(self, begin: int) -> Iterator[Run]:
-        """The runs from the one with the place `begin` on."""
+        """Yields the runs, from the one that contains the place `begin` on."""
         borders = self.borders
         first = int(np.searchsorted(borders, begin, side="right")) - 1
         for low, high in zip(borders[first:-1], borders[first + 1 :], strict=True):

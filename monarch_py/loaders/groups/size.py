@@ -1,4 +1,4 @@
-"""How many samples a group has, and when that makes a training worse."""
+"""Chooses the size of groups, and warns of groups that make a training worse."""
 
 import warnings
 
@@ -7,23 +7,27 @@ import numpy as np
 from monarch_py.loaders.groups.reader import GroupReader
 from monarch_py.native import Array, Ints
 
-# A group of 'auto' has at least so many bytes. 2 MiB are in flight at once (16 reads of 128 KiB),
-# so that the beginning and the end of a group, when fewer are, hardly count. Lee and others saw
-# reading wholly hidden from 11 MiB on.
+# The smallest group that 'auto' chooses [bytes]. 2 MiB are in flight at once (16 reads of 128 KiB),
+# and fewer only at the beginning and the end of a group, which hardly counts in 16 MiB. Lee and
+# others found the reads wholly hidden from 11 MiB on.
 GROUP_BYTES = 16 << 20
-# Groups have few classes if they have less than this share of what random ones would have.
+# A dataset counts as sorted if its groups have less than this share of the classes that groups of
+# random samples would have.
 FEW_CLASSES = 0.5
 
 
 def largest(sizes: Ints, group: int) -> int:
-    """The bytes of the largest group. sizes : (samples,) [bytes]"""
+    """Returns the size of the largest group [bytes].
+
+    sizes : (samples,) [bytes];  group : samples of a group
+    """
     return int(np.add.reduceat(sizes, np.arange(0, len(sizes), group)).max())
 
 
 def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
-    """How many samples a group of 'auto' has.
+    """Returns the number of samples in a group that 'auto' chooses.
 
-    sizes : (samples,) [bytes];  memory : for two groups [bytes]
+    sizes : (samples,) [bytes];  epochs, ranks : of the training;  memory : for two groups [bytes]
     """
     mean = max(1.0, float(np.mean(sizes)))
     group = max(int(np.ceil(GROUP_BYTES / mean)), epochs + 1)
@@ -34,7 +38,7 @@ def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
 
 
 def warn(group: int, epochs: int, labels: Array | None) -> None:
-    """Warns of groups that make a training worse than a full shuffle would."""
+    """Warns if groups may make the training worse than a full shuffle would."""
     if epochs >= group:
         warnings.warn(
             f"{epochs} epochs with groups of {group} samples: Lee and others found group shuffle as"
@@ -53,8 +57,8 @@ def warn(group: int, epochs: int, labels: Array | None) -> None:
 
 
 def classes_of_groups(labels: Array, group: int) -> tuple[float, float]:
-    """The mean number of different labels in a group, and what it would be if the samples were in
-    random order."""
+    """Returns the mean number of different labels in a group, and the number to expect if the
+    samples were in random order."""
     values, kind, counts = np.unique(labels, return_inverse=True, return_counts=True)
     of = np.arange(len(labels)) // group
     found = len(np.unique(of * len(values) + kind)) / (int(of[-1]) + 1)

@@ -1,1 +1,1 @@
-"""Memory that the processes of a node share, and the samples that they keep there."""
+"""Memory that the processes of a node share, for batches and for samples that are kept."""

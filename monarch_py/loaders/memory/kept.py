@@ -1,4 +1,4 @@
-"""KeptDataset: the ranks of a node keep samples in memory that they share, without a daemon."""
+"""KeptDataset: the ranks of a node keep samples in shared memory, without a daemon."""
 
 import hashlib
 import mmap
@@ -16,7 +16,8 @@ from monarch_py.native import Bools, Ints, ffi, lib, pointer
 from monarch_py.storage.memory import available_bytes
 from monarch_py.util.units import parse_size
 
-# What identifies a job, by launcher. Jobs share nothing: a file may have changed between them.
+# The variables by which launchers identify a job. Jobs do not share samples, because files may have
+# changed from one job to the next.
 JOBS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID", "MASTER_PORT")
 PAGE = mmap.PAGESIZE
 
@@ -27,22 +28,22 @@ class KeptDataset:
         dataset = KeptDataset(ImageFolder(root), sampler, quota="8GiB")
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
 
-    All processes of this user and job on this node that make it from the same dataset share the
-    memory, with their workers. The first reader of a sample stores it; others see whole samples
-    alone. Nothing is evicted. The memory ends with the last of the processes.
+    The memory is shared by all processes of a user and job on a node that make a KeptDataset from
+    the same dataset, and by their workers. The first process that reads a sample stores it; others
+    find the sample only once it is whole. Nothing is evicted. The memory ends with the last
+    process.
 
-    A sample is stored as it was first read: put random augmentations around this dataset, and not
-    into the one that is kept.
+    A sample is stored as it was first read. So apply random augmentations after this dataset, and
+    not in `dataset`.
 
-    dataset : the one to read from. If it has `read_into` and `sizes` its samples are stored as they
-        are, else pickled
-    keeps : the samples that this node keeps: numbers, or a bool for each sample; or a sampler that
-        says which node holds which samples; None for all
-    quota : the most memory that all processes of the node use together; less if their memory groups
-        leave less
-    name : identifies the dataset on this node; None for its pickled form
+    dataset : the dataset to read from. If it has `read_into` and `sizes`, its samples are stored as
+        their bytes, else pickled
+    keeps : the samples that this node keeps: their numbers, or a bool for each sample, or a sampler
+        with the samples' holders; None for all samples
+    quota : the most memory that all processes of the node use together; less if less is available
+    name : identifies the dataset on this node; None to use the dataset's pickled form
 
-    Raises ConfigError for arguments that cannot work, MonarchError if there is no memory.
+    Raises ConfigError for arguments that cannot work, and MonarchError if memory cannot be mapped.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class KeptDataset:
         self.dataset = dataset
         self._places = _places(keeps, len(dataset))
         n_bytes = _n_bytes(quota)
-        # Before anything is read, since that may change the dataset.
+        # The key is made before any sample is read, because a read may change the dataset.
         key = _key(name, dataset, self._places, n_bytes)
         self.sample_form = form_of(dataset)
         if self.sample_form is not None:
@@ -103,7 +104,7 @@ class KeptDataset:
         return values
 
     def read_into(self, samples: Sequence[int], out: Any) -> None:
-        """Reads the samples back to back into a writable buffer. Only for a dataset that has
+        """Reads the samples back to back into a writable buffer. Works only if `dataset` has
         `read_into` itself."""
         numbers = np.asarray(samples, dtype=np.int64)
         lengths, memory = self.sizes[numbers], np.frombuffer(out, dtype=np.uint8)
@@ -125,7 +126,7 @@ class KeptDataset:
         self, numbers: Ints, places: Ints, starts: Ints, memory: Any, missing: Bools
     ) -> None:
         lengths = self.sizes[numbers[missing]]
-        # In one request, since then all reads are in flight at once.
+        # All missing samples are read by one call, which has all reads in flight at once.
         whole = memory if missing.all() else np.empty(int(lengths.sum()), dtype=np.uint8)
         self.dataset.read_into(numbers[missing].tolist(), whole)
         ends = np.cumsum(lengths).tolist()
@@ -139,16 +140,18 @@ class KeptDataset:
                 self._put(place, part)
 
     def sources(self) -> dict[str, int]:
-        """Samples that all processes of the node have read, by where they came from."""
+        """Returns how many samples all processes of the node have read from memory and from the
+        source."""
         store = self._store()
         return {"memory": int(store.from_memory), "source": int(store.from_source)}
 
     def kept_bytes(self) -> int:
-        """How much of the quota is used [bytes]."""
+        """Returns how much of the quota is used [bytes]."""
         return int(self._store().used)
 
     def close(self) -> None:
-        """Lets go of the memory, which ends with the last process that has it."""
+        """Takes this process off the list of those that share the memory. The memory ends with the
+        last process that maps it."""
         self._shared.close()
 
     # --- one sample -----------------------------------------------------------------------------
@@ -168,13 +171,13 @@ class KeptDataset:
         lib.monarch_kept_count(self._store(), from_memory, from_source)
 
     def _bytes(self, value: Any) -> Any:
-        """What is stored of a sample."""
+        """Returns the bytes to store for a sample."""
         if self.sample_form is None:
             return pickle.dumps(value, 5)
         return value if self.sample_form.is_bytes else np.ascontiguousarray(value)
 
     def _value(self, stored: memoryview) -> Any:
-        """A sample from what is stored of it, in memory of its own."""
+        """Returns the sample that the stored bytes mean, in memory of its own."""
         if self.sample_form is None:
             return pickle.loads(stored)  # noqa: S301  this user's own
         if self.sample_form.is_bytes:
@@ -184,7 +187,7 @@ class KeptDataset:
 
 
 class _Layout:
-    """Of the memory: its header, an entry for each sample that is kept, and their bytes."""
+    """The layout of the memory: a header, an entry for each kept sample, and the samples' bytes."""
 
     def __init__(self, samples: int, room: int) -> None:
         table = ffi.sizeof("struct monarch_kept") + samples * ffi.sizeof(
@@ -197,12 +200,15 @@ class _Layout:
     def begin(self, memory: mmap.mmap) -> None:
         store = ffi.cast("struct monarch_kept *", ffi.from_buffer(memory))
         store.samples, store.data = self.samples, self.data
-        # The memory is limited by its use, not by its size.
+        # The mapping has its full size in any case; `room` limits how much of it is used.
         store.room = min(self.room, available_bytes())
 
 
 def _places(keeps: Any, length: int) -> Ints:
-    """(samples,) : the place of each sample in the memory; -1 if it is not kept."""
+    """Returns each sample's place in the table of entries, (samples,); -1 if it is not kept.
+
+    length : the number of samples
+    """
     if keeps is None:
         return np.arange(length, dtype=np.int64)
     if hasattr(keeps, "holders"):
@@ -224,8 +230,8 @@ def _key(name: str | None, dataset: Any, places: Ints, quota: int) -> str:
         identity = name.encode() if name is not None else pickle.dumps(dataset, 5)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise ConfigError(
-            f"name: the dataset cannot be pickled ({error}), so that it has no identity; give a"
-            " name that no other dataset of the job has"
+            f"name: the dataset cannot be pickled ({error}), by which it would be identified; give"
+            " a name that no other dataset of the job has"
         ) from None
     job = "/".join(os.environ.get(variable, "") for variable in JOBS)
     kept = hashlib.sha256(places.tobytes()).digest()

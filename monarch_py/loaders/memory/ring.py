@@ -1,8 +1,8 @@
-"""Shared memory in slots, one batch a slot, which worker processes fill and the training reads.
+"""Shared memory in slots for one batch each, which workers fill and the training reads.
 
-The memory is a memfd: it has no name, so that it ends with the last process that maps it, however
-that process ends, and the size of /dev/shm (64 MiB in many containers) does not limit it. A slot is
-as large as the largest batch may be, and takes memory only for the largest batch that it has held.
+The memory is a memfd, which has no name. So it ends with the last process that maps it, however
+that process ends, and the size of /dev/shm (64 MiB in many containers) does not limit it. A slot
+has room for the largest batch allowed, but uses memory only for the largest batch that it has held.
 """
 
 import mmap
@@ -22,9 +22,9 @@ PAGE = mmap.PAGESIZE
 
 
 class Ring:
-    """Slots of shared memory. It goes to a process by fork, or as an argument of a Process.
+    """Slots of shared memory. Other processes get the ring by fork, or as an argument of a Process.
 
-    slots : how many;  slot_bytes : size of the largest batch [bytes], rounded up to pages
+    slots : their number;  slot_bytes : the size of the largest batch [bytes], rounded up to pages
     """
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
@@ -38,27 +38,28 @@ class Ring:
             os.close(fd)
             size = format_size(slots * self.slot_bytes)
             raise MonarchError(
-                f"max_batch: {slots} slots of {format_size(slot_bytes)} take {size} of addresses,"
-                f" which this process does not get ({error}); give a smaller max_batch"
+                f"max_batch: {slots} slots of {format_size(slot_bytes)} need {size} of address"
+                f" space, which this process cannot get ({error}); give a smaller max_batch"
             ) from None
 
     def _map(self, fd: int) -> None:
         self._fd = fd
         self.memory = mmap.mmap(fd, self.slots * self.slot_bytes)
         if hasattr(mmap, "MADV_DONTDUMP"):
-            self.memory.madvise(mmap.MADV_DONTDUMP)  # a core file would have every empty page
+            self.memory.madvise(mmap.MADV_DONTDUMP)  # else core files hold empty pages
         whole = np.frombuffer(self.memory, dtype=np.uint8)
         self._slots = list(whole.reshape(self.slots, self.slot_bytes))
 
     def slot(self, number: int) -> Bytes:
-        """The memory of a slot: (slot_bytes,) uint8, writable."""
+        """Returns the memory of a slot: (slot_bytes,) uint8, writable."""
         return self._slots[number]
 
     def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Sequence[Any]:
-        """Writes the numbers of samples to the beginning of a slot, where the worker finds them
-        before it fills the slot. A pipe could be full of them while the worker's answer fills the
-        other direction. Returns what `read_numbers` needs: how many they are; or the numbers, if
-        they are no integers."""
+        """Writes the numbers of samples to the beginning of a slot, for the worker that will fill
+        the slot. In a pipe, they could fill one direction while the worker's answer fills the
+        other, so that both processes would wait forever. Returns the argument for `read_numbers`:
+        how many numbers were written; or the numbers themselves, if they are not integers or do not
+        fit."""
         count = len(numbers)
         if not all(isinstance(each, (int, np.integer)) for each in numbers):
             return numbers
@@ -74,7 +75,7 @@ class Ring:
         return numbers
 
     def close_descriptor(self) -> None:
-        """Closes the descriptor. The memory stays as long as something maps it."""
+        """Closes the descriptor. The memory stays as long as a process maps it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -84,7 +85,7 @@ class Ring:
             self.close_descriptor()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Only while a Process is being started; the child gets a descriptor of its own.
+        # DupFd works only while a Process is started, and gives the child a descriptor of its own.
         return {
             "slots": self.slots,
             "slot_bytes": self.slot_bytes,

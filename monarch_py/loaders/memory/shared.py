@@ -1,8 +1,8 @@
-"""Memory that the processes of one node share by a key, and that ends with the last of them.
+"""Memory that processes of a node share by a key, and that ends with the last of these processes.
 
-The memory is a memfd, which has no name. A small file has a line for each process that has it, and
-a process that comes later opens it through /proc/PID/fd of one that runs. So nothing but that small
-file is left when all of them are killed, and the next start removes it.
+The memory is a memfd, which has no name. A small file, the list, has a line for each process that
+maps the memory. A process that comes later opens the memory through /proc/PID/fd of a process on
+the list. If all processes are killed, only the list is left, and the next start removes it.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from monarch_py.errors import MonarchError
 from monarch_py.ipc.session import open_private, private_directory, shm_root
 from monarch_py.util.processes import Identity
 
-# How long the small file may be locked [s]. A process holds the lock for less than a millisecond.
+# How long a process waits for the lock of the list [s]. Its holder needs it for less than 1 ms.
 LOCK_LIMIT_S = 4.0
 LOCK_PAUSE_S = 0.005
 LINE_BYTES = 1 << 20
@@ -32,12 +32,13 @@ def kept_directory() -> Path:
 
 
 class SharedMemory:
-    """The memory of a key: `n_bytes` zeros if this process is the first.
+    """The memory of a key. The first process creates it, filled with zeros; others open it.
 
-    It goes to other processes by fork, or as a part of a Process's arguments; what else is pickled
-    attaches by its key.
+    Other processes also get it by fork, or within the arguments of a Process. A SharedMemory that
+    is pickled otherwise finds its memory by the key.
 
-    key : a file's name;  begin : is called with the memory of the first process
+    key : the name of the list's file;  n_bytes : the size of the memory [bytes]
+    begin : called by the first process, with the memory, to initialize it
     """
 
     def __init__(self, key: str, n_bytes: int, begin: Callable[[mmap.mmap], None]) -> None:
@@ -75,7 +76,8 @@ class SharedMemory:
         return fd
 
     def _open(self, line: str) -> int | None:
-        """The memory, from a process that has it; None if it cannot be had from there."""
+        """Returns a descriptor of the memory, opened through the process of a line; None if that
+        process no longer has the memory."""
         pid, _, number, inode = line.split()
         with suppress(OSError):
             fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
@@ -91,7 +93,7 @@ class SharedMemory:
         self.memory.madvise(mmap.MADV_DONTDUMP)
 
     def close(self) -> None:
-        """Takes this process off the key's list. The memory stays as long as it is mapped."""
+        """Takes this process off the list. The memory stays as long as a process maps it."""
         self._leave()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -105,15 +107,15 @@ class SharedMemory:
         if state["fd"] is None:
             self._attach()
             return
-        # The process that has started this one is on the list.
+        # This process needs no line: the process that has started it is on the list.
         self._map(state["fd"].detach())
         self._leave = weakref.finalize(self, os.close, self._fd)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """The small file, open and locked. Raises MonarchError if another process does not let it
-    go."""
+    """Opens and locks a list, creating it if necessary. Yields its descriptor. Raises MonarchError
+    if another process does not release the lock."""
     limit = time.monotonic() + LOCK_LIMIT_S
     while True:
         fd = open_private(path, os.O_RDWR)
@@ -139,7 +141,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def _alive(file: int) -> list[str]:
-    """The lines of processes that still run."""
+    """Returns the lines of the processes that still run."""
     lines = os.pread(file, LINE_BYTES, 0).decode().splitlines()
     owners = {line: Identity.parsed(" ".join(line.split()[:2])) for line in lines}
     return [line for line, owner in owners.items() if owner is not None and not owner.has_ended]
@@ -151,7 +153,7 @@ def _write(file: int, lines: list[str]) -> None:
 
 
 def _leave(fd: int, path: Path, owner: int, line: str) -> None:
-    if os.getpid() == owner:  # a forked child has not been on the list
+    if os.getpid() == owner:  # a forked child is not on the list
         _take_off(path, line)
     os.close(fd)
 
@@ -166,7 +168,7 @@ def _take_off(path: Path, line: str) -> None:
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Removes files whose processes have all been killed."""
+    """Removes the lists whose processes have all been killed."""
     for path in directory.iterdir():
         with suppress(OSError), open(path, "r+b", buffering=0) as file:
             if _try_lock(file.fileno()) and not _alive(file.fileno()) and _is_named(file, path):

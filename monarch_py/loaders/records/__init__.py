@@ -1,1 +1,1 @@
-"""Datasets whose samples lie in few files, or in whole files, and how they are read."""
+"""Datasets of many samples per file, or of one sample per file, and the code that reads them."""

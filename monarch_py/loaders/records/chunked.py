@@ -1,7 +1,7 @@
-"""Reads of rows that HDF5 keeps in chunks, where a row is no single range of the file.
+"""Reads of HDF5 rows that are not one contiguous range of the file, because they lie in chunks.
 
-Filtered chunks are read whole and decoded, each once for all rows that are wanted of it. Of chunks
-without filters that hold parts of rows, only these parts are read.
+A filtered chunk is read whole and decoded once, for all wanted rows in it. A chunk without filters
+that holds parts of rows is not read whole: only the parts of the wanted rows are.
 """
 
 from typing import Any, Protocol
@@ -14,20 +14,24 @@ from monarch_py.native import Array, Ints
 
 
 class Part(Protocol):
-    """The reads of one file, and what is made of them.
+    """The reads that a batch needs from one file, and the rows that are made from them.
 
-    extents : the reads; `start` says where in the scratch buffer of `scratch` bytes
+    extents : the reads; `start` is the place in a scratch buffer of `scratch` bytes
     """
 
     extents: Extents
     scratch: int
 
     def finish(self, content: Array, out: Array) -> None:
-        """content : (scratch,) uint8, with what was read;  out : the rows of the whole call"""
+        """Writes the rows of this file into `out`.
+
+        content : (scratch,) uint8, the scratch buffer after the reads
+        out : the rows of all files of the batch
+        """
 
 
 def _extents(file: int, offset: Ints, length: Ints) -> tuple[Extents, int]:
-    """These reads, one behind the other in a scratch buffer, and its bytes."""
+    """Returns the reads, placed one behind the other in a scratch buffer, and the buffer's size."""
     start = np.cumsum(length) - length
     of = np.full(len(offset), file, dtype=np.int32)
     return Extents(of, offset, length, start), int(length.sum())
@@ -40,7 +44,8 @@ def _at(first: Any, rest: tuple[slice, ...]) -> tuple[Any, ...]:
 class RowParts:
     """Rows whose parts lie in several chunks without filters.
 
-    numbers : (rows,) int64, the rows in their file;  places : (rows,) int64, where in `out`
+    numbers : (rows,) int64, each row's number in its file
+    places : (rows,) int64, each row's place in the `out` of `finish`
     """
 
     def __init__(self, file: int, rows: Rows, numbers: Ints, places: Ints) -> None:
@@ -66,8 +71,11 @@ class RowParts:
 
 
 class Bands:
-    """Rows in filtered chunks. Arguments as for RowParts; the decoder is of the same file, and its
-    last band is not read again."""
+    """Rows in filtered chunks.
+
+    file, rows, numbers, places : as for RowParts
+    decoder : of the same file; the band that it decoded last is not read again
+    """
 
     def __init__(
         self, file: int, rows: Rows, numbers: Ints, places: Ints, decoder: Decoder
@@ -98,8 +106,8 @@ class Bands:
             out[self._places[wanted]] = decoded[self._within[wanted]]
 
     def _decode(self, band: int, content: Array, at: int, out: Array) -> int:
-        """Decodes the chunks of a band, whose bytes begin at `at`. Returns where those of the next
-        band begin."""
+        """Decodes the chunks of a band, whose bytes begin at `content[at]`. Returns the place in
+        `content` where the bytes of the next band begin."""
         chunks = self._chunks
         chunk = np.empty(chunks.shape, self._rows.dtype)
         for column, corner in enumerate(chunks.corners(self._rows.shape)):
@@ -115,7 +123,7 @@ class Bands:
 
 
 def plain_offsets(rows: Rows) -> Ints | None:
-    """Where each row begins, (rows,) int64, if each is one range of the file; else None."""
+    """Returns each row's offset in the file, (rows,) int64; None if a row is not one range."""
     if rows.offset is not None:
         return rows.offset + rows.row_bytes * np.arange(rows.count, dtype=np.int64)
     chunks = rows.chunks
@@ -131,5 +139,5 @@ def plain_offsets(rows: Rows) -> Ints | None:
 
 
 def _is_padded(chunks: Chunks, rows: Rows) -> bool:
-    """Whether chunks are wider than rows: a row is a range of its chunk only if they are not."""
+    """Whether chunks are wider than rows, so that a row is not one range of its chunk."""
     return chunks.shape[1:] != rows.shape

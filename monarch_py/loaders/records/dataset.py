@@ -19,8 +19,9 @@ from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
 from monarch_py.native import Array, Int32s, Ints
 from monarch_py.plan.index import Index
 
-# Bounds of the unwanted bytes between two samples that one read brings. Sources give whole pages
-# anyway, so that less than one costs nothing; and others need the source too.
+# Bounds of the gap of unwanted bytes over which two samples are read at once. A gap below a page
+# costs nothing, because sources read whole pages anyway. The upper bound spares the source, which
+# other programs read from too.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # The bytes of a TFRecord's frame before and after its data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
@@ -32,32 +33,34 @@ class RecordDataset:
         dataset = RecordDataset("train.h5", dataset="x")
         loader = DataLoader(dataset, batch_size=64, num_workers=4)
 
-    A sample of HDF5 is a row, as an ndarray; of TFRecord the data of a record, as bytes; of tar the
-    members of a sample with their headers (`tar_members` parts them); of fixed records a record.
-    Samples are numbered by the files' paths, and in a file as they lie in it.
+    A sample of HDF5 is a row, as an ndarray. Samples of other kinds are bytes: the data of a
+    TFRecord's record, a sample's members in a tar with their headers, which `tar_members` takes
+    apart, or a fixed-size record. Samples are numbered in the order of the files' paths, and within
+    a file in the order in which they lie there.
 
-    `__getitems__`, with which a DataLoader asks for a batch, has all reads of the batch in flight
-    at once, and decodes a filtered (compressed) chunk once. Reads go by offset, past h5py, so a
-    batch of 64 takes about as long as 64 / `in_flight` requests. Neighbours are joined: that helps
-    groups and runs of samples. Under a full shuffle it saves hardly anything: for 64 of 87,632
-    samples of 19 KB, 0.3 % of the requests, for 0.5 % more bytes, and for 64 of 10,000, 2.5 % and
-    3.7 % (python -m benchmarks.loaders.records).
+    A DataLoader asks for a batch by `__getitems__`, which has all reads of the batch in flight at
+    once, and decodes a filtered (compressed) chunk once per batch. Reads go by offset, past h5py,
+    so a batch of 64 takes about as long as 64 / `in_flight` requests. Reads of neighbouring samples
+    are joined, which helps if a training reads groups or runs of samples. Under a full shuffle
+    joining saves hardly anything: for batches of 64 from 87,632 samples of 19 KB it saves 0.3 % of
+    the requests and reads 0.5 % more bytes; from 10,000 samples, 2.5 % and 3.7 %
+    (python -m benchmarks.loaders.records).
 
-    path : a file, or a directory, all of whose files with fitting names are read
+    path : a file, or a directory, of which all files with fitting names are read
     dataset : the name of the HDF5 dataset
-    kind : one of KINDS; by default the file's name says it
-    record_bytes, header_bytes : of fixed records [bytes]
-    patterns : which files of the directory; by default those with the usual names
-    index : the index, or the path of one that `monarch plan index` has made, of the files below
-        `path`; by default it is made now, which reads all files' tables
-    length : how many samples there must be, as a plan has it
-    join : a read goes on over at most this many unwanted bytes between two samples; 'auto' takes as
-        many as cost less than another request, by two reads that are timed in each process
-    in_flight : how many reads are under way at once
+    kind : one of KINDS; by default it follows from the file's name
+    record_bytes, header_bytes : the sizes of a record and of a file's header, for fixed-size
+        records [bytes]
+    patterns : the names of the directory's files to read; by default the usual names of the kind
+    index : the index of the files below `path`, or the path of one made by `monarch plan index`; by
+        default the constructor makes it, for which it reads the tables of all files
+    length : how many samples the plan has; ConfigError is raised if the dataset has another number
+    join : the most unwanted bytes between two samples over which one read may go on. 'auto' allows
+        as many as can be read faster than by another request; each process times two reads for it
+    in_flight : the most reads that are under way at once
 
-    A file that is missing, that has another size than the index says, or that cannot be read or
-    decoded raises MonarchError, which names it. A dataset can be pickled; each process opens the
-    files for itself.
+    Raises MonarchError, which names the file, if a file is missing, cannot be read or decoded, or
+    differs in size from the index. A dataset can be pickled; each process opens the files itself.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class RecordDataset:
             index = Index.load(Path(index))
         if index.kind not in KINDS or index.sample_file is None:
             raise ConfigError(
-                f"index: it is of kind {index.kind!r}; give one of {', '.join(KINDS)}"
+                f"index: its kind is {index.kind!r}; give one of the kinds {', '.join(KINDS)}"
             )
         self.index = index
         self._root = path if path.is_dir() else path.parent
@@ -102,13 +105,13 @@ class RecordDataset:
     # --- where samples lie ---------------------------------------------------------------------
 
     def _place_samples(self) -> None:
-        """Sets `sizes` and where samples lie that are one range of their file."""
+        """Sets `sizes`, and the offsets of the samples that are one range of their file."""
         index = self.index
         assert index.sample_file is not None
         assert index.sample_offset is not None and index.sample_length is not None
         self._file: Int32s = index.sample_file
         self._offset, self.sizes = index.sample_offset, index.sample_length
-        # Of HDF5: the rows of each file, and the number of each file's first sample.
+        # For HDF5: the rows of each file. For every kind: the number of each file's first sample.
         self.rows: list[Rows] = []
         self._is_plain = np.ones(index.files, dtype=np.bool_)
         counts = np.bincount(self._file, minlength=index.files)
@@ -133,8 +136,8 @@ class RecordDataset:
                 )
             if (rows.dtype, rows.shape) != (first := self.rows[0] if self.rows else rows).form:
                 raise MonarchError(
-                    f"{path}: rows of {rows.dtype} {rows.shape}, and those of {self._path(0)} are"
-                    f" of {first.dtype} {first.shape}; give files that are alike"
+                    f"{path}: its rows are {rows.dtype} {rows.shape}, and the rows of"
+                    f" {self._path(0)} are {first.dtype} {first.shape}; give files with equal rows"
                 )
             self.rows.append(rows)
             offsets = plain_offsets(rows)
@@ -151,7 +154,7 @@ class RecordDataset:
     # --- processes -----------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """What each process has for itself."""
+        """Creates what a process does not share: open files, decoders and the measured gap."""
         self._files = Descriptors(self._path, self.index.sizes)
         self._decoders: dict[int, Decoder] = {}
         self._gap = None if self.join == "auto" else self.join
@@ -180,7 +183,8 @@ class RecordDataset:
         return self.__getitems__([number])[0] if sample is None else sample
 
     def _one(self, number: int) -> Any:
-        """The sample, by one read; None where that does not do, and one of a batch is read."""
+        """Returns the sample after one simple read; None if that is not possible, so that
+        `__getitems__` must read the sample."""
         count = len(self._file)
         number = number + count if -count <= number < 0 else number
         if not 0 <= number < count or not self._is_plain[self._file[number]]:
@@ -214,13 +218,15 @@ class RecordDataset:
         ]
 
     def read_into(self, samples: Sequence[int] | Array, out: Any) -> None:
-        """Reads these samples, back to back, into `out`, a writable buffer. Sample i has `sizes[i]`
+        """Reads the samples back to back into `out`, a writable buffer. Sample i takes `sizes[i]`
         bytes."""
         wanted = self._checked(samples)
         memory = np.frombuffer(memoryview(out).cast("B"), dtype=np.uint8)
         needed = int(self.sizes[wanted].sum())
         if needed > len(memory):
-            raise ConfigError(f"out: {len(memory)} bytes, and the samples have {needed}")
+            raise ConfigError(
+                f"out: {len(memory)} bytes do not hold {needed}; give a larger buffer"
+            )
         self._read(wanted, memory[:needed])
 
     def _checked(self, samples: Sequence[int] | Array) -> Ints:
@@ -233,7 +239,10 @@ class RecordDataset:
     # --- reads ---------------------------------------------------------------------------------
 
     def _read(self, wanted: Ints, out: Array) -> None:
-        """out : (bytes of the samples,) uint8"""
+        """Reads the samples back to back.
+
+        out : (bytes of the samples,) uint8
+        """
         length = self.sizes[wanted]
         start = np.cumsum(length) - length
         file = self._file[wanted]
@@ -249,7 +258,10 @@ class RecordDataset:
             raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """The reads of rows in chunks, file by file. places : where such rows stand in `wanted`"""
+        """Returns one Part for each file that has wanted rows in chunks.
+
+        places : the places in `wanted` of the rows that lie in chunks
+        """
         found: list[Part] = []
         for number in np.unique(file[places]).tolist():
             rows = self.rows[number]
@@ -290,7 +302,7 @@ class RecordDataset:
                 part.finish(content, table)
 
     def _read_extents(self, extents: Extents) -> None:
-        """Reads extents whose `start` is an address."""
+        """Reads the extents; each one's `start` is an address in memory."""
         read_to(
             self._files.of(extents.file),
             extents.offset,
@@ -323,12 +335,13 @@ class RecordDataset:
 
 
 def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int) -> int:
-    """How many unwanted bytes a read may go on over, from LEAST_GAP to MOST_GAP [bytes].
+    """Returns how many unwanted bytes a read may go on over, from LEAST_GAP to MOST_GAP [bytes].
 
-    A request takes a latency, and then a time for each byte; while it waits, others do too. So it
-    costs a share of its latency, which would have brought these bytes.
+    A request takes a latency, and then a time per byte. Since `in_flight` requests wait at once,
+    each costs `latency / in_flight`. Unwanted bytes are worth reading as long as they take no
+    longer than that.
 
-    seconds, longer : what reads of `size` and of `more` bytes took [s]
+    seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """
     each = (longer - seconds) / (more - size)
     if each <= 0:

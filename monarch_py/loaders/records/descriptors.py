@@ -1,4 +1,4 @@
-"""The open files of a dataset, in one process."""
+"""The files that a process holds open for a dataset."""
 
 import os
 from collections import OrderedDict
@@ -9,14 +9,16 @@ import numpy as np
 from monarch_py.errors import MonarchError
 from monarch_py.native import Int32s
 
-# How many files stay open: a quarter of the descriptors that a process may have by default.
+# The most files that stay open: a quarter of the descriptors that a process may have by default.
 MOST_OPEN = 256
 
 
 class Descriptors:
-    """Opens files when they are first needed. A file whose size is not the index's is refused.
+    """Descriptors of a dataset's files. A file is opened when it is first needed; it is refused if
+    its size differs from the index.
 
-    path_of : the path of a file, by its number;  sizes : (files,) [bytes]
+    path_of : returns the path of a file by its number
+    sizes : (files,) the files' sizes in the index [bytes]
     """
 
     def __init__(self, path_of: Callable[[int], str], sizes: np.ndarray) -> None:
@@ -24,8 +26,9 @@ class Descriptors:
         self._open: OrderedDict[int, int] = OrderedDict()
 
     def of(self, files: Int32s) -> Int32s:
-        """A descriptor for each of these files, (files,) int32. They stay open until the next call
-        at least. Raises MonarchError, which names the file."""
+        """Returns a descriptor for each of the files, (files,) int32. The descriptors stay open at
+        least until the next call. Raises MonarchError, which names the file, if it cannot be opened
+        or its size differs from the index."""
         numbers, place = np.unique(files, return_inverse=True)
         wanted = numbers.tolist()
         while self._open and len(self._open.keys() | wanted) > max(MOST_OPEN, len(wanted)):
@@ -35,7 +38,7 @@ class Descriptors:
         return found[place]
 
     def one(self, number: int) -> int:
-        """A descriptor of a file, as `of` gives it."""
+        """Returns the descriptor of one file, as `of` does for several."""
         if number in self._open:
             return self._open[number]
         return int(self.of(np.array([number], dtype=np.int32))[0])

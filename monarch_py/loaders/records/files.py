@@ -1,4 +1,4 @@
-"""What kinds of record files there are, and how they are indexed."""
+"""The kinds of record files, the index of each kind, and the members of a sample in a tar."""
 
 import io
 import tarfile
@@ -25,7 +25,11 @@ def indexed(
     fixed: tuple[int | None, int],
     patterns: tuple[str, ...],
 ) -> Index:
-    """fixed : record_bytes, header_bytes"""
+    """Returns the index of a file, or of a directory's files. Raises MonarchError if the path does
+    not exist, and ConfigError if the kind cannot be told or lacks an argument.
+
+    fixed : record_bytes, header_bytes
+    """
     if not path.exists():
         raise MonarchError(f"{path}: no such file or directory; check the path")
     kind = kind or _kind_of(path, dataset, fixed[0])
@@ -52,11 +56,12 @@ def _kind_of(path: Path, dataset: str | None, record_bytes: int | None) -> str:
         return "webdataset"
     if ".tfrecord" in path.name:
         return "tfrecord"
-    raise ConfigError(f"kind: the name of {path} does not say it; give one of {', '.join(KINDS)}")
+    raise ConfigError(f"kind: the name of {path} does not tell; give one of {', '.join(KINDS)}")
 
 
 def tar_members(sample: bytes) -> dict[str, bytes]:
-    """The members of a sample of a tar, by what follows the first dot of their names."""
+    """Returns the members of a tar's sample. A member's key is its name after the first dot: the
+    key of `0001.jpg` is `jpg`."""
     found = {}
     with tarfile.open(fileobj=io.BytesIO(sample), mode="r:") as archive:
         for member in archive:

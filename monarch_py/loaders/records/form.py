@@ -1,4 +1,4 @@
-"""What the samples of a dataset are, for those that read them in place."""
+"""The form of a dataset's samples: shape, dtype, and whether they are bytes or arrays."""
 
 from typing import Any, NamedTuple
 
@@ -6,9 +6,10 @@ import numpy as np
 
 
 class Form(NamedTuple):
-    """The form of a dataset's samples, where `dataset.read_into` reads what `dataset[i]` gives.
+    """The form of the samples of a dataset whose `read_into` reads the bytes of `dataset[i]`.
 
-    shape : None if samples differ in size;  is_bytes : `dataset[i]` is bytes, and no array
+    shape : of a sample; None if samples differ in size
+    is_bytes : whether `dataset[i]` is bytes rather than an array
     """
 
     shape: tuple[int, ...] | None
@@ -17,8 +18,11 @@ class Form(NamedTuple):
 
 
 def form_of(dataset: Any) -> Form | None:
-    """The form of the samples; None if batches must be put together from `dataset[i]`. A dataset
-    that does not say its form is asked for its first sample, in both ways."""
+    """Returns the form of the samples; None if batches must be put together from `dataset[i]`.
+
+    A dataset may give its form as `sample_form`. Otherwise its first sample is read by both
+    `dataset[0]` and `read_into`, which must agree.
+    """
     known = getattr(dataset, "sample_form", None)
     if isinstance(known, Form):
         return known
@@ -32,7 +36,7 @@ def form_of(dataset: Any) -> Form | None:
         found = Form(first.shape, first.dtype, False)
     else:
         return None
-    # A class that derives from one with read_into may change what dataset[i] is.
+    # A class may inherit read_into and override __getitem__, so the two need not agree.
     content = first if found.is_bytes else first.tobytes()
     if len(content) != sizes[0]:
         return None

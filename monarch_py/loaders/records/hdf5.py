@@ -1,7 +1,8 @@
-"""Where the rows of an HDF5 dataset lie, and how its filtered chunks are decoded.
+"""Finds where the rows of an HDF5 dataset lie, and decodes its filtered chunks.
 
-Rows are read by offset, many at a time; h5py, which reads one after the other under one lock, is
-asked where they lie, and decodes chunks in memory by HDF5's own filters.
+h5py reads one row after the other under one lock. So h5py is asked only where rows lie, and rows
+are then read by offset, many at a time. Chunks are decoded in memory, by zlib and NumPy or by
+HDF5's own filters.
 """
 
 import zlib
@@ -18,7 +19,7 @@ from monarch_py.errors import MonarchError
 from monarch_py.native import Array, Ints
 from monarch_py.plan.builders import hdf5_chunks
 
-# Where a chunk has no place in the file, since it was never written.
+# The offset of a chunk that was never written, and so has no place in the file.
 NOWHERE = -1
 # HDF5's numbers of two filters.
 DEFLATE, SHUFFLE = 1, 2
@@ -28,9 +29,9 @@ DEFLATE, SHUFFLE = 1, 2
 class Rows:
     """The rows of a dataset in one file.
 
-    count : how many there are
+    count : the number of rows
     dtype, shape : of one row
-    offset : where row 0 lies [bytes], if the rows lie one after the other; None if in `chunks`
+    offset : of row 0, if the rows lie one after the other [bytes]; None if they lie in `chunks`
     """
 
     count: int
@@ -50,13 +51,15 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """The chunks of a dataset. A band is the chunks that hold the same rows.
+    """The chunks of a dataset. The chunks that hold parts of the same rows form a band.
 
-    shape : of a chunk; the first number is the rows of a band
-    offset, size : (bands, chunks of a band) int64 [bytes]; where each lies, or NOWHERE
-    skipped : (bands, chunks of a band) uint32, the filters that were left out, a bit for each
-    is_filtered : the bytes in the file are not those of the rows
-    fill : the value of what was never written
+    shape : of a chunk; its first number is the number of rows in a band
+    offset, size : (bands, chunks of a band) int64, the place and the length of each chunk [bytes];
+        the offset of a chunk that was never written is NOWHERE
+    skipped : (bands, chunks of a band) uint32, the filters that were not applied to the chunk, one
+        bit for each
+    is_filtered : whether chunks must be decoded before their rows can be used
+    fill : the value of elements that were never written
     """
 
     shape: tuple[int, ...]
@@ -67,7 +70,10 @@ class Chunks:
     fill: Any
 
     def corners(self, row: tuple[int, ...]) -> list[tuple[slice, ...]]:
-        """Which part of a row, which has the shape `row`, each chunk of a band holds."""
+        """Returns, for each chunk of a band, the part of a row that the chunk holds.
+
+        row : the shape of a row
+        """
         grid = [-(-size // step) for size, step in zip(row, self.shape[1:], strict=True)]
         return [
             tuple(
@@ -78,7 +84,8 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """The part of a row in the chunk that holds the row's part `corner`."""
+        """Returns where the row's part `corner` lies within the chunk that holds it. A chunk at the
+        edge is wider than the part."""
         return tuple(slice(0, each.stop - each.start) for each in corner)
 
 
@@ -92,7 +99,8 @@ def import_h5py() -> Any:
 
 @contextmanager
 def _opened(path: Path, dataset: str) -> Iterator[Any]:
-    """The dataset, while the context lasts. Raises MonarchError, which names the file."""
+    """Opens the dataset for the time of the context. Raises MonarchError, which names the file, if
+    it cannot be read or has no such dataset."""
     h5py = import_h5py()
     try:
         with h5py.File(path, "r") as file:
@@ -105,23 +113,23 @@ def _opened(path: Path, dataset: str) -> Iterator[Any]:
 
 
 def rows_of(path: Path, dataset: str) -> Rows:
-    """Where the rows of a dataset lie. Raises MonarchError, which names the file, for rows without
-    fixed bytes."""
+    """Returns where the rows of a dataset lie. Raises MonarchError, which names the file, if they
+    cannot be read by offset."""
     with _opened(path, dataset) as found:
         if found.ndim == 0:
             raise MonarchError(f"{path}: {dataset!r} has no rows; correct dataset=")
         dtype = found.dtype
         if dtype.hasobject or dtype.itemsize != found.id.get_type().get_size():
             raise MonarchError(
-                f"{path}: the elements of {dataset!r} ({dtype}) have no fixed bytes; read them"
+                f"{path}: the elements of {dataset!r} ({dtype}) have no fixed size; read them"
                 " through h5py"
             )
         chunks = None if found.chunks is None else _chunks_of(found)
         offset = found.id.get_offset() if chunks is None else None
         if chunks is None and offset is None and found.size:
             raise MonarchError(
-                f"{path}: {dataset!r} is compact, virtual, external or not written; its rows have"
-                " no place"
+                f"{path}: {dataset!r} is compact, virtual, external or not written, so it cannot be"
+                " read by offset; read it through h5py"
             )
         return Rows(found.shape[0], dtype, found.shape[1:], offset, chunks)
 
@@ -152,11 +160,11 @@ def _chunks_of(found: Any) -> Chunks:
 class Decoder:
     """Decodes the chunks of a dataset in one file.
 
-    zlib and NumPy undo `gzip` and `shuffle`. Of other filters HDF5 knows more: a dataset in memory
-    with the same ones gets a chunk's bytes as they are in the file, and HDF5 reads them. Raises
-    MonarchError as `rows_of` does.
+    zlib and NumPy undo `gzip` and `shuffle`. Other filters are left to HDF5: a chunk's bytes are
+    written as they are into a dataset in memory that has the same filters, and HDF5 decodes them
+    when that dataset is read. Raises MonarchError if the dataset cannot be opened.
 
-    last : the rows of the band that was decoded last, and the band's number
+    last : the number and the rows of the band that was decoded last
     """
 
     def __init__(self, path: Path, dataset: str, chunk: tuple[int, ...]) -> None:
@@ -173,8 +181,8 @@ class Decoder:
     def decode(self, content: Array, skipped: int, at: int, out: Array) -> None:
         """Decodes one chunk into `out`, which has the shape of a chunk.
 
-        content : the chunk's bytes in the file;  skipped : the filters that were left out
-        at : its offset in the file, for errors
+        content : the chunk's bytes in the file;  skipped : the filters that were not applied to it
+        at : the chunk's offset in the file, for messages
         """
         try:
             if self._other is None:
@@ -194,7 +202,7 @@ class Decoder:
                 continue
             if number == DEFLATE:
                 content = zlib.decompress(content, zlib.MAX_WBITS, out.nbytes)
-            else:  # the first bytes of all elements come first, then the second ones
+            else:  # SHUFFLE: the first bytes of all elements, then all their second bytes, ...
                 shuffled = np.frombuffer(content, dtype=np.uint8).reshape(parameters[0], -1)
                 content = np.ascontiguousarray(shuffled.T).reshape(-1)
         out[...] = np.frombuffer(content, dtype=out.dtype).reshape(out.shape)
@@ -205,17 +213,17 @@ class Decoder:
 
 
 class _InMemory:
-    """A dataset of two chunks in memory, with the filters of another one."""
+    """A dataset in memory, of two chunks, with the same filters as a dataset in a file."""
 
     _numbers = count()
 
     def __init__(self, found: Any, settings: Any, chunk: tuple[int, ...]) -> None:
         h5py = import_h5py()
-        # HDF5 opens no two files of one name, not even in memory.
+        # HDF5 cannot have two files of one name open, not even in memory.
         name = f"monarch-decoded-{next(self._numbers)}"
         self._file = h5py.File(name, "w", driver="core", backing_store=False)
         space = h5py.h5s.create_simple((2 * chunk[0], *chunk[1:]))  # see _forget_chunk
-        # No cache: each chunk is read once.
+        # Each chunk is read once, so a cache would not help.
         access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
         access.set_chunk_cache(1, 0, 1.0)
         kind = found.id.get_type()
@@ -231,8 +239,9 @@ class _InMemory:
         self._found.read_direct(out, self._rows)
 
     def _forget_chunk(self, skipped: int) -> None:
-        """HDF5 remembers the chunk that it has looked up last, with its filters, and misses that a
-        chunk which is written directly skips others. A look at another chunk makes it forget."""
+        """Makes HDF5 forget the filters of the last chunk. HDF5 remembers which filters the chunk
+        that it looked up last skips, and does not notice that a direct write changes this. Reading
+        from the second chunk replaces what it remembers."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

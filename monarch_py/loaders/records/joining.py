@@ -1,4 +1,4 @@
-"""Turns wanted extents of files into reads: neighbours are joined, and long reads are cut."""
+"""Turns wanted extents of files into reads: joins neighbours, and cuts long reads."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from monarch_py.native import Array, Int32s, Ints
 
-# Longer reads are cut at multiples of this [bytes]. It is what Linux reads ahead by default, and
-# what many mounted file systems ask their servers for at once.
+# Reads that are longer are cut at multiples of this size [bytes]. Linux reads ahead this much by
+# default, and many network file systems ask their servers for this much at once.
 PIECE = 128 << 10
 
 
@@ -17,7 +17,7 @@ class Extents:
 
     file : (extents,) int32, the files' numbers
     offset, length : (extents,) int64 [bytes]
-    start : (extents,) int64, where each belongs in the caller's buffer [bytes]
+    start : (extents,) int64, each one's place in the caller's buffer [bytes]
     """
 
     file: Int32s
@@ -29,7 +29,10 @@ class Extents:
         return len(self.file)
 
     def take(self, chosen: Array) -> "Extents":
-        """The extents at these places, or where a mask is true."""
+        """Returns a choice of the extents.
+
+        chosen : their places, or a mask
+        """
         return Extents(
             self.file[chosen], self.offset[chosen], self.length[chosen], self.start[chosen]
         )
@@ -37,12 +40,15 @@ class Extents:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """The reads that bring some extents.
+    """The reads that bring a set of extents.
 
-    reads : the reads; `start` says where in the caller's buffer, or in the scratch buffer
-    in_scratch : (reads,) bool
-    scratch : the bytes of the scratch buffer, which takes reads that bring more than one extent
-        needs; `copied` are the extents that are copied from it, with `offset` within it
+    A read whose bytes do not lie in the caller's buffer as they lie in the file goes into a scratch
+    buffer, from which its extents are copied.
+
+    reads : the reads; `start` is a place in the caller's buffer or in the scratch buffer
+    in_scratch : (reads,) bool, whether the read goes into the scratch buffer
+    scratch : the size of the scratch buffer [bytes]
+    copied : the extents to copy from the scratch buffer; `offset` is a place in that buffer
     """
 
     reads: Extents
@@ -52,10 +58,10 @@ class Joined:
 
 
 def join(extents: Extents, gap: int) -> Joined:
-    """The reads that bring these extents.
+    """Returns the reads that bring the extents.
 
-    gap : a read goes on over at most this many unwanted bytes between two extents. Extents that
-        touch are joined unless both are as long as a piece; those that overlap always are
+    gap : the most unwanted bytes between two extents over which one read goes on. Two extents that
+        overlap are always joined; two that do not are left apart if both have PIECE bytes or more
     """
     if not len(extents):
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)
@@ -64,7 +70,7 @@ def join(extents: Extents, gap: int) -> Joined:
     end = np.append(first[1:], len(rising))
     low = rising.offset[first]
     length = np.maximum.reduceat(rising.offset + rising.length, first) - low
-    # The read is what is wanted if the extents lie in the buffer as they lie in the file.
+    # A read can go straight into the caller's buffer if its extents lie there as in the file.
     run = np.repeat(np.arange(len(first)), end - first)
     shift = rising.start - rising.offset
     same = np.logical_and.reduceat(shift == shift[first][run], first)
@@ -80,7 +86,10 @@ def join(extents: Extents, gap: int) -> Joined:
 
 
 def _beginnings(rising: Extents, gap: int) -> Ints:
-    """The places at which reads begin, among extents in the order of files and offsets."""
+    """Returns the places in `rising` at which a read begins.
+
+    rising : the extents, sorted by file and offset
+    """
     reach = rising.offset + rising.length
     if np.any(reach[:-1] > reach[1:]):  # an extent may lie within an earlier one
         for file in np.unique(rising.file):
@@ -88,13 +97,14 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
             reach[of] = np.maximum.accumulate(reach[of])
     between = rising.offset[1:] - reach[:-1]
     apart = (between > gap) | (np.diff(rising.file) != 0)
-    # A read of two long extents would be cut again.
+    # Joining two long extents would be in vain: `pieces` cuts the read again.
     apart |= (between >= 0) & (np.minimum(rising.length[:-1], rising.length[1:]) >= PIECE)
     return np.concatenate([[0], np.flatnonzero(apart) + 1])
 
 
 def pieces(reads: Extents, piece: int = PIECE) -> Extents:
-    """The reads; those longer than `piece` are cut at each multiple of it in their files."""
+    """Returns the reads, with each one longer than `piece` cut at the multiples of `piece` in its
+    file."""
     long = reads.length > piece
     if not long.any():
         return reads

@@ -1,4 +1,4 @@
-"""The files of a pack as a dataset: slices of one tar, instead of many small files."""
+"""PackDataset: the files of a pack as samples, read from one tar instead of many small files."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -12,18 +12,20 @@ from monarch_py.plan.index import Index
 
 
 class PackDataset(RecordDataset):
-    """The files of a pack that `monarch pack` has made, by number; a sample is a file's bytes::
+    """The files of a pack made by `monarch pack`, by number; a sample is the bytes of a file::
 
         dataset = PackDataset("train.tar")
         loader = DataLoader(dataset, batch_size=64, num_workers=4, collate_fn=decode)
 
-    Samples are numbered as the files lie in the tar: those of a directory follow each other, sorted
-    by name. Of an image folder, `dataset.names[i].split("/")[0]` is the class of sample i.
+    Samples are numbered in the order of the tar, where the files of a directory follow each other,
+    sorted by name. In the pack of an image folder, `dataset.names[i].split("/")[0]` is the class of
+    sample i.
 
     names : the files' paths, relative to the directory that was packed
 
-    path, length, join, in_flight : as of RecordDataset, which says how a batch is read and what is
-    raised
+    path : the tar
+    length, join, in_flight : as for RecordDataset, which also tells how a batch is read, and what
+        errors reads raise
 
     The constructor raises ConfigError if the tar has no index or has changed since it was indexed.
     """
@@ -52,5 +54,5 @@ class PackDataset(RecordDataset):
         return self._names
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker that is spawned gets the names in their short form.
+        # A pickle leaves out the list of names: a spawned worker makes it again from the index.
         return {**super().__getstate__(), "_names": None}

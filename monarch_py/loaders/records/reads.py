@@ -1,7 +1,7 @@
-"""Many reads in flight at once, by threads in C (csrc/loaders/reads.c).
+"""Many reads in flight at once, made by threads in C (csrc/loaders/reads.c).
 
-A source on a parallel file system takes milliseconds to answer a request, and answers many at a
-time. The threads hold no Python lock and take no signal; a forked child starts its own.
+A parallel file system takes milliseconds to answer a request, and answers many at a time. The
+threads do not hold Python's lock and do not take signals; a forked child starts threads of its own.
 """
 
 import errno
@@ -14,8 +14,7 @@ import numpy as np
 from monarch_py.errors import ConfigError
 from monarch_py.native import Int32s, Ints, ffi, lib, pointer
 
-# How many reads are in flight at once unless the caller says otherwise. 16 reads of 128 KiB every
-# 4 ms are 500 MB/s.
+# The default number of reads in flight at once. 16 reads of 128 KiB every 4 ms make 500 MB/s.
 IN_FLIGHT = 16
 
 
@@ -31,14 +30,15 @@ def read_all(
     """Reads lengths[i] bytes at offsets[i] of descriptors[i] to out[starts[i]:], for each read i.
 
     At most `in_flight` reads are under way at once; they begin in order. The caller's thread makes
-    reads too, so Ctrl-C counts when all reads have ended.
+    reads too, so Ctrl-C takes effect only after all reads have ended.
 
     descriptors : (reads,) int32
     offsets, lengths, starts : (reads,) int64 [bytes]
     out : a writable, contiguous buffer
 
-    Raises OSError, with the name of the file, of the first read that failed; a file that ends too
-    early is an error as well (EIO). Raises ConfigError for reads that do not fit into `out`.
+    Raises the OSError of the first read that failed, with the file's name; a file that ends too
+    early is an error as well (EIO). Raises ConfigError for arguments that cannot work, such as
+    reads that do not fit into `out`.
     """
     memory = memoryview(out).cast("B")
     count = len(descriptors)
@@ -57,7 +57,8 @@ def read_all(
 
 
 def address(memory: Any) -> int:
-    """Where a writable, contiguous buffer lies. It must outlive the reads to it."""
+    """Returns the address of a writable, contiguous buffer. The caller must keep the buffer until
+    the reads into it have ended."""
     buffer = ffi.from_buffer("char[]", memory, require_writable=True)
     return int(ffi.cast("uintptr_t", buffer))
 
@@ -70,13 +71,13 @@ def read_to(
     *,
     in_flight: int = IN_FLIGHT,
 ) -> None:
-    """As `read_all`, to any places in memory, which nobody checks.
+    """Reads as `read_all` does, but to addresses in memory, which are not checked.
 
     addresses : (reads,) int64
     """
     count = len(descriptors)
     error = ffi.new("int *")
-    # Held until the reads have ended: what `pointer` makes is gone with its array.
+    # `to` keeps the array alive until the reads have ended; the cast pointer does not.
     to = np.ascontiguousarray(addresses, dtype=np.int64)
     failed = lib.monarch_read_all(
         pointer(descriptors, np.int32),

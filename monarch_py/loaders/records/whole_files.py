@@ -1,4 +1,4 @@
-"""Datasets whose samples are whole files, read into the caller's memory."""
+"""Datasets whose samples are whole files, which can be read into the caller's memory."""
 
 import errno
 import os
@@ -15,15 +15,15 @@ from monarch_py.native import Ints
 from monarch_py.plan.builders import index_image_folder
 from monarch_py.plan.index import Index
 
-# A file that takes longer than this is not in memory, and the others of its batch are read at once
-# [s]. A copy in memory takes 30 us; the fastest network file systems take 200 us.
+# Files in memory take less than this per file [s]. If a batch takes longer, several threads read
+# the rest of it. A copy in memory takes 30 us, the fastest network file systems 200 us.
 SLOW_S = 0.0002
 
 
 class FileDataset:
-    """The files of an index, each a sample: `dataset[i]` is the content of file i, as bytes.
+    """The files of an index as samples: `dataset[i]` is the content of file i, as bytes.
 
-    sizes : (samples,) int64 [bytes]
+    sizes : (samples,) int64, the files' sizes [bytes]
     """
 
     def __init__(self, index: Index) -> None:
@@ -36,7 +36,7 @@ class FileDataset:
         return len(self.sizes)
 
     def name(self, index: int) -> str:
-        """The file's path below the root."""
+        """Returns the file's path, relative to the root."""
         begin, end = int(self._starts[index]), int(self._starts[index + 1])
         return os.fsdecode(self._pool[begin:end].tobytes())
 
@@ -46,8 +46,8 @@ class FileDataset:
         return bytes(out)
 
     def read_into(self, samples: Sequence[int], out: Any) -> None:
-        """Reads the samples back to back into a writable buffer. Raises OSError, with the path, for
-        a file that is missing, or shorter than when the index was made."""
+        """Reads the samples back to back into a writable buffer. Raises OSError, with the path, if
+        a file is missing, or shorter than the index says."""
         parts = list(self._parts(samples, memoryview(out).cast("B")))
         began = time.perf_counter()
         for number, (sample, part) in enumerate(parts):
@@ -83,7 +83,7 @@ class FileDataset:
             pass
 
     def _pool_of_threads(self) -> ThreadPoolExecutor:
-        # A forked child has none of its parent's threads.
+        # A forked child does not have its parent's threads, so it starts a pool of its own.
         if self._threads is None or self._threads[0] != os.getpid():
             self._threads = os.getpid(), ThreadPoolExecutor(IN_FLIGHT, "monarch-read")
         return self._threads[1]
@@ -93,9 +93,10 @@ class FileDataset:
 
 
 class ImageFolderFiles(FileDataset):
-    """The files of torchvision's ImageFolder, numbered as there.
+    """The images of a folder with one directory per class, numbered as torchvision's ImageFolder
+    numbers them.
 
-    classes : their names, sorted;  labels : (samples,) int64, the class of each file
+    classes : the classes' names, sorted;  labels : (samples,) int64, the class of each file
     """
 
     def __init__(self, root: str | Path) -> None:

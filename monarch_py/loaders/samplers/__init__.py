@@ -1,1 +1,1 @@
-"""Which rank takes which sample: samplers that follow schedules."""
+"""Batch samplers that follow a schedule of which rank takes which sample."""

@@ -5,10 +5,11 @@ from typing import Any
 
 
 class AllowEmpty:
-    """A collate function for DataLoader, which also makes a batch of no samples: it has the form of
-    any other batch, and its tensors have the length 0.
+    """A collate function for DataLoader that can also make a batch without samples. Such a batch
+    has the form of all others, but its tensors have the length 0.
 
-    example : a sample of the dataset;  collate : for other batches; None for torch's default
+    example : a sample of the dataset, which gives the form
+    collate : the collate function for other batches; None for torch's default
     """
 
     def __init__(self, example: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
@@ -26,7 +27,7 @@ def _default() -> Callable[[list[Any]], Any]:
 
 
 def _emptied(batch: Any) -> Any:
-    """The batch without its samples."""
+    """Returns the batch without its samples."""
     if isinstance(batch, Mapping):
         return {key: _emptied(value) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -1,4 +1,4 @@
-"""Which nodes hold each sample. Nobody is asked: every rank computes what the daemons compute."""
+"""Computes which nodes hold each sample, as the daemons compute it: no rank has to ask a daemon."""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from monarch_py.policies.placement import UNIT, slack_of
 from monarch_py.policies.rendezvous import file_keys
 from monarch_py.util.units import parse_size
 
-# Threads that ask for sizes, and how many each asks for in a turn.
+# The threads that ask for files' sizes, and the number of files that each takes at a time.
 STAT_THREADS, AT_ONCE = 16, 256
 
 Quota = str | int | Sequence[str | int]
@@ -30,8 +30,10 @@ Quota = str | int | Sequence[str | int]
 class Files:
     """The files of a dataset and their samples.
 
-    paths : (files,) absolute, or None where only sizes are known;  sizes : (files,) int64 [bytes]
+    paths : (files,) absolute paths; None if only sizes are known
+    sizes : (files,) int64 [bytes]
     sample_file : (samples,) the file of each sample; None if each file is a sample
+    sample_sizes : (samples,) int64 [bytes]
     """
 
     def __init__(self, given: Any) -> None:
@@ -68,7 +70,8 @@ class Files:
 
 
 def _sizes(paths: Sequence[str]) -> Ints:
-    """(paths,) [bytes]. A parallel file system answers many questions at a time."""
+    """Returns the files' sizes, (paths,) [bytes]. Many are asked for at once, because a parallel
+    file system answers many requests at a time."""
 
     def ask(part: Sequence[str]) -> list[int]:
         return [os.stat(path).st_size for path in part]
@@ -85,7 +88,10 @@ def _sizes(paths: Sequence[str]) -> Ints:
 
 
 def quotas_of(quota: Quota, nodes: int) -> Ints:
-    """(nodes,) int64 what each node keeps [bytes]; a single quota is every node's."""
+    """Returns how much each node keeps, (nodes,) int64 [bytes].
+
+    quota : one for each node, or one that every node has
+    """
     each = [quota] * nodes if isinstance(quota, str | int) else list(quota)
     if len(each) != nodes:
         raise ConfigError(f"quota: {len(each)} were given for {nodes} nodes; give one for each")
@@ -94,7 +100,11 @@ def quotas_of(quota: Quota, nodes: int) -> Ints:
 
 
 def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
-    """(samples, any) the holders where ranks keep samples themselves, in `quota` of memory."""
+    """Returns the nodes that hold each sample, (samples, any), if ranks keep samples in memory
+    themselves, without daemons.
+
+    quota : how much memory each node has for samples
+    """
     keys = file_keys(files.samples)
     return held_by_hash(keys, files.sample_sizes, quotas_of(quota, nodes), extra=False)
 
@@ -102,11 +112,12 @@ def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
 def kept_by_daemons(
     files: Files, nodes: int, config: str | Path | None, others: Sequence[str] = (), *, extra: bool
 ) -> Int32s:
-    """(samples, any) the holders where daemons keep the files of their sources.
+    """Returns the nodes that hold each sample, (samples, any), if daemons keep files of their
+    sources.
 
     config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
-    others : further files of the sources, which matter where not all fit
-    extra : whether second copies count, in the room that is left
+    others : further files that daemons keep, which take room if not all files fit
+    extra : whether nodes with room left hold second copies
     """
     named = config or os.environ.get("MONARCH_CONFIG")
     if not named:
@@ -131,10 +142,10 @@ def kept_by_daemons(
 
 
 def kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:
-    """(samples, any) the holders that a plan is made with. The daemons that follow it keep the
-    files there, whatever their hashes.
+    """Returns the nodes that hold each sample of a plan, (samples, any). Daemons that follow the
+    plan keep the files on these nodes, even if the hashes of their paths would give others.
 
-    quota : what each node holds [bytes];  extra : as in `kept_by_daemons`
+    quota : how much each node holds [bytes];  extra : as in `kept_by_daemons`
     """
     if index.kind == "unnamed":
         keys = file_keys(index.files)
@@ -148,7 +159,8 @@ def kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:
 
 
 def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any]:
-    """(paths,) the hash of each path as the catalog has it, and whether the daemons keep it."""
+    """Returns the hash of each path, (paths,), as the catalog has it, and whether daemons keep the
+    file, (paths,)."""
     keys = np.zeros(len(paths), dtype=np.uint64)
     is_known = np.zeros(len(paths), dtype=bool)
     for number, source in enumerate(config.sources):
@@ -164,7 +176,7 @@ def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any
 
 
 def _within(path: str, source: SourceConfig) -> str | None:
-    """The path relative to the source; None if it lies elsewhere."""
+    """Returns the path relative to the source; None if it lies outside the source."""
     for root in (str(source.path), str(source.real_path)):
         if path.startswith(root.rstrip("/") + "/"):
             return path[len(root.rstrip("/")) + 1 :]

@@ -1,4 +1,4 @@
-"""Random numbers for augmentations: the same for a sample, whichever rank and worker takes it."""
+"""Random numbers for augmentations that do not depend on the rank or worker that takes a sample."""
 
 import numpy as np
 
@@ -6,8 +6,9 @@ _WORD = (1 << 64) - 1
 
 
 def keyed(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """A generator for one sample in one epoch. It depends on these three numbers alone, so a change
-    of the ranks or of the mapping of samples changes no augmentation.
+    """Returns a random generator for one sample in one epoch. It depends on the three numbers
+    alone, so augmentations stay as they are if the number of ranks or the dealing of samples
+    changes.
 
     epoch : less than 2**32;  sample : less than 2**32
     """

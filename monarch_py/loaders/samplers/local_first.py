@@ -1,4 +1,4 @@
-"""Equal batches, in which each sample is on a node that holds it, as far as sizes allow."""
+"""LocalFirstSampler: equal batches, with samples dealt to nodes that hold them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +17,14 @@ class LocalFirstSampler(ScheduledSampler):
 
     files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`
     batch_size : samples of a rank in a step;  seed, shuffle, drop_last : as DistributedSampler's
-    rank, world_size : None for torch.distributed's;  ranks_per_node : None for the launcher's
-    quota : what each node keeps of the samples without daemons, for example "8GiB"; None: daemons
+    rank, world_size : None for torch.distributed's
+    ranks_per_node : None for the number that the launcher has set
+    quota : how much each node keeps in memory without daemons, for example "8GiB"; None if daemons
         keep files
-    config : the daemons' configuration; None for MONARCH_CONFIG's
+    config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
     others : further files of the sources that the daemons keep
-    holders : (samples, any) the nodes that hold each sample, and -1, if a plan tells (planned.py)
+    holders : (samples, any) the nodes that hold each sample, filled up with -1, if a plan fixes
+        them (planned.py); else None
     """
 
     def __init__(

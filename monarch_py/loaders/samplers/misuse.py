@@ -1,7 +1,7 @@
-"""Refuses, where it can be seen, what would deal samples twice or deliver batches out of order.
+"""Detects callers that would deal samples to ranks twice, or deliver batches out of order.
 
-A batch sampler is told nothing of who uses it. But who uses it calls its `__iter__` or `__len__`,
-and that caller's own variables say what it is.
+A batch sampler is not told who uses it. But its user calls `__iter__` or `__len__`, and the local
+variables of the calling function show what that user is.
 """
 
 from types import FrameType
@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch_py.errors import ConfigError
 
-# Classes that deal what they iterate over to the ranks, by name: torch's, and accelerate's.
+# The names of classes that deal to the ranks what they iterate over: torch's and accelerate's.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
 _TWICE = (
     "these batches are already one rank's, and {who} would deal them to the ranks again; {mend}"
@@ -22,7 +22,7 @@ _MENDS = {
 
 
 def _sharding(thing: Any) -> str | None:
-    """The name of the class of `thing` that deals to ranks, if it has one."""
+    """Returns which class of SHARDING `thing` belongs to; None if to none."""
     return next((c.__name__ for c in type(thing).__mro__ if c.__name__ in SHARDING), None)
 
 
@@ -32,8 +32,8 @@ def _twice(who: str) -> ConfigError:
 
 
 def refuse_sampler(files: Any) -> None:
-    """Raises ConfigError if `files` is a sampler: Lightning puts its own in the place of the
-    files."""
+    """Raises ConfigError if `files` is a sampler. Lightning makes batch samplers anew, with a
+    sampler of its own as the first argument, where the files belong."""
     if _sharding(files) is not None:
         raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):
@@ -44,8 +44,11 @@ def refuse_sampler(files: Any) -> None:
 
 
 def found_misuse(frame: FrameType | None) -> ConfigError | None:
-    """The error of a caller that shards what it iterates over, or of a DataLoader that delivers
-    batches out of order; None if the caller is neither."""
+    """Returns the error for a caller that deals batches to ranks again, or for a DataLoader that
+    delivers batches out of order; None for any other caller.
+
+    frame : of the function that called the batch sampler
+    """
     if frame is None:
         return None
     who = _sharding(frame.f_locals.get("self"))
@@ -54,7 +57,7 @@ def found_misuse(frame: FrameType | None) -> ConfigError | None:
     loader = frame.f_locals.get("loader")
     if getattr(loader, "in_order", True) is False and getattr(loader, "num_workers", 0) > 0:
         return ConfigError(
-            "in_order: with False, nobody can say which batches were delivered, or which weight a"
+            "in_order: with False, it is unknown which batches were delivered, and which weight a"
             " batch has; remove it"
         )
     return None

@@ -1,4 +1,4 @@
-"""Samplers that follow a plan, so that the daemons, which have the same plan, know all accesses."""
+"""Samplers that follow a plan: daemons with the same plan know all accesses in advance."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from monarch_py.plan.samplers import DistributedSampler
 
 
 def with_holders(plan: Plan) -> Plan:
-    """The plan with the holders of the samples in all parts that are dealt by holders."""
+    """Returns the plan with the samples' holders added to each part that is dealt by holders."""
     return replace(plan, parts=tuple(_held(plan, part) for part in plan.parts))
 
 
@@ -32,10 +32,11 @@ def _held(plan: Plan, part: PlanPart) -> PlanPart:
 def sampler_of(
     plan: str | Path, part: str | None = None, *, rank: int | None = None
 ) -> ScheduledSampler:
-    """The batch sampler of a part of a plan that is dealt by holders.
+    """Returns the batch sampler for a part of a plan. The part must be dealt by holders.
 
-    plan : the file that `monarch plan make` wrote;  part : its name; None for the first such part
-    rank : None for torch.distributed's
+    plan : the file that `monarch plan make` wrote
+    part : the name of the part; None for the first one that is dealt by holders
+    rank : of this process; None for torch.distributed's
     """
     loaded = Plan.load(Path(plan))
     for each in loaded.parts:
@@ -52,8 +53,8 @@ def _sampler(plan: Plan, part: PlanPart, rank: int | None) -> ScheduledSampler:
     loader, order = part.loader, part.loader.sampler
     if not isinstance(order, DistributedSampler) or order.drop_last != loader.drop_last:
         raise ConfigError(
-            f"sampler: that of {part.name!r} is no DistributedSampler with the part's 'drop_last';"
-            " write that"
+            f"sampler: part {part.name!r} needs DistributedSampler with the part's 'drop_last';"
+            " correct the plan"
         )
     more: dict[str, Any] = {
         "rank": rank,
@@ -73,6 +74,6 @@ def _sampler(plan: Plan, part: PlanPart, rank: int | None) -> ScheduledSampler:
     if made.ranks.world_size != loader.world_size:
         raise ConfigError(
             f"world_size: the plan is for {loader.world_size} ranks, and {made.ranks.world_size}"
-            " run; make it again for them"
+            " are running; make the plan again"
         )
     return made

@@ -1,4 +1,4 @@
-"""Which rank this process is, and which ranks share a node."""
+"""Finds out which rank this process is, and which ranks share a node."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from monarch_py.errors import ConfigError
 
-# What launchers say of the ranks on this node: torchrun, Slurm, Open MPI, MPICH.
+# The variables by which torchrun, Slurm, Open MPI and MPICH tell the number of ranks per node.
 PER_NODE = (
     "LOCAL_WORLD_SIZE",
     "SLURM_NTASKS_PER_NODE",
@@ -17,9 +17,9 @@ PER_NODE = (
 
 @dataclass(frozen=True)
 class Ranks:
-    """A rank among all ranks; rank r is on node r // per_node.
+    """This process's rank among all ranks. Rank r is on node r // per_node.
 
-    rank : of this process;  world_size : how many there are;  per_node : how many a node has
+    rank : of this process;  world_size : the number of ranks;  per_node : the ranks of each node
     """
 
     rank: int
@@ -39,25 +39,25 @@ class Ranks:
     def found(
         cls, rank: int | None = None, world_size: int | None = None, per_node: int | None = None
     ) -> "Ranks":
-        """The ranks as given, or else as torch.distributed and the launcher say. Raises ConfigError
-        if they cannot be, or nothing tells them."""
+        """Returns the ranks as given, or else as torch.distributed and the launcher tell. Raises
+        ConfigError if the numbers are impossible, or if nothing tells them."""
         if (rank is None) != (world_size is None):
             raise ConfigError("rank: rank and world_size belong together; give both or neither")
         if rank is None or world_size is None:
             rank, world_size = _distributed()
         if not 0 <= rank < world_size:
-            raise ConfigError(f"rank: {rank} is none of {world_size}; count from 0")
+            raise ConfigError(f"rank: {rank} is not one of {world_size} ranks; count from 0")
         per_node = _per_node(world_size) if per_node is None else per_node
         if per_node < 1 or world_size % per_node:
             raise ConfigError(
-                f"ranks_per_node: {world_size} ranks are no multiple of {per_node}; start equally"
-                " many on each node"
+                f"ranks_per_node: {world_size} ranks are not a multiple of {per_node}; start the"
+                " same number on each node"
             )
         return cls(rank, world_size, per_node)
 
 
 def _distributed() -> tuple[int, int]:
-    # If nothing has imported torch, no process group was made.
+    # If nobody has imported torch, there is no process group.
     torch = sys.modules.get("torch")
     if (
         torch is not None

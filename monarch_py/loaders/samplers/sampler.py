@@ -1,8 +1,8 @@
-"""Batch samplers that follow a schedule, which a thread works out while the epoch before runs.
+"""Batch samplers that follow a schedule, which a thread computes while the epoch before runs.
 
-Every rank computes the epoch by itself, in a thread of its process: a second or two for 19 million
-samples, and next to nothing for one million. To share it among the ranks of a node would need a
-place in shared memory that outlives none of them, and ranks that wait for each other.
+Every rank computes the schedule by itself, in a thread of its process. This takes a second or two
+for 19 million samples, and next to nothing for one million. Sharing the schedule among the ranks of
+a node would need shared memory that ends with them, and ranks that wait for each other.
 """
 
 import os
@@ -24,7 +24,7 @@ from monarch_py.native import Int32s, Ints
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.plan.schedule import EpochSchedule
 
-# What pickling adds to a sample at most, for which there is room in a node's memory [bytes].
+# The most that pickling adds to a sample; kept samples get this much more room each [bytes].
 PICKLED_BYTES = 512
 
 
@@ -32,11 +32,13 @@ PICKLED_BYTES = 512
 class RankEpoch:
     """The batches of one rank in an epoch.
 
-    samples : (accesses,) int32;  starts : (steps + 1,) int64, where each batch begins there
-    sizes : (steps,) how many samples of each step are this rank's. A rank that has none takes one
-        of another rank, unless it may have an empty batch, and that one does not count
+    samples : (accesses,) int32, batch after batch
+    starts : (steps + 1,) int64, where each batch begins in `samples`
+    sizes : (steps,) how many samples of each step are dealt to this rank. If none is and batches
+        may not be empty, the rank takes a sample of another rank, which counts neither here nor in
+        `weight`
     totals : (steps,) the sizes of the global batches
-    is_equal : whether all ranks' batches are equal in each step
+    is_equal : whether all ranks' batches have the same size in each step
     """
 
     samples: Int32s
@@ -63,8 +65,8 @@ class RankEpoch:
 
 
 class _Ahead:
-    """A result that a thread works out before it is asked for. A forked child, which has no such
-    thread, works it out itself."""
+    """A result that a thread computes before it is asked for. A forked child does not have the
+    thread, and computes the result itself."""
 
     def __init__(self, make: Callable[[], RankEpoch]) -> None:
         self._make, self._pid = make, os.getpid()
@@ -78,20 +80,21 @@ class _Ahead:
     def result(self) -> RankEpoch:
         if self._pid == os.getpid():
             self._thread.join()
-        # Without a result, the thread has raised an error, which is raised here again.
+        # If the thread has failed there is no result: computing it again raises the error here.
         return self._make() if self._found is None else self._found
 
 
 class ScheduledSampler(ABC):
-    """A batch sampler for DataLoader's `batch_sampler`: it yields the batches of one rank.
+    """A batch sampler for DataLoader's `batch_sampler`, which yields the batches of one rank.
 
-    The global batches are those of DistributedSampler with the same seed, and of batches of
-    `batch_size`. With `drop_last`, the samples that do not divide among the ranks are left out, and
-    the last batch if it is not full; else the epoch is padded from its head, and the last batch is
-    smaller.
+    The global batches have the samples that DistributedSampler gives with the same seed and
+    `batch_size`; only the dealing to ranks differs. With `drop_last`, samples that do not divide
+    among the ranks are left out, and so is a last batch that is not full. Otherwise the epoch is
+    padded with samples from its beginning, and the last batch may be smaller.
 
-    A state names global batches. So any number of ranks continues with the same ones, and where
-    that number does not divide them, batches differ by one sample, and `weight` makes up for it.
+    A state counts global batches. So a training can continue with the same global batches on
+    another number of ranks. If that number does not divide a batch, the ranks' batches differ by
+    one sample, and `weight` corrects the loss for it.
     """
 
     holders: Int32s  # (samples,) or (samples, any) the nodes that hold each sample
@@ -122,38 +125,41 @@ class ScheduledSampler(ABC):
         )
         self._sizes = sizes  # of the samples, if ranks keep them; None if daemons do
         self._begin = 0  # the step at which the next iteration begins
-        self._given = 0  # steps whose batches the running iteration has handed out
-        self._weighed = 0  # the step of which `weight` is asked next
-        self._ready: dict[int, RankEpoch] = {}  # the running epoch
-        self._ahead: dict[int, _Ahead] = {}  # the next one
-        self._goes_on = False  # whether the training tells of its epochs
+        self._given = 0  # how many of the epoch's batches were handed out
+        self._weighed = 0  # the first step for which `weight` was not called
+        self._ready: dict[int, RankEpoch] = {}  # the running epoch, by its number
+        self._ahead: dict[int, _Ahead] = {}  # the next epoch, by its number
+        self._goes_on = False  # whether the training sets epochs, so that a next one is prepared
         if self._steps() == 0:
             raise ConfigError(
                 f"batch_size: {batch_size} leaves no full batch of {length} samples for"
                 f" {ranks.world_size} ranks; write a smaller one or drop_last=False"
             )
 
-    # --- what a subclass says -------------------------------------------------------------------
+    # --- what a subclass defines ----------------------------------------------------------------
 
     @abstractmethod
     def _dealt(self, order: Int32s) -> EpochSchedule:
-        """Deals the order of an epoch to the ranks, `_at.per_step` samples a step."""
+        """Returns the schedule that deals an epoch to the ranks, `_at.per_step` samples a step.
+
+        order : the samples of the epoch, in their global order
+        """
 
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """The epoch whose order is used in `epoch` of the training."""
+        """Returns the number of the epoch whose order the training uses in its epoch `epoch`."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------
 
     @property
     def sampler(self) -> "ScheduledSampler":
-        """This sampler itself: Lightning tells the epoch to a batch sampler's `sampler`."""
+        """This sampler itself. Lightning calls `set_epoch` of a batch sampler's `sampler`."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch begins, before the DataLoader is iterated over."""
+        """Sets the epoch of the next iteration. Call it before iterating over the DataLoader."""
         self._goes_on = True
         self._move(epoch, 0 if epoch != self._at.epoch else self._begin)
 
@@ -169,8 +175,8 @@ class ScheduledSampler(ABC):
         return self._batches(self._at.epoch, begin, misuse)
 
     def _batches(self, number: int, begin: int, misuse: ConfigError | None) -> Iterator[list[int]]:
-        # A DataLoader of which only the half has been made would complain of that too; so the error
-        # waits until the first batch is asked for.
+        # An error in __iter__ would leave a half-made DataLoader, which would print errors of its
+        # own. So the error is raised when the first batch is asked for.
         if misuse is not None:
             raise misuse
         epoch = self.epoch(number)
@@ -182,7 +188,7 @@ class ScheduledSampler(ABC):
             yield epoch.samples[starts[step] : starts[step + 1]].tolist()
 
     def epoch(self, number: int) -> RankEpoch:
-        """The batches of this rank in an epoch."""
+        """Returns the batches of this rank in an epoch."""
         if number not in self._ready:
             ahead = self._ahead.pop(number, None)
             made = self._make(number) if ahead is None else ahead.result()
@@ -190,7 +196,7 @@ class ScheduledSampler(ABC):
         return self._ready[number]
 
     def schedule(self, number: int) -> EpochSchedule:
-        """The batches of all ranks in an epoch."""
+        """Returns the batches of all ranks in an epoch."""
         at = self._at
         order = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
         whole = order.epoch(self._number(number))
@@ -217,9 +223,9 @@ class ScheduledSampler(ABC):
     # --- without daemons ------------------------------------------------------------------------
 
     def keep(self, dataset: Any) -> KeptDataset:
-        """The dataset, whose samples stay in the memory of the node that holds them: give it to the
-        loader in the dataset's place. Raises ConfigError for a sampler without a quota, because
-        daemons keep the files then."""
+        """Returns a dataset that keeps this node's samples in memory; give it to the loader in
+        place of `dataset`. Raises ConfigError for a sampler without a quota, because daemons keep
+        the files then."""
         if self._sizes is None:
             raise ConfigError("quota: daemons keep the files; use the dataset as it is")
         owner = self.holders if self.holders.ndim == 1 else self.holders[:, 0]
@@ -230,11 +236,12 @@ class ScheduledSampler(ABC):
     # --- unequal batches ------------------------------------------------------------------------
 
     def weight(self, batch_len: int, step: int | None = None, *, summed: bool = False) -> float:
-        """By what a rank multiplies its mean loss, so that DDP's mean over the ranks is the mean
-        over the global batch. Equal batches weigh 1.
+        """Returns the factor by which a rank multiplies its loss, so that DDP's mean over the ranks
+        becomes the mean over the global batch. With batches of equal size it is 1 for a mean loss.
 
-        batch_len : the length of the batch;  step : of the epoch; None if `weight` is called once
-            for each batch, in order;  summed : whether the loss is a sum over the batch
+        batch_len : the number of samples in the batch
+        step : the batch's step in the epoch; None if `weight` is called once per batch, in order
+        summed : whether the loss is the sum over the batch rather than the mean
         """
         epoch = self.epoch(self._at.epoch)
         if epoch.is_equal and not summed:
@@ -251,7 +258,8 @@ class ScheduledSampler(ABC):
         return size * ranks / int(epoch.totals[step])
 
     def _step_of(self, epoch: RankEpoch, batch_len: int) -> int:
-        """The next step whose batch has this length. Batches that nobody weighed are left out."""
+        """Returns the next step whose batch has this length. It skips batches for which `weight`
+        was not called."""
         lengths = np.diff(epoch.starts[self._weighed :])
         found = np.flatnonzero(lengths == batch_len)
         if not len(found):
@@ -266,22 +274,23 @@ class ScheduledSampler(ABC):
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
-        """What a checkpoint stores, less than 1 KB.
+        """Returns the position in the epochs for a checkpoint, in less than 1 KB.
 
-        done : how many batches of the running epoch were delivered, from its very beginning. None
-            counts those that the iterator has handed out. A DataLoader with workers asks for
-            batches ahead: give `done` there, unless the loader keeps account (StatefulDataLoader)
+        done : how many batches of the running epoch the training has got, counted from the epoch's
+            beginning. None takes the batches that the iterator has handed out. With workers, a
+            DataLoader asks for batches ahead: then give `done`, unless the loader counts itself
+            (StatefulDataLoader)
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():
             raise ConfigError(
-                f"done: {given} is none of {self._steps()} batches; count the epoch's"
+                f"done: {given} is out of range; an epoch has {self._steps()} batches"
             )
         return {**self._at.to_dict(), "done": given}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state_dict` was called: the next iteration begins with the batch after
-        the last one that was delivered."""
+        """Continues where `state_dict` was called: the next iteration begins after the batches that
+        were done then."""
         self._at = State.from_dict(state, self._at.length)
         self.drop_last = self._at.drop_last
         self._ready, self._ahead = {}, {}

@@ -1,4 +1,4 @@
-"""Batches that follow what nodes hold: their sizes differ, and what they load does not (SOLAR)."""
+"""SolarSampler: batches that differ in size, so that nodes load equally many samples (SOLAR)."""
 
 import logging
 from collections.abc import Sequence
@@ -22,17 +22,19 @@ log = logging.getLogger("monarch.loaders")
 
 
 class SolarSampler(ScheduledSampler):
-    """Deals the samples of each global batch so that a node takes all that it holds, up to a cap,
-    and all nodes load equally many of the others (SOLAR 4.3).
+    """Deals the samples of each global batch so that a node takes all samples that it holds, up to
+    a cap, and all nodes load equally many of the other samples (SOLAR 4.3).
 
-    A sample has one holder, the same in all epochs: with each sample used once an epoch, no other
-    choice loads less than what is not held. Nothing moves between nodes but what a holder has
-    beyond the cap, or what another rank needs for the least.
+    A sample has one holder, which is the same in all epochs. Since an epoch uses each sample once,
+    no choice of holders can save more: only samples without a holder are loaded from the source. A
+    node takes a sample that another node holds only if the holder has reached the cap, or if a rank
+    would have fewer than `least` samples.
 
-    cap : the most samples of a rank in a step, as a multiple of `batch_size`: what its memory bears
-    least : the fewest; with 0 a batch may be empty, and losses must be summed (`weight`)
-    epoch_order : whether the epochs run in the order in which the fewest samples are loaded between
-        two of them (SOLAR 4.2);  epochs : how many there are, for that
+    cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must hold them
+    least : the fewest samples of a rank in a step; with 0 a batch may be empty, and losses must be
+        summed (`weight`)
+    epoch_order : whether to run the epochs in the order that loads the fewest samples (SOLAR 4.2)
+    epochs : the number of epochs, which `epoch_order` needs
     The other arguments are those of LocalFirstSampler.
     """
 
@@ -97,7 +99,8 @@ class SolarSampler(ScheduledSampler):
 
     @cached_property
     def _path(self) -> tuple[Ints, int, int]:
-        """The epochs in their order, and the costs of the given order and of this one [samples]."""
+        """The order of the epochs, the cost of the order of their numbers, and the cost of this
+        order [samples]."""
         at, epochs = self._at, self.epochs or 1
         sampler = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
         capacity = int(np.count_nonzero(self.holders != NONE))
@@ -111,7 +114,7 @@ class SolarSampler(ScheduledSampler):
 
     @property
     def saved(self) -> float:
-        """What part of the loads between epochs their order saves, for buffers that keep what was
+        """The share of loads that the order of the epochs saves if nodes keep the samples that they
         used last; 0 without `epoch_order`."""
         if self.epochs is None:
             return 0.0
@@ -121,8 +124,11 @@ class SolarSampler(ScheduledSampler):
     # --- what unequal batches need --------------------------------------------------------------
 
     def check(self, model: Any) -> None:
-        """Raises ConfigError if a layer of the model, a torch.nn.Module, normalises over the batch
-        of one rank, whose size differs from rank to rank."""
+        """Checks that a model works with unequal batches. Raises ConfigError if one of its layers
+        normalises over the batch of one rank.
+
+        model : a torch.nn.Module
+        """
         try:
             from torch.nn import SyncBatchNorm
             from torch.nn.modules.batchnorm import _BatchNorm

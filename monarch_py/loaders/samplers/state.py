@@ -1,20 +1,21 @@
-"""Where a training is in its epochs, as a checkpoint stores it."""
+"""The state of a sampler that a checkpoint stores: the position of a training in its epochs."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from monarch_py.errors import ConfigError
 
-# Marks a state of this version.
+# The version of the states that `to_dict` writes and `from_dict` reads.
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class State:
-    """Which global batches come next. It does not depend on the ranks that run.
+    """The global batches that come next, which do not depend on the number of ranks that continue.
 
-    epoch : the one that is running;  done : steps of it whose batches were delivered
-    per_step : samples of a step on all ranks;  ranks : to whose number an epoch is padded
+    epoch : the running epoch;  done : how many of its steps were delivered
+    per_step : samples of a step on all ranks
+    ranks : the number of ranks that the length of an epoch is a multiple of, by padding or dropping
     length, seed, shuffle, drop_last : what determines the orders, as in DistributedSampler
     """
 
@@ -28,16 +29,21 @@ class State:
     drop_last: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """The state in JSON's types."""
+        """Returns the state in types that JSON has."""
         return {"monarch": VERSION, **asdict(self)}
 
     @classmethod
     def from_dict(cls, text: Any, length: int) -> "State":
-        """The state that `to_dict` gave. Raises ConfigError for anything else, and for the state
-        of a dataset of another length."""
+        """Returns the state that `to_dict` has written. Raises ConfigError for any other object,
+        and for the state of a dataset of another length.
+
+        text : what `to_dict` has returned;  length : of the present dataset
+        """
         names = {each.name for each in fields(cls)}
         if not isinstance(text, dict) or text.get("monarch") != VERSION or names - text.keys():
-            raise ConfigError("state: this is no state of Monarch's samplers; give state_dict()'s")
+            raise ConfigError(
+                "state: not a state of Monarch's samplers; give state_dict()'s result"
+            )
         state = cls(**{name: text[name] for name in names})
         if state.length != length:
             raise ConfigError(

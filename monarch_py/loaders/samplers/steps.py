@@ -1,4 +1,4 @@
-"""Equally many steps for ranks whose shards differ: DDP waits forever for a rank that has ended."""
+"""Gives ranks with shards of different sizes equally many steps, since DDP waits for every rank."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -9,10 +9,11 @@ T = TypeVar("T")
 
 
 def equal_steps(batches: Iterable[T], max_steps: int) -> Iterator[T]:
-    """Yields exactly `max_steps` batches of an iterable, the DataLoader of a rank's own shard for
-    example: the first ones if it has more, and those of another pass if it has fewer.
+    """Yields exactly `max_steps` batches. An iterable with fewer batches is iterated over again; of
+    one with more batches, the first ones are taken.
 
-    max_steps : the same on all ranks
+    batches : for example the DataLoader of a rank's own shard
+    max_steps : the same on all ranks; otherwise DDP waits forever for a rank that has ended
     """
     if max_steps < 0:
         raise ConfigError(f"max_steps: {max_steps} is out of range; write 0 or more")
@@ -25,4 +26,4 @@ def equal_steps(batches: Iterable[T], max_steps: int) -> Iterator[T]:
             if not left:
                 return
         if left == before:
-            raise ConfigError("batches: there is none; give a shard to every rank")
+            raise ConfigError("batches: there are none; give every rank a shard with batches")

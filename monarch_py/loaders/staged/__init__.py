@@ -1,1 +1,1 @@
-"""StagedLoader: batches in shared memory, which workers fill and the training reads."""
+"""StagedLoader: workers read batches into shared memory, where the training uses them."""

@@ -1,8 +1,9 @@
-"""How many worker processes a training needs (Lobster, section 4.1).
+"""Computes how many worker processes a training needs (Lobster, section 4.1).
 
-Seconds per sample are modelled by the number of workers, as piecewise linear functions: waiting for
-the source and computing apart, since the one grows when the source is used up and the other when
-the processors are; and one model per size of samples, since large ones take longer.
+The model gives the seconds that a sample takes as piecewise linear functions of the number of
+workers. Waiting for the source and computing are modelled apart: waiting grows when the source is
+saturated, and computing when the processors are. Each size class of samples has a model of its own,
+because large samples take longer.
 """
 
 import time
@@ -15,17 +16,21 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# Fewer workers are preferred if they cost at most this much of an epoch.
+# Fewer workers are preferred if an epoch takes at most this share longer with them.
 TOLERANCE = 0.05
-# Up to where time does not depend on the number of workers, and from where it grows with it.
+# The lines of a model: one for few workers, which do not slow each other down, and one for more.
 PIECES = 2
-# A model that misses what is measured next by this factor is of other conditions: copies have come,
-# or another job has.
+# If a measurement differs from the model by more than this factor, the conditions have changed:
+# files have been copied, or another job has started.
 CHANGED = 1.5
 
 
 class Key(NamedTuple):
-    """size : class of sizes, the exponent of the power of two that a sample reaches [bytes]"""
+    """Identifies a measurement.
+
+    size : the size class of the samples, as `size_class` returns it
+    workers : the number of workers
+    """
 
     size: int
     workers: int
@@ -33,7 +38,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Sum:
-    """Measured times of samples [s], summed over workers."""
+    """Measured times of samples, summed over workers [s]."""
 
     samples: int = 0
     waiting: float = 0.0
@@ -53,13 +58,14 @@ Measured = dict[Key, Sum]
 
 
 def size_class(n_bytes: float) -> int:
-    """The class of samples of so many bytes: 17 from 128 KiB to just below 256 KiB."""
+    """Returns the size class of a sample: the exponent of the largest power of two that its size
+    reaches. Class 17 is from 128 KiB to just below 256 KiB."""
     return max(0, int(n_bytes).bit_length() - 1)
 
 
 @dataclass(frozen=True)
 class SampleTime:
-    """Seconds that a worker takes for a sample of one size, by the number of workers.
+    """The seconds that a worker takes for a sample of one size class, by the number of workers.
 
     counts : the numbers of workers that were measured, ascending
     """
@@ -70,7 +76,10 @@ class SampleTime:
 
     @classmethod
     def fit(cls, points: Mapping[int, Sum]) -> "SampleTime":
-        """points : what was measured, by the number of workers"""
+        """Fits the model to measurements.
+
+        points : the measured times, by the number of workers
+        """
         x = sorted(points)
         waiting = [points[count].waiting / points[count].samples for count in x]
         computing = [points[count].computing / points[count].samples for count in x]
@@ -83,15 +92,16 @@ class SampleTime:
     def _of(self, lines: PiecewiseLinear, workers: int) -> float:
         if workers > self.counts[-1]:
             return float(lines(workers))
-        # Two lines meet somewhere between the last number of the one and the first of the other.
+        # Between two measured numbers it is not known where one line ends and the next begins, so
+        # the values at the measured numbers are interpolated.
         return float(np.interp(workers, self.counts, lines(self.counts)))
 
 
 @dataclass(frozen=True)
 class Model:
-    """Seconds of batches by the number of workers.
+    """The seconds that batches take, by the number of workers.
 
-    times : by class of sizes;  shares : of the samples, in the same order
+    times : (size classes,);  shares : (size classes,) the share of all samples in each class
     """
 
     times: Sequence[SampleTime]
@@ -99,7 +109,10 @@ class Model:
 
     @classmethod
     def fit(cls, measured: Measured, shares: Mapping[int, float] | None = None) -> "Model":
-        """shares : of the samples by class of sizes; None for those of what was measured"""
+        """Fits a model to measurements.
+
+        shares : the share of all samples in each size class; None for the measured samples' shares
+        """
         classes = sorted({key.size for key in measured})
         points = {
             size: {key.workers: each for key, each in sorted(measured.items()) if key.size == size}
@@ -114,19 +127,23 @@ class Model:
         return cls(times, [shares[size] for size in classes])
 
     def per_sample(self, workers: int) -> float:
-        """Seconds that one of so many workers takes for a sample."""
+        """Returns the seconds that each of `workers` takes for a sample."""
         each = (share * time(workers) for share, time in zip(self.shares, self.times, strict=True))
         return sum(each)
 
     def batch_seconds(self, workers: int, batch: float) -> float:
-        """Seconds between two batches that so many workers bring."""
+        """Returns the seconds between two batches that `workers` together bring.
+
+        batch : samples of a batch
+        """
         return batch * self.per_sample(workers) / workers
 
 
 def fewest(model: Model, batch: float, step_s: float, most: int) -> int:
-    """The fewest workers with which an epoch takes at most 5 % longer than with the best number.
+    """Returns the fewest workers with which an epoch takes at most 5 % longer than with the best
+    number of at most `most`.
 
-    batch : samples of a batch;  step_s : what the training computes between two batches [s]
+    batch : samples of a batch;  step_s : how long the training computes between two batches [s]
     """
     times = [max(step_s, model.batch_seconds(count, batch)) for count in range(1, most + 1)]
     enough = np.flatnonzero(np.array(times) <= min(times) * (1 + TOLERANCE))
@@ -135,9 +152,11 @@ def fewest(model: Model, batch: float, step_s: float, most: int) -> int:
 
 @dataclass
 class Advisor:
-    """Changes the number of workers of a loader between epochs, by what epochs have shown.
+    """Chooses the number of a loader's workers for each epoch, from the times of the epochs before.
 
-    most : workers;  measured : of epochs under the present conditions
+    most : the largest number of workers
+    count : the number of workers for the next epoch
+    measured : the times of the epochs since conditions last changed (CHANGED)
     """
 
     most: int
@@ -161,7 +180,7 @@ class Advisor:
             each.add(len(batch.indices), *batch.times)
 
     def end(self, counts: Counts) -> None:
-        """Notes the end of an epoch, and decides on the next one."""
+        """Notes the end of an epoch, and chooses the number of workers for the next one."""
         batches = counts.batches - self._before.batches
         if not batches or not self._now:
             return
@@ -170,12 +189,13 @@ class Advisor:
         self._take_over()
         measured_most = max(key.workers for key in self.measured)
         batch = (counts.samples - self._before.samples) / batches
-        # Beyond what was measured the model's last line is a guess: double at most.
+        # Above the measured numbers the model guesses, so the number is at most doubled.
         limit = min(self.most, 2 * measured_most)
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements; they replace all earlier ones if these foretell others."""
+        """Adds the epoch's measurements. If the model of the earlier ones differs from them by more
+        than CHANGED, the earlier ones are dropped."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

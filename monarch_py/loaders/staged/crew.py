@@ -1,4 +1,4 @@
-"""The worker processes of a loader: they are started, given tasks, heard, and ended."""
+"""Starts and ends the worker processes of a loader, gives them tasks and receives their answers."""
 
 import multiprocessing
 import os
@@ -17,12 +17,12 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.work import Done, Start, Work, run
 from monarch_py.util.processes import PROC, Identity
 
-# How often a training that waits for a batch looks whether its workers still run [s].
+# How often a training that waits for a batch checks that its workers still run [s].
 LOOK_S = 0.5
-# For how long a worker has been seen stopped (SIGSTOP) before that is an error [s]. A job that is
-# stopped and continued as a whole must not meet it.
+# A worker that is seen stopped (SIGSTOP) for longer than this is an error [s]. A job that is
+# stopped and continued as a whole must not raise it.
 STOPPED_S = 3.0
-# How long workers get to end by themselves: one may be in the middle of a read [s].
+# How long workers have to end by themselves, since one may be in the middle of a read [s].
 END_S = 1.0
 
 # The task that ends a worker.
@@ -30,12 +30,12 @@ NO_MORE = pickle.dumps(None)
 
 
 class Worker:
-    """One process, and this end of its pipe."""
+    """A worker process, and the training's end of the pipe to it."""
 
     def __init__(self, process: Any, link: Connection) -> None:
         self.process = process
         self.link = link
-        self.tasks = 0  # given and not answered yet
+        self.tasks = 0  # tasks that the worker has not answered yet
 
     @property
     def name(self) -> str:
@@ -43,10 +43,11 @@ class Worker:
 
 
 class Crew:
-    """Worker processes over one ring.
+    """Worker processes that share one ring.
 
-    method : how processes are started;  seed : of the first worker's generators; each later one
-        has the next number;  init : what each worker calls at first
+    method : how processes are started, as multiprocessing names it
+    seed : the seed of the first worker's random generators; each later worker takes the next number
+    init : called by each worker at its start, with the worker's number
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class Crew:
         self._seed, self._init = seed, init
         self._started = 0
         self._poll = select.poll()
-        self._workers: dict[int, Worker] = {}  # by the descriptor of the link
-        self._stopped_since: dict[int, float] = {}
-        # Not bound to this object, which may be collected before the interpreter ends.
+        self._workers: dict[int, Worker] = {}  # by the descriptor of their link
+        self._stopped_since: dict[int, float] = {}  # by process id
+        # The callback does not refer to this object, so that the object can be collected, and the
+        # workers ended, before the interpreter ends.
         self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
 
     @property
@@ -67,7 +69,7 @@ class Crew:
         return len(self._workers)
 
     def resize(self, count: int) -> None:
-        """Starts workers, or ends idle ones, until there are `count`."""
+        """Starts or ends workers until there are `count`. Those that are ended must be idle."""
         while self.size < count:
             self._start()
         surplus = list(self._workers.items())[count:]
@@ -91,7 +93,7 @@ class Crew:
             process.start()
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise ConfigError(
-                f"dataset: it does not travel to worker processes ({error}); define it at the top"
+                f"dataset: it cannot be sent to worker processes ({error}); define it at the top"
                 ' of a module, or give multiprocessing_context="fork"'
             ) from error
         finally:
@@ -101,7 +103,7 @@ class Crew:
         self._poll.register(ours, select.POLLIN)
 
     def give(self, task: tuple[int, int, Any]) -> None:
-        """Gives a task to the worker that has the fewest."""
+        """Gives a task to the worker that has the fewest unanswered tasks."""
         worker = min(self._workers.values(), key=lambda worker: worker.tasks)
         try:
             worker.link.send_bytes(pickle.dumps(task, 5))
@@ -110,10 +112,10 @@ class Crew:
         worker.tasks += 1
 
     def hear(self, *, wait: bool) -> list[Done]:
-        """The answers that have come since the last call. Raises MonarchError if a worker has
-        ended, or has been stopped for a while.
+        """Returns the answers that have come since the last call. Raises MonarchError if a worker
+        has ended, or has been stopped for STOPPED_S.
 
-        wait : wait for an answer
+        wait : whether to wait until there is an answer
         """
         while True:
             ready = self._poll.poll(LOOK_S * 1000 if wait else 0)
@@ -162,15 +164,15 @@ class Crew:
 
 
 def _end_all(workers: dict[int, Worker], owner: int) -> None:
-    if os.getpid() == owner:  # and no forked child of it
+    if os.getpid() == owner:  # a forked child inherits the finalizer, but not the workers
         _end_workers(list(workers.values()))
     workers.clear()
 
 
 def _end_workers(workers: Sequence[Worker]) -> None:
-    """Tells workers that there are no more tasks, and ends those that go on by SIGKILL."""
+    """Tells workers that there are no more tasks, and kills those that do not end in END_S."""
     for worker in workers:
-        # The end of the pipe alone is not enough: forked processes may have this end too.
+        # Closing the pipe is not enough: forked processes may hold copies of this end.
         with suppress(OSError):
             if _takes_more(worker.link):
                 worker.link.send_bytes(NO_MORE)
@@ -181,13 +183,13 @@ def _end_workers(workers: Sequence[Worker]) -> None:
             worker.process.join(max(0.0, limit - time.monotonic()))
         if worker.process.exitcode is None:
             worker.process.kill()
-            worker.process.join(END_S)  # not for ever: a source that hangs may hold it
+            worker.process.join(END_S)  # limited: a source that hangs may keep it alive
         if worker.process.exitcode is not None:
             worker.process.close()
 
 
 def _takes_more(link: Connection) -> bool:
-    """Whether the pipe has room: that of a worker that hangs may be full."""
+    """Whether the pipe has room. The pipe of a worker that hangs may be full."""
     poll = select.poll()
     poll.register(link, select.POLLOUT)
     return bool(poll.poll(0))

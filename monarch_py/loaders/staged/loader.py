@@ -1,7 +1,7 @@
-"""StagedLoader: the interface of torch's DataLoader over a ring of shared memory that is reused.
+"""StagedLoader: an interface like torch's DataLoader, over a reused ring of shared memory.
 
 Worker processes read samples straight into a slot of the ring, and the training gets views of the
-slot: a sample is written once, and nothing is allocated, sent or mapped for a batch::
+slot. So a sample is written once, and nothing is allocated, sent or mapped for a batch::
 
     loader = StagedLoader(dataset, batch_sampler=sampler, workers=4)
     for epoch in range(epochs):
@@ -29,8 +29,8 @@ from monarch_py.loaders.staged.stage import Batch, Stage, check_owner
 from monarch_py.loaders.staged.work import Failure, Work
 from monarch_py.util.units import parse_size
 
-# The most workers that "auto" starts: more processes than that are a matter for whoever owns the
-# node.
+# The most workers that "auto" starts. Whether a job may use more processes is for the node's owner
+# to decide.
 MOST_AUTO_WORKERS = 16
 
 
@@ -39,26 +39,28 @@ class StagedLoader:
 
     The arrays of a batch are views of shared memory, valid until the next batch is asked for.
 
-    dataset : has `dataset[i]`, or `__getitems__(list)`. Its `read_into(samples, out)` and `sizes`
-        are used, where it has them, if its samples are bytes or arrays and there is no collate_fn:
-        a batch is then one array (samples, *shape), or a list of arrays of bytes if sizes differ
-    batch_sampler : an iterable of lists of samples; one that resumes has state_dict(done=batches)
-    workers : processes; 0 reads in this one; "auto" begins with one, and changes them between
-        epochs, by what was measured (Lobster 4.1)
-    copy : True gives batches memory of their own, so that they may be kept
-    pin_memory : registers the ring's memory with CUDA, once. A slot is then used again when the
-        current stream has done what was asked of it before the next batch
-    collate_fn : makes a batch of samples, in the worker; None puts them together as torch does
-    tensors : None gives tensors if torch is installed, False arrays
-    prefetch : batches that are read ahead, per worker
+    dataset : gives samples by `dataset[i]` or `__getitems__(list)`. If samples are bytes or arrays,
+        the dataset has `read_into(samples, out)` and `sizes`, and there is no collate_fn, samples
+        are read in place: a batch is then one array (samples, *shape), or a list of arrays of bytes
+        if sizes differ
+    batch_sampler : an iterable of lists of samples. It is asked to resume an epoch by itself if it
+        has load_state_dict and state_dict(done=batches)
+    workers : the number of processes; 0 reads in the training's process; "auto" begins with one,
+        and chooses the number for each epoch by the times of those before (Lobster 4.1)
+    copy : True gives each batch memory of its own, so that the training may keep it
+    pin_memory : registers the ring's memory with CUDA, once. A slot is then written again only when
+        the current stream has done all that was queued on it before the next batch was asked for
+    collate_fn : makes a batch from samples, in the worker; None stacks them as torch does
+    tensors : None gives tensors if torch is installed, else arrays; False always gives arrays
+    prefetch : the number of batches that are read ahead, per worker
     persistent : False ends the workers after each epoch
-    max_batch : the most that a batch may have; memory is taken only for what batches have
+    max_batch : the largest batch, in bytes or as text; memory is used only as far as batches reach
     multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
-    worker_init_fn : is called with the worker's number in each worker at its start
+    worker_init_fn : called in each worker at its start, with the worker's number
 
-    Raises ConfigError for arguments that cannot work. Iterating raises what the dataset has raised
-    in a worker, with the worker's traceback, and MonarchError within seconds if a worker is killed
-    or stopped.
+    Raises ConfigError for arguments that cannot work. An exception that the dataset raises in a
+    worker is raised again by the iteration, with the worker's traceback. If a worker is killed or
+    stopped, the iteration raises MonarchError within seconds.
     """
 
     def __init__(
@@ -111,20 +113,20 @@ class StagedLoader:
 
     @property
     def ring(self) -> Ring:
-        """The memory that batches are read into."""
+        """The shared memory that batches are read into."""
         return self._stage.ring
 
     @property
     def reads_in_place(self) -> bool:
-        """Whether samples are read straight into the ring, as they are."""
+        """Whether the dataset's read_into writes samples straight into the ring."""
         return self._sizes is not None
 
     def __len__(self) -> int:
-        """The batches of an epoch, of this rank."""
+        """The number of this rank's batches in an epoch."""
         return len(self.batch_sampler)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the sampler of the epoch, as `batch_sampler.set_epoch` does."""
+        """Calls set_epoch of the batch sampler and of its sampler, if they have it."""
         told: list[Any] = [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
         for sampler in told:
             if hasattr(sampler, "set_epoch"):
@@ -134,12 +136,13 @@ class StagedLoader:
         return _Epoch(self, self.views)
 
     def iterate_slots(self) -> Iterator[Batch]:
-        """The batches of an epoch in their slots, each valid until the next one. `bounds` says
-        where its samples are, if they are read in place."""
+        """Yields the batches of an epoch as slots of the ring. A slot is valid until the next batch
+        is asked for. If samples are read in place, `bounds` tells where they lie in the slot."""
         return _Epoch(self, lambda batch: batch)
 
     def begin_epoch(self) -> int:
-        """Begins an epoch. Returns its number, with which alone one gets batches from now on."""
+        """Begins an epoch. Returns its number for `next_batch`, which from now on takes no other:
+        iterators of earlier epochs end."""
         check_owner(self._owner, os.getpid())
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
@@ -156,7 +159,8 @@ class StagedLoader:
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training is: after the batches that it has got, whatever was read ahead."""
+        """Returns the training's position for a checkpoint. Batches that were delivered to the
+        training count; batches that were only read ahead do not."""
         is_new = _epoch_of(self.batch_sampler) != self._sampled_epoch
         done = 0 if is_new else self._delivered
         sampler: Any = self.batch_sampler
@@ -165,7 +169,7 @@ class StagedLoader:
         return {"delivered": done, "batch_sampler": sampler.state_dict(done=done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next epoch to be iterated goes on after the batches that the state has counted."""
+        """Lets the next iteration begin after the batches that the state has counted."""
         self._epoch += 1
         self._skip = self._delivered = int(state["delivered"])
         sampler: Any = self.batch_sampler
@@ -176,11 +180,14 @@ class StagedLoader:
     # --- what it has done -----------------------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:
-        """What was delivered since the loader was made: batches, samples, bytes; stalls and
-        wait_seconds of the training; waiting_seconds and computing_seconds of the workers.
+        """Returns counts since the loader was made.
 
-        sources : samples by where they came from, if the dataset counts that (KeptDataset), else
-            what the node's daemon has counted (sources.daemon_sources)
+        batches, samples, bytes : what was delivered
+        stalls, wait_seconds : how often and how long the training waited for a batch
+        workers : the number of workers now
+        waiting_seconds, computing_seconds : how long workers waited for data, and computed
+        sources : the samples by where they came from, if the dataset counts that (KeptDataset);
+            else the opens that the node's daemon has counted (sources.daemon_sources)
         """
         counts = self._stage.counts
         own = getattr(self.dataset, "sources", None)
@@ -197,15 +204,18 @@ class StagedLoader:
         }
 
     def close(self) -> None:
-        """Ends the workers. The loader can be iterated again, with new ones."""
+        """Ends the workers. A later iteration starts new ones."""
         self._epoch += 1
         self._stage.close()
 
     # --- one batch ------------------------------------------------------------------------------
 
     def next_batch(self, epoch: int) -> Batch:
-        """The next batch in its slot. Raises StopIteration at the end, and in an iterator that is
-        not the newest one."""
+        """Returns the next batch, in its slot. Raises StopIteration at the end of the epoch, or if
+        a later epoch has begun.
+
+        epoch : the number that `begin_epoch` returned
+        """
         if epoch != self._epoch:
             raise StopIteration
         if self._pinned is not None:
@@ -223,7 +233,7 @@ class StagedLoader:
         return batch
 
     def views(self, batch: Batch) -> Any:
-        """What the training gets of a batch."""
+        """Returns the batch as the training gets it: views of the slot, or copies."""
         slot = self._stage.ring.slot(batch.slot)
         if self._pinned is not None:
             self._pinned.register(batch.slot, batch.n_bytes)
@@ -243,7 +253,7 @@ class StagedLoader:
         return [as_tensor(part) for part in parts] if self._tensors else parts
 
     def bounds(self, batch: Batch) -> Iterator[tuple[int, int]]:
-        """Where each sample of a batch that was read as it is begins and ends in the slot."""
+        """Yields where each sample begins and ends in the slot, for a batch read in place."""
         assert self._sizes is not None
         ends = np.cumsum(self._sizes[np.asarray(batch.indices, dtype=np.int64)]).tolist()
         return zip([0, *ends], ends, strict=False)
@@ -257,7 +267,7 @@ class StagedLoader:
 
 
 class _Epoch(Iterator[Any]):
-    """The iterator of one epoch, which gives `change` of each batch."""
+    """The iterator of one epoch. It returns `change(batch)` for each batch."""
 
     def __init__(self, loader: StagedLoader, change: Callable[[Batch], Any]) -> None:
         self._loader, self._change = loader, change
@@ -271,7 +281,7 @@ def _check_workers(workers: int | str) -> int:
     if workers == "auto":
         return 1
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-        raise ConfigError(f'workers: {workers!r} is no number; give 0 or more, or "auto"')
+        raise ConfigError(f'workers: {workers!r} is not possible; give 0 or more, or "auto"')
     return workers
 
 
@@ -286,14 +296,14 @@ def _n_bytes(size: int | str) -> int:
 
 
 def _resumes(batch_sampler: Any) -> bool:
-    """Whether the batch sampler begins in the middle of an epoch by itself."""
+    """Whether the batch sampler can resume an epoch by itself. If not, the loader skips batches."""
     if not (hasattr(batch_sampler, "state_dict") and hasattr(batch_sampler, "load_state_dict")):
         return False
     return "done" in signature(batch_sampler.state_dict).parameters
 
 
 def _epoch_of(batch_sampler: Any) -> Any:
-    """The epoch that a batch sampler, or its sampler, has been told; None if it has none."""
+    """Returns the epoch that was set on a batch sampler or on its sampler; None if it has none."""
     if _resumes(batch_sampler):
         return batch_sampler.state_dict(done=0).get("epoch")
     inner = getattr(batch_sampler, "sampler", None)

@@ -1,4 +1,4 @@
-"""Measures what a sample of a dataset costs a worker, with different numbers of workers."""
+"""Measures how long workers take for a dataset's samples, with different numbers of workers."""
 
 import itertools
 import time
@@ -23,24 +23,27 @@ from monarch_py.loaders.staged.stage import Stage
 from monarch_py.loaders.staged.work import Failure, Work
 from monarch_py.native import Ints
 
-# Numbers of workers that are measured, as far as they may help; the model is for those between.
+# The numbers of workers that are measured, until more of them do not help. The model interpolates
+# between these.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# More workers are not tried if the last two steps have not brought this factor. Two lines need four
-# numbers of workers.
+# Measuring ends when the last two steps in COUNTS together raised the speed by less than this
+# factor, but not before four numbers, which the two lines of the model need.
 GAIN = 1.03
-# The fewest batches that each worker brings while it is measured, and before that.
+# Batches per worker: the fewest that are measured, and those that are read before measuring.
 LEAST_BATCHES, FIRST_BATCHES = 4, 2
-# The most classes of sizes that are measured; rarer ones count as the nearest of these.
+# The most size classes that are measured. Samples of rarer classes count as the nearest of these.
 MOST_CLASSES = 3
 
 
 @dataclass
 class Advice:
-    """What was measured, and what follows.
+    """The number of workers that a training needs, and the measurements that it follows from.
 
     workers : the fewest with which an epoch takes at most 5 % longer than with the best number
-    is_enough : whether the training then waits for no batch, but for as little
-    model : seconds by workers;  samples : of an epoch;  batch, step_s : as they were given
+    is_enough : whether these workers bring batches as fast as the training uses them, or at most
+        5 % slower
+    model : the fitted seconds by workers;  samples : of an epoch
+    batch, step_s : the arguments of `advise`
     """
 
     workers: int
@@ -52,7 +55,7 @@ class Advice:
     measured: Measured = field(default_factory=dict)
 
     def epoch_seconds(self, workers: int) -> float:
-        """Seconds of an epoch that are foretold for so many workers."""
+        """Returns the seconds that the model predicts for an epoch."""
         batches = -(-self.samples // self.batch)
         return batches * max(self.step_s, self.model.batch_seconds(workers, self.batch))
 
@@ -67,12 +70,12 @@ def advise(
     collate_fn: Callable[[Any], Any] | None = None,
     method: str | None = None,
 ) -> Advice:
-    """Measures the dataset's samples, which are read in random order and once as far as they reach,
-    and says how many workers a training needs.
+    """Measures how fast workers read the dataset's samples, and computes how many workers a
+    training needs. Samples are read in random order, and a second time only when all were read.
 
-    batch : samples of a batch;  step_s : what the training computes for one [s]
-    most : the most workers that are tried;  seconds : how long each number of them is measured
-    collate_fn, method : of the training's loader
+    batch : samples of a batch;  step_s : how long the training computes for a batch [s]
+    most : the most workers that are tried;  seconds : how long each number of workers is measured
+    collate_fn, method : collate_fn and multiprocessing_context of the training's loader
     """
     if batch < 1 or most < 1 or step_s < 0 or seconds <= 0:
         raise ConfigError("batch, step, most, seconds: give numbers above 0")
@@ -96,7 +99,8 @@ def advise(
 
 
 def _classes(dataset: Any) -> list[tuple[int, Ints]]:
-    """The samples by class of sizes: the most frequent classes, each with those nearest to it."""
+    """Returns the most frequent size classes, each with its samples. Samples of other classes are
+    among those of the nearest class."""
     everything = np.arange(len(dataset))
     if not hasattr(dataset, "sizes"):
         return [(0, everything)]
@@ -108,7 +112,8 @@ def _classes(dataset: Any) -> list[tuple[int, Ints]]:
 
 
 class _Measuring:
-    """One class of samples, which are read on from one number of workers to the next."""
+    """Measures one size class. Each measurement continues with the samples behind those of the
+    measurement before."""
 
     def __init__(
         self, work: Work, samples: Ints, batch: int, seconds: float, method: str | None
@@ -122,8 +127,9 @@ class _Measuring:
             yield list(itertools.islice(self._samples, self._batch))
 
     def until_enough(self, most: int, step_s: float) -> Iterator[tuple[int, Sum]]:
-        """What was measured with each number of workers, until more of them are of no use, and then
-        the same on the way back: what else the machine does changes meanwhile."""
+        """Yields the times for each number of workers: first upwards, until more workers do not
+        help, and then downwards again. Each number is measured at two moments, so that a change of
+        the machine's other load is spread over all numbers."""
         rates: list[float] = []
         for count in [each for each in COUNTS if each <= most]:
             found = self._with(count)

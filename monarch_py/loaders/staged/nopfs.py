@@ -1,4 +1,4 @@
-"""The interface of NoPFS (Dryden and others, SC'21) over the ring of StagedLoader.
+"""The interface of NoPFS (Dryden and others, SC'21), served by StagedLoader.
 
 ::
 
@@ -8,8 +8,8 @@
         for images, labels in NoPFSDataLoader(dataset):
             ...
 
-The job knows every access of every rank beforehand, by its seed. NoPFS decides by that which node
-keeps which samples; here daemons do so, or LocalFirstSampler.
+The seed fixes every access of every rank in advance. NoPFS uses this to decide which node keeps
+which samples. Here that is decided by the daemons, or by LocalFirstSampler.
 """
 
 import io
@@ -31,8 +31,8 @@ DISTR_SCHEMES = ("uniform",)
 
 
 class UniformSampler(ScheduledSampler):
-    """The batches of torch's DistributedSampler under a BatchSampler: rank r takes every r-th
-    sample of each global batch."""
+    """Yields the batches that torch's DistributedSampler and BatchSampler yield: of `n` ranks, rank
+    r takes the samples r, r + n, r + 2 n, ... of each global batch."""
 
     def _dealt(self, order: Int32s) -> EpochSchedule:
         ranks, position = self.ranks.world_size, np.arange(len(order))
@@ -44,14 +44,14 @@ class UniformSampler(ScheduledSampler):
 
 
 class Job:
-    """Samples in the order of the training, read ahead of it into one buffer.
+    """A training's samples in the order of their use, read ahead into one buffer.
 
-    dataset : the root of an ImageFolder, or a dataset with `read_into` and `sizes`, and perhaps
+    dataset : the root of an ImageFolder, or a dataset with `read_into` and `sizes`. It may have
         `labels`, one for each sample
-    batch_size : of this rank;  epochs : that the training has
-    distr_scheme : "uniform", each epoch in a new random order
-    drop_last_batch : whether a batch that is not full is left out
-    seed : the same on all ranks
+    batch_size : samples of a batch of this rank;  epochs : the number of the training's epochs
+    distr_scheme : "uniform": each epoch has a new random order
+    drop_last_batch : whether the last batch is left out if it is not full
+    seed : of the random orders; the same on all ranks
     workers, max_batch, multiprocessing_context : as for StagedLoader
     rank, world_size : None for those of torch.distributed
     """
@@ -105,26 +105,26 @@ class Job:
 
     @property
     def loader(self) -> StagedLoader:
-        """The loader that reads for `get`; its workers are started by the first `get`."""
+        """The loader that reads for `get`. The first `get` starts its workers."""
         if self._loader is None:
             self._loader = StagedLoader(
                 self.dataset, batch_sampler=self.sampler, tensors=False, **self.settings
             )
             if not self._loader.reads_in_place:
-                raise ConfigError("dataset: dataset[i] is not what read_into reads; it must be")
+                raise ConfigError("dataset: read_into does not read dataset[i]; make the two agree")
         return self._loader
 
     def get(self) -> tuple[memoryview, Any]:
-        """The next sample of this rank, where it was read to, and its label (None without labels).
-        The memory is the sample's until the first sample of the next batch is asked for. Raises
-        MonarchError after the last epoch, or if a worker is gone."""
+        """Returns the next sample of this rank, as a view of the buffer, and its label (None
+        without labels). The view is valid until the first sample of the next batch is asked for.
+        Raises MonarchError after the last epoch, or if a worker is gone."""
         for sample in self._samples:
             return sample
         self._samples = self._of_batch()
         return self.get()
 
     def _of_batch(self) -> Iterator[tuple[memoryview, Any]]:
-        """The samples of the next batch."""
+        """Returns the samples of the next batch, with their labels."""
         batch = None if self._batches is None else next(self._batches, None)
         while batch is None:
             self._next_epoch()
@@ -145,16 +145,16 @@ class Job:
 
     @property
     def buffer(self) -> memoryview:
-        """The memory that samples are read to, as a whole."""
+        """The whole buffer that samples are read into."""
         return memoryview(self.loader.ring.memory)
 
     def length(self) -> int:
-        """How many samples the dataset has."""
+        """Returns the number of the dataset's samples."""
         return len(self.dataset)
 
     def statistics(self) -> dict[str, Any]:
-        """What `get` has delivered, where it came from, and for how long the training waited: see
-        StagedLoader.statistics."""
+        """Returns what `get` has delivered, where it came from, and how long the training waited,
+        as StagedLoader.statistics does."""
         return self.loader.statistics()
 
     def destroy(self) -> None:
@@ -165,9 +165,10 @@ class Job:
 
 
 class NoPFSImageFolder:
-    """The images of a job's ImageFolder: `dataset[i]` is image i, decoded, and its class.
+    """The images of a job's ImageFolder: `dataset[i]` is the decoded image i and its class.
 
-    root : the job's;  transform : of an image;  target_transform : of a class
+    root : the directory of the job
+    transform : applied to each image;  target_transform : applied to each class
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class NoPFSImageFolder:
     ) -> None:
         files = job.dataset
         if not isinstance(files, ImageFolderFiles) or files.root != str(Path(root)):
-            raise ConfigError(f"root: {root} is not the directory of the job; give the same")
+            raise ConfigError(f"root: {root} is not the directory of the job; give that directory")
         self.job, self._files = job, files
         self.transform, self.target_transform = transform, target_transform
         self.classes = files.classes.tolist()
@@ -208,14 +209,14 @@ class NoPFSImageFolder:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "job": None}  # workers read files, and get no job
+        return {**vars(self), "job": None}  # workers read files and do not need the job
 
 
 def _decode(content: Any) -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise MonarchError("Pillow is missing, which decodes images; pip install pillow") from None
+        raise MonarchError("Pillow, which decodes images, is missing; pip install pillow") from None
     with Image.open(io.BytesIO(content)) as image:
         return image.convert("RGB")
 
@@ -224,7 +225,7 @@ class NoPFSDataLoader:
     """Batches of a job's images, decoded and transformed by the workers. Each iteration is the
     job's next epoch.
 
-    settings : more of StagedLoader's, such as collate_fn or pin_memory
+    settings : further arguments of StagedLoader, such as collate_fn or pin_memory
     """
 
     def __init__(self, dataset: NoPFSImageFolder, **settings: Any) -> None:
@@ -245,7 +246,7 @@ class NoPFSDataLoader:
         return iter(self.loader)
 
     def statistics(self) -> dict[str, Any]:
-        """See StagedLoader.statistics."""
+        """Returns the counts of StagedLoader.statistics."""
         return self.loader.statistics()
 
     def close(self) -> None:

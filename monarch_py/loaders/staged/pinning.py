@@ -1,4 +1,4 @@
-"""Memory of a ring that CUDA copies from by itself, while the training goes on."""
+"""Registers a ring's memory with CUDA, so that copies to a GPU run while the training goes on."""
 
 import warnings
 from typing import Any
@@ -10,19 +10,19 @@ from monarch_py.loaders.memory.ring import PAGE, Ring
 class Pinned:
     """Registers the slots of a ring with CUDA, each as far as its batches reach.
 
-    Without CUDA it warns, as DataLoader does, and registers nothing.
+    Without CUDA the constructor warns, as DataLoader does, and nothing is registered.
     """
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._torch = _torch_with_cuda()
         self._registered = [0] * ring.slots  # [bytes]
-        self._used: dict[int, Any] = {}  # by slot: the event after which it may be written
+        self._used: dict[int, Any] = {}  # by slot: the CUDA event after which it may be written
         self._given: int | None = None
 
     def register(self, slot: int, n_bytes: int) -> None:
-        """Registers the slot up to `n_bytes`, unless it is already, and notes that the training has
-        it now. Raises MonarchError if CUDA refuses."""
+        """Registers the first `n_bytes` of a slot, unless they are registered already, and notes
+        that the training has the slot now. Raises MonarchError if CUDA refuses."""
         self._given = slot
         if self._torch is None or n_bytes <= self._registered[slot]:
             return
@@ -34,14 +34,14 @@ class Pinned:
         status = int(cudart.cudaHostRegister(address, size, 0))
         if status:
             raise MonarchError(
-                f"pin_memory: CUDA does not register {size} bytes (error {status}); give"
+                f"pin_memory: CUDA cannot register {size} bytes (error {status}); give"
                 " pin_memory=False, or more locked memory (ulimit -l)"
             )
         self._registered[slot] = size
 
     def passed_on(self) -> None:
-        """Notes that the training asks for the next batch: copies of this one that it has begun on
-        the current stream may still be under way."""
+        """Notes that the training asks for the next batch. Copies of its present batch, which it
+        has queued on the current stream, may still be under way: an event marks their end."""
         if self._torch is not None and self._given is not None:
             event = self._torch.cuda.Event()
             event.record()

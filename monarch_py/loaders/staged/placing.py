@@ -1,7 +1,7 @@
-"""How a batch lies in a slot: its arrays one behind the other, and a tree that says where.
+"""Places a batch in a slot: its arrays one behind the other, and a tree with their places.
 
-Arrays, and torch's tensors in the processor's memory, are written into the slot; everything else of
-a batch (names, numbers, objects) stays in the tree, which is pickled.
+Arrays, and torch's tensors in the processor's memory, are written into the slot. Everything else in
+a batch (names, numbers, objects) stays in the tree, which is pickled and sent to the training.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from monarch_py.loaders.memory.ring import Bytes
 from monarch_py.native import Array
 from monarch_py.util.units import format_size
 
-# Where an array may begin in a slot [bytes]: a cache line, which suits every dtype.
+# Arrays begin at multiples of this in a slot [bytes]: a cache line, which suits every dtype.
 ALIGNMENT = 64
 
 
@@ -29,7 +29,7 @@ def has_torch() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Arrays of one shape that become one array of the batch."""
+    """Arrays of one shape that will be stacked to one array of the batch."""
 
     items: Sequence[Any]
 
@@ -38,8 +38,9 @@ class Stack:
 class Placed:
     """An array in a slot.
 
-    offset : where it begins [bytes];  dtype : numpy's, or the name of torch's if numpy lacks it
-    is_tensor : whether DataLoader would give a tensor
+    offset : where the array begins [bytes]
+    dtype : the name of numpy's dtype, or of torch's if numpy lacks it
+    is_tensor : whether DataLoader would return the array as a tensor
     """
 
     offset: int
@@ -49,8 +50,8 @@ class Placed:
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """A batch of these samples, as torch's default_collate makes it, with each array of the batch
-    as a Stack. Raises ConfigError for samples that it cannot put together."""
+    """Returns the samples as the batch that torch's default_collate would make, but with a Stack
+    for arrays that are still to be stacked. Raises ConfigError for samples without such a batch."""
     if not samples:
         return []
     first = samples[0]
@@ -64,19 +65,19 @@ def collate(samples: Sequence[Any]) -> Any:
         return {key: collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, (tuple, list)):
         return _collate_sequences(samples)
-    raise ConfigError(f"collate_fn: samples of {type(first)} have no default; give a function")
+    raise ConfigError(f"collate_fn: there is no default for samples of {type(first)}; give one")
 
 
 def _collate_sequences(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if any(len(sample) != len(first) for sample in samples):
-        raise ConfigError("collate_fn: samples differ in length, and have no default; give one")
+        raise ConfigError("collate_fn: there is no default for samples of unequal length; give one")
     columns = [collate(column) for column in zip(*samples, strict=True)]
     return type(first)(*columns) if hasattr(first, "_fields") else columns
 
 
 def emptied(batch: Any) -> Any:
-    """A batch of no samples, of the form that `collate` has given to this one."""
+    """Returns a batch without samples, in the same form as a batch that `collate` has returned."""
     if isinstance(batch, Stack):
         return batch.items[0][None][:0]
     if isinstance(batch, np.ndarray):
@@ -90,19 +91,20 @@ def emptied(batch: Any) -> Any:
 
 
 def place(batch: Any, slot: Bytes, *, by_default: bool) -> tuple[Any, int]:
-    """Writes the arrays of a batch into a slot. Returns the batch's tree, with a Placed for each
-    array, and how much of the slot is taken [bytes]. Raises MonarchError if the slot is too small.
+    """Writes the arrays of a batch into a slot. Returns the batch's tree, in which a Placed
+    replaces each array, and how much of the slot is used [bytes]. Raises MonarchError if the slot
+    is too small.
 
-    by_default : `collate` has made the batch, so that arrays stand for tensors
+    by_default : whether `collate` has made the batch; torch would then return tensors for arrays
     """
     placing = _Placing(slot, by_default)
     return _mapped(batch, placing.leaf), placing.used
 
 
 def take(tree: Any, slot: Bytes, *, tensors: bool) -> Any:
-    """The batch that `place` has written: its arrays are views of the slot.
+    """Returns the batch that `place` has written, with views of the slot as its arrays.
 
-    tensors : give tensors of torch, where torch has the dtype
+    tensors : whether to return torch's tensors where torch has the dtype
     """
 
     def view(placed: Placed) -> Any:
@@ -115,7 +117,7 @@ def take(tree: Any, slot: Bytes, *, tensors: bool) -> Any:
 
 
 def copied(batch: Any) -> Any:
-    """The batch with arrays of its own, in memory of this process."""
+    """Returns the batch with copies of its arrays, in memory of this process."""
 
     def copy(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray):
@@ -132,7 +134,7 @@ def view_of(slot: Bytes, offset: int, shape: tuple[int, ...], dtype: Any) -> Arr
 
 
 def as_tensor(array: Array) -> Any:
-    """The array as a tensor over the same memory; the array itself if torch lacks its dtype."""
+    """Returns a tensor over the array's memory; the array itself if torch lacks its dtype."""
     import torch
 
     try:
@@ -142,7 +144,7 @@ def as_tensor(array: Array) -> Any:
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """The tree with `change` of each leaf in the leaf's place."""
+    """Returns the tree with each leaf replaced by `change(leaf)`."""
     if isinstance(tree, dict):
         return {key: _mapped(value, change) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -152,12 +154,12 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    # By name, since torch need not be there.
+    # The type is told by its name, since torch need not be installed.
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "is_cpu")
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether a tensor is bytes in the processor's memory: no sparse one, and none of a GPU."""
+    """Whether a tensor can be copied byte by byte: it is dense, not complex, and not on a GPU."""
     return bool(tensor.is_cpu and str(tensor.layout) == "torch.strided" and not tensor.is_complex())
 
 
@@ -171,7 +173,7 @@ def _torch_view(placed: Placed, slot: Bytes) -> Any:
 
 
 class _Placing:
-    """Fills a slot from its beginning on."""
+    """Writes arrays into a slot, one after the other from its beginning."""
 
     def __init__(self, slot: Bytes, by_default: bool) -> None:
         self._slot = slot
@@ -196,9 +198,13 @@ class _Placing:
             items = [item.detach().numpy() for item in items]
         first = items[0]
         if first.dtype.hasobject:
-            raise ConfigError(f"collate_fn: arrays of {first.dtype} have no default; give one")
+            raise ConfigError(
+                f"collate_fn: there is no default for arrays of {first.dtype}; give one"
+            )
         if any(item.shape != first.shape or item.dtype != first.dtype for item in items):
-            raise ConfigError("collate_fn: arrays differ in shape or dtype; give a function")
+            raise ConfigError(
+                "collate_fn: there is no default for arrays that differ in form; give one"
+            )
         placed = self._room((len(items), *first.shape), first.dtype, first.dtype.str, True)
         np.stack(items, out=view_of(self._slot, placed.offset, placed.shape, first.dtype))
         return placed
@@ -216,7 +222,10 @@ class _Placing:
         return placed
 
     def _room(self, shape: tuple[int, ...], dtype: Any, name: str, is_tensor: bool) -> Placed:
-        """The next room for an array of this form. dtype : with an itemsize, numpy's or torch's"""
+        """Reserves room for an array behind the last one.
+
+        dtype : numpy's or torch's
+        """
         begin = -(-self.used // ALIGNMENT) * ALIGNMENT
         end = begin + math.prod(shape) * dtype.itemsize
         check_room(end, self._slot)
@@ -229,7 +238,7 @@ def _numpy_has(tensor: Any) -> bool:
 
 
 def check_room(n_bytes: int, slot: Bytes) -> None:
-    """Raises MonarchError if a batch of so many bytes does not fit into the slot."""
+    """Raises MonarchError if a batch of `n_bytes` does not fit into the slot."""
     if n_bytes > len(slot):
         raise MonarchError(
             f"max_batch: a batch has {format_size(n_bytes)}, more than the {format_size(len(slot))}"

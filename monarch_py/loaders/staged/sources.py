@@ -1,4 +1,4 @@
-"""Where this node's programs have found the files that they opened, as its daemon counts them."""
+"""Asks the node's daemon where programs have found the files that they opened."""
 
 import os
 from pathlib import Path
@@ -10,9 +10,9 @@ from monarch_py.util.launcher import with_rank
 
 
 def daemon_sources() -> dict[str, int]:
-    """What the daemon of $MONARCH_CONFIG has counted since its start, of all programs: opens that
-    found copies, opens that went to the source, and bytes that other nodes gave. Empty if there is
-    no such daemon."""
+    """Returns the counts of the daemon that $MONARCH_CONFIG configures, over all programs since its
+    start: opens that found copies, opens that went to the source, and bytes that other nodes sent.
+    Returns an empty dict if no such daemon runs."""
     configuration = os.environ.get("MONARCH_CONFIG")
     if not configuration:
         return {}

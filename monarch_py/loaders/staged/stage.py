@@ -1,4 +1,4 @@
-"""Batches that are read ahead into a ring, and given in the sampler's order."""
+"""Reads batches ahead into a ring, and hands them to the training in the sampler's order."""
 
 import random
 import sys
@@ -12,7 +12,7 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.crew import Crew
 from monarch_py.loaders.staged.work import Clock, Done, Failure, Times, Work
 
-# How often a training looks for a slot whose batch may still be on its way to a GPU [s].
+# How often a training that has no free slot looks whether a batch's copy to a GPU has ended [s].
 BUSY_S = 0.0005
 
 
@@ -20,8 +20,9 @@ BUSY_S = 0.0005
 class Counts:
     """What a loader has delivered since it was made.
 
-    wait_seconds : how long the training has waited for batches;  stalls : how many it waited for
-    waiting_seconds, computing_seconds : of the workers, while they read
+    stalls : the number of batches that the training waited for
+    wait_seconds : how long the training waited for batches
+    waiting_seconds, computing_seconds : how long workers waited for data, and computed
     """
 
     batches: int = 0
@@ -42,7 +43,12 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch in its slot. tree : as placing.place returns it; None if it was read as it is"""
+    """A batch in its slot.
+
+    indices : its samples
+    tree : as placing.place returns it; None if the batch was read in place; a Failure if reading it
+        has failed
+    """
 
     slot: int
     indices: Sequence[Any]
@@ -53,10 +59,11 @@ class Batch:
 
 @dataclass
 class BatchesAhead:
-    """What has been asked of the workers in the running epoch.
+    """The batches that workers were asked for in the running epoch, and those to ask for.
 
-    order : the numbers of the tasks, in the order of delivery. Answers to other tasks are of an
-        epoch that was left early: only their slots come back
+    batches : the batches that were not asked for yet;  has_more : whether there may be some
+    order : the numbers of the tasks, in the order of delivery. An answer to a task that is not
+        among them belongs to an epoch that was left early, so only its slot is taken back
     """
 
     batches: Iterator[Sequence[Any]] = field(default_factory=lambda: iter(()))
@@ -65,11 +72,12 @@ class BatchesAhead:
 
 
 class Stage:
-    """Reads batches ahead and gives them one by one. At most one is with the training: its slot is
-    used again once the training asks for the next.
+    """Reads batches ahead and hands them out one by one. The training has at most one batch at a
+    time: once it asks for the next, the slot of the last is used again.
 
-    workers : 0 to read in the training's own process;  prefetch : batches ahead per worker
-    may_reuse : says whether a slot that was returned may be written now
+    workers : the number of processes; 0 to read in the training's own process
+    prefetch : the number of batches to read ahead, per worker
+    may_reuse : returns whether a slot that came back may be written now
     """
 
     def __init__(
@@ -100,7 +108,7 @@ class Stage:
         self._held: int | None = None
 
     def begin(self, batches: Iterator[Sequence[Any]]) -> None:
-        """Begins an epoch. What was read ahead of another one is dropped."""
+        """Begins an epoch. Batches that were read ahead for an earlier epoch are dropped."""
         self._give_back()
         self._ahead = BatchesAhead(batches, has_more=True)
         self._answers = {task: done for task, done in self._answers.items() if self._drop(task)}
@@ -112,8 +120,9 @@ class Stage:
             self._ask()
 
     def next(self) -> Batch:
-        """The next batch, or a batch whose tree is a Failure. Raises StopIteration at the end of
-        the epoch, or MonarchError if a worker is gone; then the epoch is over."""
+        """Returns the next batch. Its tree is a Failure if reading it has failed. Raises
+        StopIteration at the end of the epoch, and MonarchError if a worker is gone; the epoch is
+        over then."""
         self._give_back()
         if not self.workers:
             return self._read_here()
@@ -159,7 +168,7 @@ class Stage:
         return slot
 
     def _ask(self) -> None:
-        """Has workers read ahead as far as slots allow."""
+        """Asks workers for further batches, as far as `prefetch` and free slots allow."""
         most = self.workers * self._prefetch
         while self._ahead.has_more and len(self._ahead.order) < most:
             slot = self._free_slot()
@@ -186,7 +195,7 @@ class Stage:
     def _wait(self) -> Done:
         began, is_stall = time.perf_counter(), False
         self._hear(wait=False)
-        while not self._ahead.order and self._ahead.has_more:  # no slot was free
+        while not self._ahead.order and self._ahead.has_more:  # no slot was free when it asked
             self._hear(wait=False)
             time.sleep(BUSY_S)
             self._ask()
@@ -209,12 +218,13 @@ class Stage:
                 del self._answers[done.task]
 
     def _drop(self, task: int) -> bool:
-        """Frees the slot of an answered task of an earlier epoch. Returns False."""
+        """Frees the slot of an answered task from an earlier epoch. Returns False, by which `begin`
+        also drops the answer."""
         self._free.append(self._asked.pop(task)[0])
         return False
 
     def _guarded(self, act: Callable[[Crew], Any]) -> Any:
-        """Does something with the crew, which ends if it fails or is interrupted."""
+        """Returns `act(crew)`. If that fails or is interrupted, all workers are ended."""
         assert self._crew is not None
         try:
             return act(self._crew)
@@ -233,8 +243,8 @@ class Stage:
 
 
 def _base_seed() -> int:
-    """A seed for the workers' generators: from torch's generator if the training has torch, as
-    DataLoader draws it, else from Python's."""
+    """Returns a seed for the workers' random generators. It is drawn from torch's generator if the
+    training has imported torch, as DataLoader does, else from Python's."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return int(torch.empty((), dtype=torch.int64).random_().item())

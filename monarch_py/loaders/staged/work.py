@@ -1,4 +1,4 @@
-"""What a worker process does: it reads a batch into a slot of the ring, and says where it lies."""
+"""The worker process: it reads batches into slots of the ring, and answers where arrays lie."""
 
 import os
 import pickle
@@ -20,17 +20,17 @@ from monarch_py.loaders.staged.placing import check_room, collate, emptied, plac
 from monarch_py.native import Ints
 from monarch_py.util.processes import Identity
 
-# How often an idle worker looks whether the training still runs [s]. Mostly it is told at once, by
-# the end of its pipe; but other children of the training may hold that open.
+# How often an idle worker checks that the training still runs [s]. Usually the end of its pipe
+# tells it at once, but other children of the training may hold the pipe open.
 ORPHAN_S = 1.0
 
 
 @dataclass(frozen=True)
 class Work:
-    """How batches are read. It must be picklable, unless processes are forked.
+    """What a worker needs to read batches. It must be picklable, unless processes are forked.
 
-    sizes : (samples,) [bytes] if `dataset.read_into` reads the batch, else None
-    collate_fn : None for placing.collate
+    sizes : (samples,) [bytes] if `dataset.read_into` reads batches in place, else None
+    collate_fn : makes a batch of samples; None for placing.collate
     """
 
     dataset: Any
@@ -38,8 +38,8 @@ class Work:
     collate_fn: Callable[[Any], Any] | None
 
     def read(self, indices: Sequence[Any], slot: Any) -> tuple[Any, int]:
-        """Reads a batch into a slot. Returns its tree (None if the batch was read as it is) and
-        the bytes taken."""
+        """Reads a batch into a slot. Returns the batch's tree (None if the batch was read in place)
+        and how many bytes of the slot it uses."""
         if self.sizes is not None:
             n_bytes = int(self.sizes[np.asarray(indices, dtype=np.int64)].sum())
             check_room(n_bytes, slot)
@@ -56,18 +56,24 @@ class Work:
 
 
 class Times(NamedTuple):
-    """Of one batch [s]. computing : on a processor, or waiting for one."""
+    """A worker's time for one batch [s].
+
+    computing : the time on a processor, or waiting for one;  waiting : all other time
+    """
 
     waiting: float
     computing: float
 
 
 class Clock:
-    """Measures the waiting and the computing of this thread's process apart."""
+    """Measures how long this process computes and how long it waits.
+
+    The time for which the calling thread waits for a processor counts as computing.
+    """
 
     def __init__(self) -> None:
         try:
-            # The second number: how long the thread has waited for a processor [ns].
+            # The file's second number is how long the thread has waited for a processor [ns].
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._schedstat = -1
@@ -96,7 +102,10 @@ class Clock:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a batch's reading has raised, as it travels from a worker."""
+    """An exception raised while a batch was read, in a form that can be sent from a worker.
+
+    error : the exception; None if it cannot be pickled;  text : its traceback
+    """
 
     error: BaseException | None
     text: str
@@ -111,7 +120,8 @@ class Failure:
         return cls(error, text)
 
     def raise_in_training(self, where: str) -> None:
-        """Raises the worker's exception, with the worker's traceback as its cause."""
+        """Raises the worker's exception, with the worker's traceback as its cause. An exception
+        that could not be pickled is raised as a RuntimeError."""
         cause = WorkerTraceback(f"\n{where}:\n{self.text}")
         raise (self.error or RuntimeError(self.text.strip().splitlines()[-1])) from cause
 
@@ -121,7 +131,10 @@ class WorkerTraceback(Exception):  # noqa: N818  not raised: it shows another's 
 
 
 class Done(NamedTuple):
-    """A worker's answer to a task. tree : of the batch, or a Failure"""
+    """A worker's answer to a task.
+
+    task : the task's number;  tree : of the batch, or a Failure
+    """
 
     task: int
     tree: Any
@@ -133,7 +146,8 @@ class Done(NamedTuple):
 class Start:
     """What a worker is given at its start.
 
-    parent : the training;  number, seed : the worker's own;  init : is called with the number
+    parent : the training's process;  number, seed : of this worker
+    init : called with the worker's number before the first task
     """
 
     work: Work
@@ -145,12 +159,12 @@ class Start:
 
 
 def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None:
-    """The main function of a worker: does tasks (number, slot, what Ring.write_numbers has
-    returned) until the pipe ends.
+    """Runs a worker: does tasks until the training sends None or the pipe ends. A task is its
+    number, a slot, and what Ring.write_numbers has returned.
 
-    inherited : ends of other workers' pipes that a fork has brought along
+    inherited : the ends of pipes that a forked worker has inherited and closes
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training tells its workers when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends its workers itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
@@ -171,7 +185,8 @@ def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None
 
 
 def _dumps(done: Done) -> bytes:
-    """The answer, pickled; that of the failure to pickle it, if the batch has such an object."""
+    """Returns the answer, pickled. If the batch has an object that cannot be pickled, the answer is
+    a Failure instead."""
     try:
         return pickle.dumps(done, 5)
     except Exception as error:
@@ -179,7 +194,7 @@ def _dumps(done: Done) -> bytes:
 
 
 def _next_task(link: Connection, parent: Identity) -> Any:
-    """The next task; None once the training has ended, or has no more."""
+    """Waits for a task and returns it; None if the training has ended or has no more tasks."""
     with suppress(OSError, EOFError):
         while not link.poll(ORPHAN_S):
             if parent.has_ended:
@@ -202,7 +217,8 @@ def _do(start: Start, task: Any, clock: Clock, problem: BaseException | None) ->
 
 
 def seed_generators(seed: int) -> None:
-    """Gives this process's generators a seed of its own: forked workers would draw alike."""
+    """Seeds this process's random generators. Without a seed of their own, forked workers would all
+    draw the same numbers. Limits torch to one thread."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch = sys.modules.get("torch")
