@@ -61,7 +61,7 @@ static int64_t take_room(struct monarch_kept *kept, uint64_t length) {
     do {
         if (length > kept->room - used)
             return -1;
-    } while (!__atomic_compare_exchange_n(&kept->used, &used, used + length, 1, __ATOMIC_RELAXED,
+    } while (!__atomic_compare_exchange_n(&kept->used, &used, used + length, 0, __ATOMIC_RELAXED,
                                           __ATOMIC_RELAXED));
     return (int64_t)used;
 }

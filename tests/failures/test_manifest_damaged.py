@@ -208,10 +208,10 @@ def test_verify_says_what_to_do_and_clear_removes_it(session: Session) -> None:
         if e["level"] != "ok" and e["what"] == "tier (ssd)"
     )
     assert told["level"] == "warning"
-    assert "the manifest is damaged (no such column: ino); monarch start sets it" in told["found"]
+    assert "the manifest is damaged (no such column: ino); `monarch start` sets it" in told["found"]
     done = session.monarch("verify")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (4, "", 1)
-    assert "the manifest is damaged (no such column: ino); monarch start sets it" in done.stderr
+    assert "the manifest is damaged (no such column: ino); `monarch start` sets it" in done.stderr
     assert session.monarch("start").returncode == 0
     assert session.monarch("stop").returncode == 0
     assert manifest_of(session).with_name("manifest.sqlite.damaged").exists()
