@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.collate import AllowEmpty
 from monarch_py.loaders.samplers.local_first import LocalFirstSampler
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
@@ -106,13 +107,33 @@ def share() -> int:
     return counted.read
 
 
+def refused(sampler: ScheduledSampler, message: str) -> int:
+    """1 if the sampler gives no batch, for this reason; else 0."""
+    try:
+        next(iter(sampler))
+    except ConfigError as error:
+        return int(message in str(error))
+    return 0
+
+
+def disagree(rank: int) -> int:
+    """Ranks that are told of different quotas. Returns whether this one is refused."""
+    sampler = LocalFirstSampler(Counted(), 5, ranks_per_node=2, quota=640 + 80 * (rank % 2))
+    found = refused(sampler, "deals samples otherwise than another rank")
+    torch.distributed.barrier()
+    return found
+
+
 def run(rank: int, store: str, steps: int, ways: list[str], results: Any) -> None:
     torch.set_num_threads(1)
+    early = LocalFirstSampler(Counted(), 5, quota=640)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS
     )
     found: dict[str, Any] = {way: train(way, steps) for way in ways}
     found["share"] = share()
+    found["disagree"] = disagree(rank)
+    found["early"] = refused(early, f"made for rank 0 of 1, and this is rank {rank} of {RANKS}")
     torch.distributed.destroy_process_group()
     results.put(found)
 
@@ -141,7 +162,8 @@ def main() -> None:
         }
         for way in ways
     }
-    print(json.dumps({**told, "read": sum(rank["share"] for rank in found)}))
+    sums = {key: sum(rank[key] for rank in found) for key in ("share", "disagree", "early")}
+    print(json.dumps({**told, **sums}))
     if any(process.exitcode for process in each):
         sys.exit(1)
 

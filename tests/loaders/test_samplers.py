@@ -377,6 +377,22 @@ def test_epoch_order_runs_every_epoch_once_and_says_what_it_saved() -> None:
     assert 0 < vars(type(made[0]))["saved"].__get__(made[0]) < 0.2
     with pytest.raises(ConfigError, match="give epochs="):
         samplers(SolarSampler, 200, 4, 2, 1, epoch_order=True)
+    with pytest.raises(ConfigError, match="epochs: 0 is out of range"):
+        samplers(SolarSampler, 200, 4, 2, 1, epoch_order=True, epochs=0)
+
+
+def test_epochs_keep_their_order_on_another_number_of_nodes() -> None:
+    old = samplers(SolarSampler, 200, 4, 2, 1, epoch_order=True, epochs=8)
+    want = [[whole(step) for step in steps_of(old, epoch)] for epoch in range(8)]
+    state = json.loads(json.dumps(old[0].state_dict(0)))
+    # With other holders, another number of epochs, or none that would be put in order.
+    for more in ({"epochs": 5, "epoch_order": True}, {}):
+        new = samplers(SolarSampler, 200, 4, 1, 1, quota=20 * SAMPLE_BYTES, **more)
+        steps_of(new, 0)  # which may work out an order of its own
+        new[0].load_state_dict(state)
+        assert [[whole(step) for step in steps_of(new, epoch)] for epoch in range(8)] == want
+    with pytest.raises(ConfigError, match="load it with a SolarSampler"):
+        samplers(LocalFirstSampler, 200, 4, 2, 1)[0].load_state_dict(state)
 
 
 @pytest.mark.parametrize(

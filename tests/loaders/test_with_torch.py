@@ -17,6 +17,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.collate import AllowEmpty
 from monarch_py.loaders.samplers.keyed import keyed
 from monarch_py.loaders.samplers.local_first import LocalFirstSampler
+from monarch_py.loaders.samplers.ranks import ALL
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
 
@@ -199,11 +200,15 @@ def test_ranks_are_those_of_the_process_group_or_the_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = SimpleNamespace(sizes=np.ones(100, dtype=np.int64))
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name in ALL:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_NTASKS", "4")  # of the allocation
     assert LocalFirstSampler(files, quota=100).ranks.world_size == 1
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="init_process_group first"):
-        LocalFirstSampler(files, quota=100)
+    for name in ALL:
+        monkeypatch.setenv(name, "4")
+        with pytest.raises(ConfigError, match=f"{name} .*init_process_group first"):
+            LocalFirstSampler(files, quota=100)
+        monkeypatch.delenv(name)
     with pytest.raises(ConfigError, match="give ranks_per_node"):
         LocalFirstSampler(files, quota=100, rank=1, world_size=4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

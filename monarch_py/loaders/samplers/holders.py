@@ -104,6 +104,7 @@ def kept_by_daemons(
 ) -> Int32s:
     """(samples, any) the holders where daemons keep the files of their sources.
 
+    nodes : how many there are, all with the quotas of this one, and in the daemons' order
     config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
     others : further files of the sources, which matter where not all fit
     extra : whether second copies count, in the room that is left

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from monarch_py.loaders.samplers.holders import Files, Quota, kept_by_daemons, kept_here
 from monarch_py.loaders.samplers.misuse import refuse_sampler
 from monarch_py.loaders.samplers.ranks import Ranks
@@ -59,6 +61,9 @@ class LocalFirstSampler(ScheduledSampler):
             self.holders = kept_by_daemons(found, ranks.nodes, config, others, extra=True)
         else:
             self.holders = kept_here(found, ranks.nodes, quota)
+
+    def _dealt_by(self) -> list[Any]:
+        return [*super()._dealt_by(), np.ascontiguousarray(self.holders).data]
 
     def _dealt(self, order: Int32s) -> EpochSchedule:
         deal = Deal(self._at.per_step, self.ranks.world_size, self.ranks.nodes)

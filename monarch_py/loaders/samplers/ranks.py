@@ -1,10 +1,10 @@
 """Which rank this process is, and which ranks share a node."""
 
 import os
-import sys
 from dataclasses import dataclass
 
 from monarch_py.errors import ConfigError
+from monarch_py.loaders.samplers.agreement import process_group
 
 # What launchers say of the ranks on this node: torchrun, Slurm, Open MPI, MPICH.
 PER_NODE = (
@@ -13,6 +13,9 @@ PER_NODE = (
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MPI_LOCALNRANKS",
 )
+# What they say of all ranks: torchrun, srun, Open MPI, MPICH. SLURM_NTASKS is not among them, since
+# a single process in an allocation for several tasks has it too.
+ALL = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,13 @@ class Ranks:
     """A rank among all ranks; rank r is on node r // per_node.
 
     rank : of this process;  world_size : how many there are;  per_node : how many a node has
+    is_found : whether nobody gave them: they must remain those of the process group
     """
 
     rank: int
     world_size: int
     per_node: int
+    is_found: bool = False
 
     @property
     def nodes(self) -> int:
@@ -43,6 +48,7 @@ class Ranks:
         if they cannot be, or nothing tells them."""
         if (rank is None) != (world_size is None):
             raise ConfigError("rank: rank and world_size belong together; give both or neither")
+        is_found = rank is None or world_size is None
         if rank is None or world_size is None:
             rank, world_size = _distributed()
         if not 0 <= rank < world_size:
@@ -53,23 +59,30 @@ class Ranks:
                 f"ranks_per_node: {world_size} ranks are no multiple of {per_node}; start equally"
                 " many on each node"
             )
-        return cls(rank, world_size, per_node)
+        return cls(rank, world_size, per_node, is_found)
+
+    def check(self) -> None:
+        """Raises ConfigError if these ranks were found before there was a process group, which says
+        otherwise."""
+        if not self.is_found or (group := process_group()) is None:
+            return
+        rank, world_size = int(group.get_rank()), int(group.get_world_size())
+        if (rank, world_size) != (self.rank, self.world_size):
+            raise ConfigError(
+                f"rank: the sampler was made for rank {self.rank} of {self.world_size}, and this is"
+                f" rank {rank} of {world_size}; make it after torch.distributed.init_process_group"
+            )
 
 
 def _distributed() -> tuple[int, int]:
-    # If nothing has imported torch, no process group was made.
-    torch = sys.modules.get("torch")
-    if (
-        torch is not None
-        and torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-    ):
-        return int(torch.distributed.get_rank()), int(torch.distributed.get_world_size())
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "rank: there is no process group yet; call torch.distributed.init_process_group first,"
-            " or give rank and world_size"
-        )
+    if (group := process_group()) is not None:
+        return int(group.get_rank()), int(group.get_world_size())
+    for name in ALL:
+        if (told := os.environ.get(name, "")).isdecimal() and int(told) > 1:
+            raise ConfigError(
+                f"rank: there is no process group yet, and {name} says that there are {told} ranks;"
+                " call torch.distributed.init_process_group first, or give rank and world_size"
+            )
     return 0, 1
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.memory.kept import KeptDataset
+from monarch_py.loaders.samplers.agreement import Agreement, process_group
 from monarch_py.loaders.samplers.misuse import found_misuse
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.state import State
@@ -60,6 +61,15 @@ class RankEpoch:
         at = np.arange(starts[-1]) + np.repeat(first - starts[:-1], taken)
         is_equal = bool((sizes.max(axis=1) == sizes.min(axis=1)).all())
         return cls(schedule.samples[at], starts, own, sizes.sum(axis=1), is_equal)
+
+
+def _is_dealing(ranks: Ranks) -> bool:
+    """Whether the process group consists of these ranks."""
+    group = process_group()
+    return group is not None and (group.get_rank(), group.get_world_size()) == (
+        ranks.rank,
+        ranks.world_size,
+    )
 
 
 class _Ahead:
@@ -120,6 +130,7 @@ class ScheduledSampler(ABC):
             shuffle=shuffle,
             drop_last=drop_last,
         )
+        self._agreement = Agreement() if _is_dealing(ranks) else None
         self._sizes = sizes  # of the samples, if ranks keep them; None if daemons do
         self._begin = 0  # the step at which the next iteration begins
         self._given = 0  # steps whose batches the running iteration has handed out
@@ -173,6 +184,7 @@ class ScheduledSampler(ABC):
         # waits until the first batch is asked for.
         if misuse is not None:
             raise misuse
+        self._compare()
         epoch = self.epoch(number)
         if self._goes_on:
             self._prepare(number + 1)
@@ -198,6 +210,18 @@ class ScheduledSampler(ABC):
 
     def _make(self, number: int) -> RankEpoch:
         return RankEpoch.of(self.schedule(number), self.ranks.rank, may_be_empty=self._may_be_empty)
+
+    def _compare(self) -> None:
+        """Raises ConfigError if this rank is another one by now, or if ranks deal differently."""
+        self.ranks.check()
+        agreement, self._agreement = self._agreement, None
+        if agreement is not None:
+            agreement.check(self._dealt_by())
+
+    def _dealt_by(self) -> list[Any]:
+        """What determines the batches of all ranks."""
+        at = replace(self._at, epoch=0)  # which a look at the first batch may precede
+        return [type(self).__name__, at, self.ranks.per_node]
 
     def _prepare(self, number: int) -> None:
         if number not in self._ahead and number not in self._ready:
@@ -282,8 +306,15 @@ class ScheduledSampler(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state_dict` was called: the next iteration begins with the batch after
         the last one that was delivered."""
-        self._at = State.from_dict(state, self._at.length)
-        self.drop_last = self._at.drop_last
+        self._take(State.from_dict(state, self._at.length))
+
+    def _take(self, state: State) -> None:
+        if state.epochs and type(self)._number is ScheduledSampler._number:
+            raise ConfigError(
+                "state: it is of a SolarSampler with epoch_order; load it with a SolarSampler"
+            )
+        self._at = state
+        self.drop_last = state.drop_last
         self._ready, self._ahead = {}, {}
         self._goes_on = True
         self._begin = self._given = self._weighed = self._at.done
