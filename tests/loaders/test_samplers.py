@@ -184,6 +184,35 @@ def test_solar_deals_as_the_policy_does(
     assert schedule.loads.tolist() == np.bincount(node[loaded], minlength=nodes).tolist()
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    cap=st.integers(100, 400).map(lambda hundredths: hundredths / 100),
+    batch=st.integers(1, 60),
+    ranks=st.integers(1, 7),
+    short=st.integers(0, 60),
+)
+def test_the_rows_of_a_plan_have_room_for_any_cap(
+    cap: float, batch: int, ranks: int, short: int
+) -> None:
+    length = ranks * (2 * batch + short % batch)
+    holders = np.zeros((length, 1), np.int32)
+    order = DistributedSampler(length, ranks, 17)
+    how: dict[str, Any] = {"split": "solar", "nodes": ranks, "cap": cap, "least": 0}
+    batches = Loader(order, ranks, batch, holders=holders, **how).batches(0)
+    assert sorted(batches[batches != NONE]) == list(range(length))
+    most = min(-(-round(cap * 100) * batch // 100), ranks * batch)
+    assert (batches != NONE).sum(axis=2).max() == batches.shape[2] == most
+
+
+def test_large_steps_and_caps_do_not_overflow() -> None:
+    order, holders = np.arange(4_400_000, dtype=np.int32), np.zeros(4_400_000, np.int32)
+    schedule = Deal(len(order), 2, 2, 1000.0).schedule(order, holders)
+    assert schedule.sizes().tolist() == [[4_399_999, 1]]
+    for name, number in (("least", 2**31), ("per_step", 2**31), ("per_step", 0)):
+        with pytest.raises(ConfigError, match=f"^{name}: {number} is out of range"):
+            Deal(**{"per_step": 4, "ranks": 2, "nodes": 2, name: number})
+
+
 @pytest.mark.parametrize("per_node", [1, 2])
 def test_solar_loads_evenly_where_the_cap_leaves_room(per_node: int) -> None:
     nodes, batch, length = 4, 64, 20_000

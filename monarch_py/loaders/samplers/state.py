@@ -16,7 +16,7 @@ class State:
     epoch : the one that is running;  done : steps of it whose batches were delivered
     per_step : samples of a step on all ranks;  ranks : to whose number an epoch is padded
     length, seed, shuffle, drop_last : what determines the orders, as in DistributedSampler
-    epochs, capacity : of SolarSampler's `epoch_order`: how many epochs are put in order, 0 for none,
+    epochs, capacity : of SolarSampler's `epoch_order`: how many epochs are put in order (0: none),
         and how many samples all nodes held when the training began
     """
 
