@@ -231,8 +231,9 @@ static void bound(struct step *s) {
     int64_t room = (cap < d->most ? cap : d->most) * per_node;
     for (int32_t n = 0; n < (int32_t)d->nodes; n++) {
         int32_t longer = smaller(larger(rest - n * per_node, 0), per_node);
-        s->room[n] = d->cap <= 0 ? per_node * each + longer
-                     : room < s->count ? (int32_t)room : s->count;
+        s->room[n] = d->cap <= 0       ? per_node * each + longer
+                     : room < s->count ? (int32_t)room
+                                       : s->count;
         s->least[n] = d->cap > 0 ? per_node * smaller(d->least, each) : s->room[n];
     }
 }

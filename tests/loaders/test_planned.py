@@ -17,6 +17,7 @@ from monarch_py.commands.figures import owners_of
 from monarch_py.daemon.plans.placement import PlacementTask
 from monarch_py.daemon.plans.tracker import Found
 from monarch_py.errors import ConfigError
+from monarch_py.loaders.groups.runs import RankGroups
 from monarch_py.loaders.samplers.planned import sampler_of, with_holders
 from monarch_py.native import lib
 from monarch_py.plan import Plan, Timeline
@@ -132,6 +133,31 @@ def test_a_daemon_does_not_lose_the_ranks(split: str, source: Path, tmp_path: Pa
     assert estimator.run is runs[1]
 
 
+def test_a_daemon_does_not_lose_ranks_that_read_groups(tmp_path: Path) -> None:
+    """A rank opens the files of whole groups, in rising order, while the training is two groups
+    behind."""
+    group, ranks = 1000, 2 * NODES
+    recipe = described(tmp_path, "split: groups", index=64_000)
+    text = recipe.read_text()
+    recipe.write_text(
+        text.replace("DistributedSampler, seed", f"GroupShuffle, group: {group}, seed")
+    )
+    timeline = read_plan(recipe).timeline()
+    run = Run.of(timeline.section(0), 0, timeline.units)
+    estimator = PositionEstimator(run, ranks=2)
+    schedule = group_schedule(64_000, group, 5, 0, ranks, 4)
+    asked = [RankGroups.of(schedule, rank, group).runs(0) for rank in range(2)]
+    seen = fitted = 0
+    for groups in zip(*asked, strict=True):
+        for of_both in np.array_split(np.stack([each.samples for each in groups], axis=1), 20):
+            opened = of_both.astype(np.int32).reshape(-1)
+            fits = estimator.observe(opened)
+            estimator.judge(opened, fits)
+            seen, fitted = seen + len(opened), fitted + int(fits.sum())
+            assert not estimator.is_lost
+    assert (seen, fitted) == (32_000, 32_000)
+
+
 @pytest.fixture(scope="module")
 def without_peers() -> Iterator[None]:
     with alone():
@@ -221,11 +247,13 @@ def test_plans_that_no_sampler_follows_are_refused(source: Path, tmp_path: Path)
     assert with_holders(unheld).parts[0].loader.batches(0).shape[0] == 4
     text = described(tmp_path, SPLITS["solar"]).read_text()
     other = tmp_path / "plan.yaml"
-    other.write_text(
-        text.replace(
-            "kind: DistributedSampler, seed: 5, drop_last: false", "kind: SequentialSampler"
+    for sampler, message in (
+        ("kind: SequentialSampler", "is no DistributedSampler"),
+        ("kind: DistributedSampler, set_epoch: false", "^set_epoch: 'training' repeats one order"),
+    ):
+        other.write_text(
+            text.replace("kind: DistributedSampler, seed: 5, drop_last: false", sampler)
         )
-    )
-    with_holders(read_plan(other)).save(tmp_path / "plan.npz")
-    with pytest.raises(ConfigError, match="is no DistributedSampler"):
-        sampler_of(tmp_path / "plan.npz", rank=0)
+        with_holders(read_plan(other)).save(tmp_path / "plan.npz")
+        with pytest.raises(ConfigError, match=message):
+            sampler_of(tmp_path / "plan.npz", rank=0)

@@ -186,6 +186,16 @@ def test_an_empty_batch_has_the_form_of_the_others() -> None:
     assert batch["name"] == []
     assert AllowEmpty(example)([example, example])["x"].shape == (2, 3)
     assert AllowEmpty(7, collate=list)([]) == []
+    nested = AllowEmpty(((torch.ones(3), "a"), {"label": 1}, ["b", torch.ones(2)]))([])
+    (x, name), label, (other, y) = nested
+    assert (x.shape, name, label["label"].shape) == ((0, 3), (), (0,))
+    assert (other, y.shape) == ((), (0, 2))
+
+    def own(samples: list[Any]) -> Any:
+        return torch.ones(len(samples), 3), [str(sample) for sample in samples], "constant", 7
+
+    x, names, *rest = AllowEmpty(7, collate=own)([])
+    assert (x.shape, names, rest) == ((0, 3), [], ["constant", 7])
 
 
 def test_a_keyed_generator_depends_on_seed_epoch_and_sample_alone() -> None:
