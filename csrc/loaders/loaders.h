@@ -40,7 +40,8 @@ struct monarch_kept_sample {
 };
 
 /* The beginning of the memory. `samples` entries follow it, and at `data` the bytes.
- * room, used : of the data [bytes];  from_memory, from_source : samples that were read */
+ * room, used : of the data [bytes];  from_memory, from_source : samples that were read
+ * is_full : whether a sample has found no room */
 struct monarch_kept {
     uint64_t samples;
     uint64_t data;
@@ -48,6 +49,7 @@ struct monarch_kept {
     uint64_t used;
     uint64_t from_memory;
     uint64_t from_source;
+    uint64_t is_full;
 };
 
 /* Copies those of the samples places[0..n) that are whole to out + starts[i], and sets missing[i]
@@ -58,8 +60,8 @@ uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uin
 /* Where a whole sample lies from `kept` on; -1 if it is not whole. Sets *length to its bytes. */
 int64_t monarch_kept_find(struct monarch_kept *kept, uint64_t place, uint64_t *length);
 /* Stores a sample, unless another process has done so, is doing so, or there is no room. A writer
- * that has been killed counts for nothing. */
-void monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes,
-                      uint64_t length);
+ * that has been killed counts for nothing. Returns 1 for the first sample that finds no room, in
+ * all processes, and 0 else. */
+int monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes, uint64_t length);
 /* Counts samples that were read. */
 void monarch_kept_count(struct monarch_kept *kept, uint64_t from_memory, uint64_t from_source);

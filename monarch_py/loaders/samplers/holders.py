@@ -1,8 +1,10 @@
 """Which nodes hold each sample. Nobody is asked: every rank computes what the daemons compute."""
 
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from monarch_py.policies.holding import held_by_hash
 from monarch_py.policies.placement import UNIT, slack_of
 from monarch_py.policies.rendezvous import file_keys
 from monarch_py.util.units import parse_size
+
+log = logging.getLogger("monarch.loaders")
 
 # Threads that ask for sizes, and how many each asks for in a turn.
 STAT_THREADS, AT_ONCE = 16, 256
@@ -118,8 +122,14 @@ def kept_by_daemons(
     if files.paths is None:
         raise ConfigError("files: daemons keep whole files; give their paths, or give quota=")
     loaded = load_config(named)
-    paths = [*files.paths, *map(os.path.abspath, others)]
-    sizes = np.concatenate([files.sizes, _sizes(paths[len(files.paths) :])])
+    own = _within_sources(files.paths, loaded, named)
+    further = _within_sources([os.path.abspath(path) for path in others], loaded, named)
+    # Each file counts once, however often it is named.
+    number = {path: i for i, path in enumerate(dict.fromkeys([*own, *further]))}
+    at, paths = np.array([number[path] for path in own], dtype=np.int64), list(number)
+    sizes = np.empty(int(at.max(initial=-1)) + 1, dtype=np.int64)
+    sizes[at] = files.sizes
+    sizes = np.concatenate([sizes, _sizes(paths[len(sizes) :])])
     keys, is_known = _keys(paths, sizes, loaded)
     room = sum(tier.quota_bytes - slack_of(tier.quota_bytes) for tier in loaded.tiers)
     rooms = np.full(nodes, room, dtype=np.int64)
@@ -128,7 +138,40 @@ def kept_by_daemons(
     found = held_by_hash(keys[known], rounded, rooms, extra=extra)
     held = np.full((len(paths), found.shape[1]), NONE, dtype=np.int32)
     held[known] = found
-    return held[: len(files.paths)] if files.sample_file is None else held[files.sample_file]
+    of_file = held[at]
+    return of_file if files.sample_file is None else of_file[files.sample_file]
+
+
+def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> list[str]:
+    """The paths, those of sources where links lead into one. Raises ConfigError if no path lies in
+    a source, and warns if some lie in none, because daemons then keep nothing of them."""
+    real = cache(os.path.realpath)
+    found, outside = [], []
+    for path in paths:
+        linked = path
+        if not _is_inside(path, config):
+            linked = os.path.join(real(os.path.dirname(path)), os.path.basename(path))
+            if not _is_inside(linked, config):
+                outside.append(path)
+        found.append(linked)
+    if outside and len(outside) == len(paths):
+        raise ConfigError(
+            f"files: none is in a source of {named}, and daemons keep nothing else; give the paths"
+            f" as they are there, not {outside[0]}"
+        )
+    if outside:
+        log.warning(
+            "%d of %d files are in no source of %s, and nobody holds them; the first is %s",
+            len(outside),
+            len(paths),
+            named,
+            outside[0],
+        )
+    return found
+
+
+def _is_inside(path: str, config: Config) -> bool:
+    return any(_within(path, source) is not None for source in config.sources)
 
 
 def kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:

@@ -242,8 +242,9 @@ class ScheduledSampler(ABC):
 
     def keep(self, dataset: Any) -> KeptDataset:
         """The dataset, whose samples stay in the memory of the node that holds them: give it to the
-        loader in the dataset's place. Raises ConfigError for a sampler without a quota, because
-        daemons keep the files then."""
+        loader in the dataset's place. A held sample stays as it was first read: put random
+        augmentations around this dataset, and not into the one that is kept. Raises ConfigError for
+        a sampler without a quota, because daemons keep the files then."""
         if self._sizes is None:
             raise ConfigError("quota: daemons keep the files; use the dataset as it is")
         owner = self.holders if self.holders.ndim == 1 else self.holders[:, 0]
