@@ -363,6 +363,28 @@ def test_states_of_something_else_are_refused() -> None:
         other.load_state_dict(sampler.state_dict())
     with pytest.raises(ConfigError, match="no state of Monarch's samplers"):
         other.load_state_dict({"epoch": 1})
+    right = sampler.state_dict()
+    for name, value in (("done", -5), ("per_step", 0), ("seed", 1.5), ("shuffle", 1)):
+        with pytest.raises(ConfigError, match=f"^state: {name} is {value}, which no sampler has"):
+            sampler.load_state_dict({**right, name: value})
+
+
+def test_a_state_decides_on_the_orders_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    (old,) = samplers(LocalFirstSampler, 40, 4, 1, 1)
+    of_numpy: Any = np.int64(3)
+    new: Any = LocalFirstSampler(dataset(40), of_numpy, of_numpy, quota=2400)
+    assert json.loads(json.dumps(new.state_dict(of_numpy)))["seed"] == 3
+    new.load_state_dict(old.state_dict())
+    assert (new.batch_size, list(new)) == (4, list(old))
+    assert "the state has seed=17, and the sampler was made with 3" in caplog.text
+
+
+def test_an_iteration_that_takes_no_batch_leaves_the_place() -> None:
+    (old,) = samplers(LocalFirstSampler, 40, 4, 1, 1)
+    (new,) = samplers(LocalFirstSampler, 40, 4, 1, 1)
+    new.load_state_dict(old.state_dict(6))
+    iter(new)
+    assert list(new) == list(old)[6:]
 
 
 def test_the_next_epoch_is_worked_out_while_one_runs() -> None:
@@ -462,7 +484,9 @@ def test_ranks_without_batches_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^batches: there is none"):
         next(equal_steps([], 3))
     with pytest.raises(ConfigError, match=r"^max_steps: -1 is out of range"):
-        next(equal_steps([1], -1))
+        equal_steps([1], -1)
+    with pytest.raises(ConfigError, match=r"another pass, and 2 are missing; .* no iterator"):
+        list(equal_steps(iter([1, 2, 3]), 5))
 
 
 def test_lightning_tells_the_epoch_to_the_sampler_of_a_batch_sampler() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.collate import AllowEmpty
 from monarch_py.loaders.samplers.keyed import keyed
 from monarch_py.loaders.samplers.local_first import LocalFirstSampler
-from monarch_py.loaders.samplers.ranks import ALL
+from monarch_py.loaders.samplers.ranks import LAUNCHERS
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
 
@@ -122,6 +123,14 @@ if find_spec("torchdata"):
 # --- misuse -------------------------------------------------------------------------------------
 
 
+def test_objects_of_the_caller_are_not_kept() -> None:
+    sampler, mine = sampler_of(LocalFirstSampler), Numbers()
+    gone = weakref.ref(mine)
+    assert len(list(sampler)) == len(sampler)
+    del mine
+    assert gone() is None
+
+
 def test_batches_out_of_order_are_refused() -> None:
     loader = DataLoader(
         Numbers(), batch_sampler=sampler_of(LocalFirstSampler), num_workers=1, in_order=False
@@ -204,23 +213,32 @@ def test_a_keyed_generator_depends_on_seed_epoch_and_sample_alone() -> None:
     }
     assert len(set(numbers.values())) == len(numbers)
     assert keyed(3, 1, 2**31).random() == numbers[3, 1, 2**31]
+    of_numpy: Any = np.array([3, 1, 2**31], dtype=np.uint32)
+    assert keyed(*of_numpy).random() == numbers[3, 1, 2**31]
+    for wrong in ((0, -1, 0), (0, 2**32, 0), (0, 0, -1), (0, 0, 2**32)):
+        with pytest.raises(ConfigError, match=r"out of range; give 0 or more, below 2\*\*32"):
+            keyed(*wrong)
 
 
 def test_ranks_are_those_of_the_process_group_or_the_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = SimpleNamespace(sizes=np.ones(100, dtype=np.int64))
-    for name in ALL:
+    for name in itertools.chain.from_iterable(LAUNCHERS.items()):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_NTASKS", "4")  # of the allocation
     assert LocalFirstSampler(files, quota=100).ranks.world_size == 1
-    for name in ALL:
+    for name in LAUNCHERS:
         monkeypatch.setenv(name, "4")
         with pytest.raises(ConfigError, match=f"{name} .*init_process_group first"):
             LocalFirstSampler(files, quota=100)
         monkeypatch.delenv(name)
+    # One task, which has started four ranks.
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "1")
     with pytest.raises(ConfigError, match="give ranks_per_node"):
         LocalFirstSampler(files, quota=100, rank=1, world_size=4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     ranks = LocalFirstSampler(files, quota=100, rank=3, world_size=4).ranks
     assert (ranks.nodes, ranks.node) == (2, 1)

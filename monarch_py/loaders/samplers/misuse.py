@@ -11,6 +11,11 @@ from monarch_py.errors import ConfigError
 
 # Classes that deal what they iterate over to the ranks, by name: torch's, and accelerate's.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
+# The packages of these classes and of DataLoaders. Nobody else's variables are looked at: until
+# Python 3.13, a look keeps the objects of the caller until its function ends.
+PACKAGES = frozenset(
+    {"torch", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"}
+)
 _TWICE = (
     "these batches are already one rank's, and {who} would deal them to the ranks again; {mend}"
 )
@@ -46,7 +51,7 @@ def refuse_sampler(files: Any) -> None:
 def found_misuse(frame: FrameType | None) -> ConfigError | None:
     """The error of a caller that shards what it iterates over, or of a DataLoader that delivers
     batches out of order; None if the caller is neither."""
-    if frame is None:
+    if frame is None or frame.f_globals.get("__name__", "").split(".")[0] not in PACKAGES:
         return None
     who = _sharding(frame.f_locals.get("self"))
     if who is not None:

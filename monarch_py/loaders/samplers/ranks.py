@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import process_group
 
-# What launchers say of the ranks on this node: torchrun, Slurm, Open MPI, MPICH.
-PER_NODE = (
-    "LOCAL_WORLD_SIZE",
-    "SLURM_NTASKS_PER_NODE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-)
-# What they say of all ranks: torchrun, srun, Open MPI, MPICH. SLURM_NTASKS is not among them, since
-# a single process in an allocation for several tasks has it too.
-ALL = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# What launchers say of all ranks, and of those on this node: torchrun, srun, Open MPI, MPICH.
+# SLURM_NTASKS is not among them, since a single process in an allocation for several tasks has it
+# too.
+LAUNCHERS = {
+    "WORLD_SIZE": "LOCAL_WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS_PER_NODE",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_SIZE": "MPI_LOCALNRANKS",
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Ranks:
 def _distributed() -> tuple[int, int]:
     if (group := process_group()) is not None:
         return int(group.get_rank()), int(group.get_world_size())
-    for name in ALL:
+    for name in LAUNCHERS:
         if (told := os.environ.get(name, "")).isdecimal() and int(told) > 1:
             raise ConfigError(
                 f"rank: there is no process group yet, and {name} says that there are {told} ranks;"
@@ -89,8 +88,11 @@ def _distributed() -> tuple[int, int]:
 def _per_node(world_size: int) -> int:
     if world_size == 1:
         return 1
-    for name in PER_NODE:
-        if (told := os.environ.get(name, "")).isdecimal() and world_size % max(1, int(told)) == 0:
+    for ranks, local in LAUNCHERS.items():
+        # A launcher whose processes have started ranks of their own knows nothing of these.
+        is_launcher = os.environ.get(ranks) == str(world_size)
+        told = os.environ.get(local, "")
+        if is_launcher and told.isdecimal() and world_size % max(1, int(told)) == 0:
             return int(told)
     raise ConfigError(
         "ranks_per_node: no launcher says how many ranks a node has; give ranks_per_node"

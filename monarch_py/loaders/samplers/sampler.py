@@ -5,6 +5,7 @@ samples, and next to nothing for one million. To share it among the ranks of a n
 place in shared memory that outlives none of them, and ranks that wait for each other.
 """
 
+import logging
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -24,6 +25,8 @@ from monarch_py.loaders.samplers.state import State
 from monarch_py.native import Int32s, Ints
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.plan.schedule import EpochSchedule
+
+log = logging.getLogger("monarch.loaders")
 
 # What pickling adds to a sample at most, for which there is room in a node's memory [bytes].
 PICKLED_BYTES = 512
@@ -119,6 +122,7 @@ class ScheduledSampler(ABC):
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size: {batch_size} is out of range; write 1 or more")
+        batch_size = int(batch_size)
         self.batch_size, self.drop_last, self.ranks = batch_size, drop_last, ranks
         self._at = State(
             epoch=0,
@@ -126,9 +130,9 @@ class ScheduledSampler(ABC):
             per_step=batch_size * ranks.world_size,
             ranks=ranks.world_size,
             length=length,
-            seed=seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
+            seed=int(seed),  # of NumPy's types, JSON would take none
+            shuffle=bool(shuffle),
+            drop_last=bool(drop_last),
         )
         self._agreement = Agreement() if _is_dealing(ranks) else None
         self._sizes = sizes  # of the samples, if ranks keep them; None if daemons do
@@ -175,8 +179,7 @@ class ScheduledSampler(ABC):
 
     def __iter__(self) -> Iterator[list[int]]:
         misuse = found_misuse(sys._getframe(1))
-        begin, self._begin = self._begin, 0
-        self._given = self._weighed = begin
+        begin = self._given = self._weighed = self._begin
         return self._batches(self._at.epoch, begin, misuse)
 
     def _batches(self, number: int, begin: int, misuse: ConfigError | None) -> Iterator[list[int]]:
@@ -185,6 +188,7 @@ class ScheduledSampler(ABC):
         if misuse is not None:
             raise misuse
         self._compare()
+        self._begin = 0
         epoch = self.epoch(number)
         if self._goes_on:
             self._prepare(number + 1)
@@ -235,7 +239,7 @@ class ScheduledSampler(ABC):
         return -(-padded // at.per_step)
 
     def _move(self, epoch: int, done: int) -> None:
-        self._at = replace(self._at, epoch=epoch)
+        self._at = replace(self._at, epoch=int(epoch))
         self._begin = self._given = self._weighed = done
 
     # --- without daemons ------------------------------------------------------------------------
@@ -302,11 +306,12 @@ class ScheduledSampler(ABC):
             raise ConfigError(
                 f"done: {given} is none of {self._steps()} batches; count the epoch's"
             )
-        return {**self._at.to_dict(), "done": given}
+        return {**self._at.to_dict(), "done": int(given)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state_dict` was called: the next iteration begins with the batch after
-        the last one that was delivered."""
+        the last one that was delivered. The state decides on seed, shuffle, drop_last and the size
+        of the global batches."""
         self._take(State.from_dict(state, self._at.length))
 
     def _take(self, state: State) -> None:
@@ -314,8 +319,17 @@ class ScheduledSampler(ABC):
             raise ConfigError(
                 "state: it is of a SolarSampler with epoch_order; load it with a SolarSampler"
             )
+        for name in ("seed", "shuffle", "drop_last"):
+            if getattr(state, name) != getattr(self._at, name):
+                log.warning(
+                    "the state has %s=%r, and the sampler was made with %r: the state's counts",
+                    name,
+                    getattr(state, name),
+                    getattr(self._at, name),
+                )
         self._at = state
         self.drop_last = state.drop_last
+        self.batch_size = -(-state.per_step // self.ranks.world_size)  # of the larger ones
         self._ready, self._ahead = {}, {}
         self._goes_on = True
         self._begin = self._given = self._weighed = self._at.done

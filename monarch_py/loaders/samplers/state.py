@@ -7,6 +7,8 @@ from monarch_py.errors import ConfigError
 
 # Marks a state of this version.
 VERSION = 1
+# The least values of a state's numbers.
+LEAST = {"epoch": 0, "done": 0, "per_step": 1, "ranks": 1, "length": 1, "epochs": 0, "capacity": 0}
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,13 @@ class State:
         names = {each.name for each in fields(cls)}
         if not isinstance(text, dict) or text.get("monarch") != VERSION or names - text.keys():
             raise ConfigError("state: this is no state of Monarch's samplers; give state_dict()'s")
+        for each in fields(cls):
+            value, least = text[each.name], LEAST.get(each.name)
+            if type(value) is not each.type or (least is not None and value < least):
+                raise ConfigError(
+                    f"state: {each.name} is {value!r}, which no sampler has; give what state_dict()"
+                    " returned"
+                )
         state = cls(**{name: text[name] for name in names})
         if state.length != length:
             raise ConfigError(
