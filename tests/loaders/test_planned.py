@@ -194,6 +194,39 @@ def test_daemons_keep_files_where_the_plan_deals_them(
         assert daemon.policy.keeps(ids).tolist() == (holders == rank).any(axis=1).tolist()
 
 
+@pytest.mark.usefixtures("without_peers")
+def test_a_plan_beside_others_keeps_its_holders_and_needs_room(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plans = [Plan.load(made(tmp_path, split)) for split in (SPLITS["solar"], "split: strided")]
+    holders = plans[0].parts[0].loader.holders
+    assert holders is not None
+    sizes = plans[0].datasets[0].sizes.tolist()
+    files = [(7919 * number, size) for number, size in enumerate(2 * sizes)]
+    catalog: Any = Catalog(files, list(range(2 * FILES)))
+    ids, kept = catalog.ids(), np.ones(FILES, dtype=bool)
+    # The second plan is of other files.
+    trackers: list[Any] = [
+        SimpleNamespace(find=lambda *_, f=found: f, timeline=plan.timeline(), node=0)
+        for plan, found in zip(
+            plans,
+            (Found(ids[:FILES], kept, "", ()), Found(ids[FILES:], kept, "", ())),
+            strict=True,
+        )
+    ]
+    shared: Any = SimpleNamespace(catalog=catalog)
+    room = TierRoom(1 << 20, 2 * FILES, UNIT.block_bytes, UNIT.entry_bytes)
+    for quota, is_small in ((1 << 20, False), (200 << 10, True)):
+        daemon = node(0, ((quota,),) * NODES, catalog)
+        daemon.step(scanned=True)
+        words = catalog.entries["word"]
+        task = PlacementTask(trackers, shared, catalog, (), words, [room], daemon, is_first=True)
+        result = task.make()
+        owner = result.holders[np.argsort(result.ids)][:FILES, 0]
+        assert owner.tolist() == holders[:, 0].tolist()
+        assert ("nodes that hold 400 KiB, and the tiers of a node have" in caplog.text) == is_small
+
+
 @pytest.mark.parametrize("split", SPLITS)
 def test_show_counts_what_is_held(split: str, source: Path, tmp_path: Path) -> None:
     plan = Plan.load(made(tmp_path, SPLITS[split]))

@@ -456,12 +456,26 @@ def test_epochs_keep_their_order_on_another_number_of_nodes() -> None:
         ({"rank": 9}, "rank: 9 is none of 4"),
         ({"ranks_per_node": 3}, "ranks_per_node: 4 ranks are no multiple of 3"),
         ({"quota": ["1KiB"] * 3}, "quota: 3 were given for 2 nodes"),
+        ({"quota": 1.5}, "quota: '1.5' is a fraction of a byte"),
+        ({"quota": "much"}, "quota: .*much.*; give bytes, or a size"),
+        ({"holders": np.zeros(51, np.int32)}, "holders: 51 were given for 50 samples"),
+        ({"files": [("a", 1)]}, r"files: \('a', 1\) is no path"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     right = {"rank": 0, "world_size": 4, "ranks_per_node": 2, "quota": "1KiB"}
     with pytest.raises(ConfigError, match=f"^{message}"):
-        SolarSampler(dataset(50), **{**right, **arguments})
+        SolarSampler(**{"files": dataset(50), **right, **arguments})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_holder_of_each_sample_is_enough(kind: type[Any]) -> None:
+    holders = np.arange(50, dtype=np.int32) % 2
+    made = samplers(kind, 50, 5, 2, 1, holders=holders)
+    for step in steps_of(made, 0):
+        assert all(
+            (holders[batch] == node).all() for node, batch in enumerate(step) if len(batch) < 5
+        )
 
 
 # --- steps --------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Files:
             self.sizes = np.asarray(given.sizes, dtype=np.int64)
             self.sample_sizes = self.sizes
         elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
-            self.paths = [os.path.abspath(path) for path in given]
+            self.paths = _absolute(given)
             self.sizes = _sizes(self.paths)
             self.sample_sizes = self.sizes
         else:
@@ -71,6 +71,13 @@ class Files:
         return len(self.sample_sizes)
 
 
+def _absolute(paths: Sequence[Any]) -> list[str]:
+    for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigError(f"files: {path!r} is no path; give the files' paths alone")
+    return [os.path.abspath(path) for path in paths]
+
+
 def _sizes(paths: Sequence[str]) -> Ints:
     """(paths,) [bytes]. A parallel file system answers many questions at a time."""
 
@@ -90,11 +97,25 @@ def _sizes(paths: Sequence[str]) -> Ints:
 
 def quotas_of(quota: Quota, nodes: int) -> Ints:
     """(nodes,) int64 what each node keeps [bytes]; a single quota is every node's."""
-    each = [quota] * nodes if isinstance(quota, str | int) else list(quota)
+    is_one = isinstance(quota, str) or not isinstance(quota, Sequence | np.ndarray)
+    each: list[Any] = [quota] * nodes if is_one else list(quota)
     if len(each) != nodes:
         raise ConfigError(f"quota: {len(each)} were given for {nodes} nodes; give one for each")
-    found = [parse_size(size) if isinstance(size, str) else int(size) for size in each]
-    return np.array(found, dtype=np.int64)
+    try:
+        return np.array([parse_size(str(size)) for size in each], dtype=np.int64)
+    except ValueError as error:
+        raise ConfigError(f'quota: {error}; give bytes, or a size such as "8GiB"') from None
+
+
+def given_holders(holders: Any, samples: int) -> Int32s:
+    """(samples, any) the holders as a user gives them. Raises ConfigError if they are those of
+    another dataset."""
+    found = np.asarray(holders, dtype=np.int32)
+    if len(found) != samples:
+        raise ConfigError(
+            f"holders: {len(found)} were given for {samples} samples; give those of each"
+        )
+    return found.reshape(samples, -1)
 
 
 def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:

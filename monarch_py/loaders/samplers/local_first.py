@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.loaders.samplers.holders import Files, Quota, kept_by_daemons, kept_here
+from monarch_py.loaders.samplers.holders import (
+    Files,
+    Quota,
+    given_holders,
+    kept_by_daemons,
+    kept_here,
+)
 from monarch_py.loaders.samplers.misuse import refuse_sampler
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
@@ -56,7 +62,7 @@ class LocalFirstSampler(ScheduledSampler):
             sizes=sizes,
         )
         if holders is not None:
-            self.holders = holders
+            self.holders = given_holders(holders, found.samples)
         elif quota is None:
             self.holders = kept_by_daemons(found, ranks.nodes, config, others, extra=True)
         else:

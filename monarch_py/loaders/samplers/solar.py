@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.samplers.holders import Files, Quota, kept_by_daemons, kept_here
+from monarch_py.loaders.samplers.holders import (
+    Files,
+    Quota,
+    given_holders,
+    kept_by_daemons,
+    kept_here,
+)
 from monarch_py.loaders.samplers.misuse import refuse_sampler
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
@@ -77,7 +83,7 @@ class SolarSampler(ScheduledSampler):
         self.cap, self.least = cap, least
         self._may_be_empty = least == 0
         if holders is not None:
-            held = holders
+            held = given_holders(holders, found.samples)
         elif quota is None:
             held = kept_by_daemons(found, ranks.nodes, config, others, extra=False)
         else:
