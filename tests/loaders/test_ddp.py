@@ -35,6 +35,8 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     # Whichever quota comes first counts, and the two ranks with the other one are refused.
     assert told.pop("disagree") == 2
     assert told.pop("early") == 4
+    # One rank asks about the files for all, and an error is that of all.
+    assert (told.pop("asked"), told.pop("missing")) == (50, 4)
     for way, found in told.items():
         assert found["norm"] <= 1e-14, way
         assert found["element"] <= 1e-13, way

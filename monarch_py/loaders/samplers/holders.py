@@ -1,5 +1,6 @@
 """Which nodes hold each sample. Nobody is asked: every rank computes what the daemons compute."""
 
+import hashlib
 import logging
 import os
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from monarch_py.config.load import load_config
 from monarch_py.config.patterns import PathFilter
 from monarch_py.config.schema import Config, SourceConfig
 from monarch_py.errors import ConfigError
+from monarch_py.loaders.samplers.agreement import once
 from monarch_py.native import Int32s, Ints, Uints, lib
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import NONE
@@ -79,16 +81,21 @@ def _absolute(paths: Sequence[Any]) -> list[str]:
 
 
 def _sizes(paths: Sequence[str]) -> Ints:
-    """(paths,) [bytes]. A parallel file system answers many questions at a time."""
+    """(paths,) [bytes]. A parallel file system answers many questions at a time, and one rank asks
+    for all that name the same paths."""
 
     def ask(part: Sequence[str]) -> list[int]:
         return [os.stat(path).st_size for path in part]
 
-    parts = [paths[low : low + AT_ONCE] for low in range(0, len(paths), AT_ONCE)]
-    try:
+    def ask_all() -> bytes:
+        parts = [paths[low : low + AT_ONCE] for low in range(0, len(paths), AT_ONCE)]
         with ThreadPoolExecutor(STAT_THREADS) as pool:
             sizes = [size for part in pool.map(ask, parts) for size in part]
-        return np.array(sizes, dtype=np.int64)
+        return np.array(sizes, dtype=np.int64).tobytes()
+
+    named = hashlib.sha256("\0".join(paths).encode("utf-8", "surrogateescape")).hexdigest()
+    try:
+        return np.frombuffer(once(f"sizes/{named}", ask_all), dtype=np.int64)
     except OSError as error:
         raise ConfigError(
             f"files: {error.filename}: {error.strerror}; name files that are there"
@@ -97,8 +104,9 @@ def _sizes(paths: Sequence[str]) -> Ints:
 
 def quotas_of(quota: Quota, nodes: int) -> Ints:
     """(nodes,) int64 what each node keeps [bytes]; a single quota is every node's."""
-    is_one = isinstance(quota, str) or not isinstance(quota, Sequence | np.ndarray)
-    each: list[Any] = [quota] * nodes if is_one else list(quota)
+    if isinstance(quota, str) or not isinstance(quota, Sequence | np.ndarray):
+        quota = [quota] * nodes
+    each = list(quota)
     if len(each) != nodes:
         raise ConfigError(f"quota: {len(each)} were given for {nodes} nodes; give one for each")
     try:
