@@ -23,7 +23,8 @@ from monarch_py.plan.schedule import Deal, EpochSchedule
 class LocalFirstSampler(ScheduledSampler):
     """Deals the samples of each global batch to the nodes that hold them (Yang and Cong 2019).
 
-    files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`
+    files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`. With
+        `quota`, sizes are to be those of the samples as the dataset returns them
     batch_size : samples of a rank in a step;  seed, shuffle, drop_last : as DistributedSampler's
     rank, world_size : None for torch.distributed's;  ranks_per_node : None for the launcher's
     quota : what each node keeps of the samples without daemons, for example "8GiB"; None: daemons

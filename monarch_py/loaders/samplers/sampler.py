@@ -311,7 +311,8 @@ class ScheduledSampler(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state_dict` was called: the next iteration begins with the batch after
         the last one that was delivered. The state decides on seed, shuffle, drop_last and the size
-        of the global batches."""
+        of the global batches. The first batch that is taken uses the place up, even if it is only
+        looked at."""
         self._take(State.from_dict(state, self._at.length))
 
     def _take(self, state: State) -> None:
