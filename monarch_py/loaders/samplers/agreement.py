@@ -80,8 +80,8 @@ class Agreement:
         self._number = next(_numbers)
 
     def check(self, parts: Iterable[Any]) -> None:
-        """Raises ConfigError if another rank deals by other `parts`. Arrays are given as memoryviews;
-        anything else is compared by its repr."""
+        """Raises ConfigError if another rank deals by other `parts`. Arrays are given as
+        memoryviews; anything else is compared by its repr."""
         if (store := _store()) is None:
             return
         digest = hashlib.sha256()
