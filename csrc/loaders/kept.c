@@ -66,11 +66,11 @@ static int64_t take_room(struct monarch_kept *kept, uint64_t length) {
     return (int64_t)used;
 }
 
-void monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes,
-                      uint64_t length) {
+int monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes,
+                     uint64_t length) {
     struct monarch_kept_sample *sample = sample_at(kept, place);
     if (!claim(sample))
-        return;
+        return 0;
     int64_t offset = take_room(kept, length);
     uint64_t state = MONARCH_KEPT_NO_ROOM;
     if (offset >= 0) {
@@ -80,6 +80,7 @@ void monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *byt
         state = MONARCH_KEPT_WHOLE;
     }
     __atomic_store_n(&sample->state, state, __ATOMIC_RELEASE);
+    return offset < 0 && !__atomic_exchange_n(&kept->is_full, 1, __ATOMIC_RELAXED);
 }
 
 void monarch_kept_count(struct monarch_kept *kept, uint64_t from_memory, uint64_t from_source) {

@@ -40,10 +40,9 @@ struct monarch_kept_sample {
     uint64_t length;
 };
 
-/* The header of the memory. Behind it lie `samples` table entries, and at offset `data` the
- * samples' bytes.
- * room: bytes that samples may use; used: bytes that they use
- * from_memory, from_source: how many samples were read from there */
+/* The beginning of the memory. `samples` entries follow it, and at `data` the bytes.
+ * room, used : of the data [bytes];  from_memory, from_source : samples that were read
+ * is_full : whether a sample has found no room */
 struct monarch_kept {
     uint64_t samples;
     uint64_t data;
@@ -51,6 +50,7 @@ struct monarch_kept {
     uint64_t used;
     uint64_t from_memory;
     uint64_t from_source;
+    uint64_t is_full;
 };
 
 /* Copies each sample places[i] that is whole to out + starts[i], for each i below `n`. Sets
@@ -61,9 +61,9 @@ uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uin
 /* Returns the offset of a sample from `kept` on, and sets *length to its size in bytes; returns -1
  * if the sample is not whole. */
 int64_t monarch_kept_find(struct monarch_kept *kept, uint64_t place, uint64_t *length);
-/* Stores a sample, unless another process has stored it or is storing it, or there is no room. A
- * process that was killed while it stored the sample does not count. */
-void monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes,
-                      uint64_t length);
-/* Adds to the counts of samples that were read. */
+/* Stores a sample, unless another process has done so, is doing so, or there is no room. A writer
+ * that has been killed counts for nothing. Returns 1 for the first sample that finds no room, in
+ * all processes, and 0 else. */
+int monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes, uint64_t length);
+/* Counts samples that were read. */
 void monarch_kept_count(struct monarch_kept *kept, uint64_t from_memory, uint64_t from_source);

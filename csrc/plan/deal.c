@@ -229,10 +229,13 @@ static void bound(struct step *s) {
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;
     int32_t each = s->count / ranks, rest = s->count % ranks;
     double most = d->cap * s->count / ranks;
-    int32_t cap = (int32_t)most + (most > (int32_t)most);
+    int64_t cap = (int64_t)most + (most > (double)(int64_t)most);
+    int64_t room = (cap < d->most ? cap : d->most) * per_node;
     for (int32_t n = 0; n < (int32_t)d->nodes; n++) {
         int32_t longer = smaller(larger(rest - n * per_node, 0), per_node);
-        s->room[n] = d->cap > 0 ? per_node * cap : per_node * each + longer;
+        s->room[n] = d->cap <= 0       ? per_node * each + longer
+                     : room < s->count ? (int32_t)room
+                                       : s->count;
         s->least[n] = d->cap > 0 ? per_node * smaller(d->least, each) : s->room[n];
     }
 }

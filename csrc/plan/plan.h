@@ -97,6 +97,7 @@ struct monarch_deal {
     uint32_t width;
     const int32_t *holders; /* (samples, width) the nodes that hold each sample, and -1 */
     double cap;             /* most samples of a rank, as a multiple of an equal batch; 0: equal */
+    int32_t most;           /* the same in samples; a smaller step's cap is no larger */
     int32_t least;          /* fewest samples of a rank in a step that has so many */
 };
 

@@ -1,7 +1,6 @@
 """The loader, which deals a sampler's order to ranks, batches and workers."""
 
 from dataclasses import dataclass, field
-from math import ceil
 
 import numpy as np
 
@@ -123,7 +122,7 @@ class Loader:
     @property
     def rows_per_step(self) -> int:
         """How many rows a step takes: the most samples that a rank may have in it."""
-        return ceil(self.cap * self.batch_size) if self.split == "solar" else self.batch_size
+        return self._deal().most if self.split == "solar" else self.batch_size
 
     @property
     def per_rank(self) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from monarch_py.native import Ints
-from monarch_py.plan.samplers import NONE
+from monarch_py.plan.samplers import NONE, GroupShuffle
 from monarch_py.plan.timeline import Section
 
 # USUAL_AHEAD: batches that a DataLoader's workers have in flight if the plan does not say how many
@@ -15,6 +15,8 @@ from monarch_py.plan.timeline import Section
 # some accesses are never seen. AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the
 # run, because any order would fit a larger one.
 USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
+# Groups that a GroupLoader has asked for, as many as it has buffers.
+AHEAD_GROUPS = 2
 # How many of the last fitting places are kept. The lowest quarter of them lies before the front.
 RECENT = 32
 # How many planned accesses may have been made for each access that was seen.
@@ -64,7 +66,11 @@ class Run:
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
         # Convert steps to places. There are fewer places than accesses, because a unit that is used
         # several times has only one place.
-        ends = np.searchsorted(at, at + steps * section.per_step)
+        early = steps * section.per_step
+        if isinstance(loader.sampler, GroupShuffle):
+            # A GroupLoader reads two groups ahead, and each of them in rising order.
+            early = max(early, AHEAD_GROUPS * loader.sampler.group * section.ranks_per_node)
+        ends = np.searchsorted(at, at + early)
         least = int((ends - np.arange(len(at))).max(initial=1))
         # At least 2 * RECENT, because the front lags behind by almost RECENT accesses.
         ample = max(SLACK * least, 2 * RECENT)

@@ -5,6 +5,8 @@ The schedules here depend on the samples themselves: on their holders, or on the
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from monarch_py.plan.samplers import NONE, GroupShuffle
 
 # The largest cap. No accelerator's memory holds so many batches of the usual size.
 MOST_CAP = 1000.0
+# The largest number of samples in a step.
+MOST_SAMPLES = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +54,7 @@ class EpochSchedule:
         """Returns the samples in the form that a Loader has, (rows, ranks) int32. Each step takes
         `per_step` rows; a rank with fewer samples is filled up with NONE."""
         sizes = np.diff(self.starts)
+        assert sizes.max(initial=0) <= per_step, "a batch has no room in its rows"
         batch = np.repeat(np.arange(len(sizes)), sizes)
         place = np.arange(len(self.samples)) - self.starts[batch]
         out = np.full((rows, self.ranks), NONE, dtype=np.int32)
@@ -79,7 +84,7 @@ class Deal:
     least: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("per_step", "ranks", "nodes"):
+        for name in ("ranks", "nodes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} is out of range; write 1 or more")
         if self.ranks % self.nodes:
@@ -91,8 +96,20 @@ class Deal:
             raise ConfigError(
                 f"cap: {self.cap} is out of range; write a number from 1 to {MOST_CAP}"
             )
-        if self.least < 0:
-            raise ConfigError(f"least: {self.least} is out of range; write 0 or more")
+        for name, least in (("per_step", 1), ("least", 0)):
+            if not least <= getattr(self, name) <= MOST_SAMPLES:
+                raise ConfigError(
+                    f"{name}: {getattr(self, name)} is out of range; write a number from {least} to"
+                    f" {MOST_SAMPLES}"
+                )
+
+    @property
+    def most(self) -> int:
+        """The most samples that a rank takes in a step. The decimal digits of the cap count, so
+        that 1.1 times 10 is 11."""
+        if self.cap is None:
+            return -(-self.per_step // self.ranks)
+        return min(ceil(Fraction(str(self.cap)) * self.per_step / self.ranks), self.per_step)
 
     def schedule(self, order: Int32s, holders: Int32s) -> EpochSchedule:
         """Deals the samples of an epoch, `per_step` in each step. Raises ConfigError for samples or
@@ -118,7 +135,7 @@ class Deal:
         deal = ffi.new("struct monarch_deal *")
         deal.nodes, deal.ranks, deal.per_step = self.nodes, self.ranks, self.per_step
         deal.width, deal.holders = table.shape[1], pointer(table.reshape(-1))
-        deal.cap, deal.least = self.cap or 0.0, self.least
+        deal.cap, deal.most, deal.least = self.cap or 0.0, self.most, self.least
         results = pointer(out), pointer(starts), pointer(loads)
         if lib.monarch_plan_deal(deal, pointer(order), len(order), *results) != 0:
             raise MemoryError(f"no memory to deal steps of {self.per_step} samples")

@@ -31,16 +31,23 @@ def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32
     """Returns columns of further holders. If a file has more than can be listed, its key chooses
     the node from which they are counted, so that different files list different nodes."""
     nodes = len(quotas)
+    # In the order of their keys, so that no node has anything left to sort.
+    order = np.argsort(keys, kind="stable")
+    keys, sizes, owner = keys[order], sizes[order], owner[order]
+    # (nodes, files / 8), a bit for each node and file.
     kept = np.stack(
-        [second_copies(keys, sizes, owner, n, int(quotas[n])) for n in range(nodes)], axis=1
+        [np.packbits(second_copies(keys, sizes, owner, n, int(quotas[n]))) for n in range(nodes)]
     )
     files = np.arange(len(keys))
+    byte, bit = files >> 3, (7 - (files & 7)).astype(np.uint8)
     found = np.full((len(keys), min(MOST_HOLDERS, nodes) - 1), NOBODY, np.int32)
     count = np.zeros(len(keys), np.int64)
     first = (keys % np.uint64(nodes)).astype(np.int64)
     for turn in range(nodes):
         node = (first + turn) % nodes
-        more = kept[files, node] & (count < found.shape[1])
+        more = (kept[node, byte] >> bit & 1).astype(np.bool_) & (count < found.shape[1])
         found[more, count[more]] = node[more]
         count += more
-    return [found[:, column] for column in range(int(count.max(initial=0)))]
+    columns = np.empty((int(count.max(initial=0)), len(keys)), np.int32)
+    columns[:, order] = found[:, : len(columns)].T
+    return list(columns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +20,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.collate import AllowEmpty
 from monarch_py.loaders.samplers.local_first import LocalFirstSampler
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
 
-RANKS, LENGTH = 4, 4000
+RANKS, LENGTH, FILES = 4, 4000, 50
 # The samples of a rank in a step.
 BATCHES = {"equal": 4, "uneven": 4, "solar": 4, "empty": 2}
 
@@ -106,13 +108,56 @@ def share() -> int:
     return counted.read
 
 
+def refused(sampler: ScheduledSampler, message: str) -> int:
+    """1 if the sampler gives no batch, for this reason; else 0."""
+    try:
+        next(iter(sampler))
+    except ConfigError as error:
+        return int(message in str(error))
+    return 0
+
+
+def disagree(rank: int) -> int:
+    """Ranks that are told of different quotas. Returns whether this one is refused."""
+    sampler = LocalFirstSampler(Counted(), 5, ranks_per_node=2, quota=640 + 80 * (rank % 2))
+    found = refused(sampler, "deals samples otherwise than another rank")
+    torch.distributed.barrier()
+    return found
+
+
+def ask(folder: Path) -> tuple[int, int]:
+    """Returns how many files this rank asks about, and whether a missing file is named to it."""
+    paths = [folder / f"{number}" for number in range(FILES)]
+    asked, stat = [], os.stat
+
+    def counted(path: Any, **how: Any) -> Any:
+        asked.append(path)
+        return stat(path, **how)
+
+    os.stat = counted
+    try:
+        sampler = LocalFirstSampler(paths, 5, ranks_per_node=2, quota=640)
+    finally:
+        os.stat = stat
+    assert sampler._sizes is not None and sampler._sizes.tolist() == list(range(FILES))
+    try:
+        LocalFirstSampler([*paths, folder / "absent"], 5, ranks_per_node=2, quota=640)
+    except ConfigError as error:
+        return len(asked), int("absent: No such file" in str(error))
+    return len(asked), 0
+
+
 def run(rank: int, store: str, steps: int, ways: list[str], results: Any) -> None:
     torch.set_num_threads(1)
+    early = LocalFirstSampler(Counted(), 5, quota=640)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS
     )
     found: dict[str, Any] = {way: train(way, steps) for way in ways}
     found["share"] = share()
+    found["asked"], found["missing"] = ask(Path(f"{store}_files"))
+    found["disagree"] = disagree(rank)
+    found["early"] = refused(early, f"made for rank 0 of 1, and this is rank {rank} of {RANKS}")
     torch.distributed.destroy_process_group()
     results.put(found)
 
@@ -120,6 +165,10 @@ def run(rank: int, store: str, steps: int, ways: list[str], results: Any) -> Non
 def main() -> None:
     store, steps, *ways = sys.argv[1:]
     Path(store).unlink(missing_ok=True)
+    files = Path(f"{store}_files")
+    files.mkdir(exist_ok=True)
+    for number in range(FILES):
+        (files / f"{number}").write_bytes(bytes(number))
     # Forked, so that torch is imported once.
     context = multiprocessing.get_context("fork")
     results = context.Queue()
@@ -141,7 +190,11 @@ def main() -> None:
         }
         for way in ways
     }
-    print(json.dumps({**told, "read": sum(rank["share"] for rank in found)}))
+    sums = {
+        key: sum(rank[key] for rank in found)
+        for key in ("share", "disagree", "early", "asked", "missing")
+    }
+    print(json.dumps({**told, **sums}))
     if any(process.exitcode for process in each):
         sys.exit(1)
 

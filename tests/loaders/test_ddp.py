@@ -31,7 +31,12 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     # Two nodes hold 80 of 200 samples each, and few of these are taken by the other one.
-    assert 40 <= told.pop("read") <= 80
+    assert 40 <= told.pop("share") <= 80
+    # Whichever quota comes first counts, and the two ranks with the other one are refused.
+    assert told.pop("disagree") == 2
+    assert told.pop("early") == 4
+    # One rank asks about the files for all, and an error is that of all.
+    assert (told.pop("asked"), told.pop("missing")) == (50, 4)
     for way, found in told.items():
         assert found["norm"] <= 1e-14, way
         assert found["element"] <= 1e-13, way

@@ -184,6 +184,35 @@ def test_solar_deals_as_the_policy_does(
     assert schedule.loads.tolist() == np.bincount(node[loaded], minlength=nodes).tolist()
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    cap=st.integers(100, 400).map(lambda hundredths: hundredths / 100),
+    batch=st.integers(1, 60),
+    ranks=st.integers(1, 7),
+    short=st.integers(0, 60),
+)
+def test_the_rows_of_a_plan_have_room_for_any_cap(
+    cap: float, batch: int, ranks: int, short: int
+) -> None:
+    length = ranks * (2 * batch + short % batch)
+    holders = np.zeros((length, 1), np.int32)
+    order = DistributedSampler(length, ranks, 17)
+    how: dict[str, Any] = {"split": "solar", "nodes": ranks, "cap": cap, "least": 0}
+    batches = Loader(order, ranks, batch, holders=holders, **how).batches(0)
+    assert sorted(batches[batches != NONE]) == list(range(length))
+    most = min(-(-round(cap * 100) * batch // 100), ranks * batch)
+    assert (batches != NONE).sum(axis=2).max() == batches.shape[2] == most
+
+
+def test_large_steps_and_caps_do_not_overflow() -> None:
+    order, holders = np.arange(4_400_000, dtype=np.int32), np.zeros(4_400_000, np.int32)
+    schedule = Deal(len(order), 2, 2, 1000.0).schedule(order, holders)
+    assert schedule.sizes().tolist() == [[4_399_999, 1]]
+    for name, number in (("least", 2**31), ("per_step", 2**31), ("per_step", 0)):
+        with pytest.raises(ConfigError, match=f"^{name}: {number} is out of range"):
+            Deal(**{"per_step": 4, "ranks": 2, "nodes": 2, name: number})
+
+
 @pytest.mark.parametrize("per_node", [1, 2])
 def test_solar_loads_evenly_where_the_cap_leaves_room(per_node: int) -> None:
     nodes, batch, length = 4, 64, 20_000
@@ -334,6 +363,28 @@ def test_states_of_something_else_are_refused() -> None:
         other.load_state_dict(sampler.state_dict())
     with pytest.raises(ConfigError, match="not a state of Monarch's samplers"):
         other.load_state_dict({"epoch": 1})
+    right = sampler.state_dict()
+    for name, value in (("done", -5), ("per_step", 0), ("seed", 1.5), ("shuffle", 1)):
+        with pytest.raises(ConfigError, match=f"^state: {name} is {value}, which no sampler has"):
+            sampler.load_state_dict({**right, name: value})
+
+
+def test_a_state_decides_on_the_orders_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    (old,) = samplers(LocalFirstSampler, 40, 4, 1, 1)
+    of_numpy: Any = np.int64(3)
+    new: Any = LocalFirstSampler(dataset(40), of_numpy, of_numpy, quota=2400)
+    assert json.loads(json.dumps(new.state_dict(of_numpy)))["seed"] == 3
+    new.load_state_dict(old.state_dict())
+    assert (new.batch_size, list(new)) == (4, list(old))
+    assert "the state has seed=17, and the sampler was made with 3" in caplog.text
+
+
+def test_an_iteration_that_takes_no_batch_leaves_the_place() -> None:
+    (old,) = samplers(LocalFirstSampler, 40, 4, 1, 1)
+    (new,) = samplers(LocalFirstSampler, 40, 4, 1, 1)
+    new.load_state_dict(old.state_dict(6))
+    iter(new)
+    assert list(new) == list(old)[6:]
 
 
 def test_the_next_epoch_is_worked_out_while_one_runs() -> None:
@@ -377,6 +428,22 @@ def test_epoch_order_runs_every_epoch_once_and_says_what_it_saved() -> None:
     assert 0 < vars(type(made[0]))["saved"].__get__(made[0]) < 0.2
     with pytest.raises(ConfigError, match="give epochs="):
         samplers(SolarSampler, 200, 4, 2, 1, epoch_order=True)
+    with pytest.raises(ConfigError, match="epochs: 0 is out of range"):
+        samplers(SolarSampler, 200, 4, 2, 1, epoch_order=True, epochs=0)
+
+
+def test_epochs_keep_their_order_on_another_number_of_nodes() -> None:
+    old = samplers(SolarSampler, 200, 4, 2, 1, epoch_order=True, epochs=8)
+    want = [[whole(step) for step in steps_of(old, epoch)] for epoch in range(8)]
+    state = json.loads(json.dumps(old[0].state_dict(0)))
+    # With other holders, another number of epochs, or none that would be put in order.
+    for more in ({"epochs": 5, "epoch_order": True}, {}):
+        new = samplers(SolarSampler, 200, 4, 1, 1, quota=20 * SAMPLE_BYTES, **more)
+        steps_of(new, 0)  # which may work out an order of its own
+        new[0].load_state_dict(state)
+        assert [[whole(step) for step in steps_of(new, epoch)] for epoch in range(8)] == want
+    with pytest.raises(ConfigError, match="load it with a SolarSampler"):
+        samplers(LocalFirstSampler, 200, 4, 2, 1)[0].load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -389,12 +456,26 @@ def test_epoch_order_runs_every_epoch_once_and_says_what_it_saved() -> None:
         ({"rank": 9}, "rank: 9 is not one of 4 ranks"),
         ({"ranks_per_node": 3}, "ranks_per_node: 4 ranks are not a multiple of 3"),
         ({"quota": ["1KiB"] * 3}, "quota: 3 were given for 2 nodes"),
+        ({"quota": 1.5}, "quota: '1.5' is a fraction of a byte"),
+        ({"quota": "much"}, "quota: .*much.*; give bytes, or a size"),
+        ({"holders": np.zeros(51, np.int32)}, "holders: 51 were given for 50 samples"),
+        ({"files": [("a", 1)]}, r"files: \('a', 1\) is no path"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     right = {"rank": 0, "world_size": 4, "ranks_per_node": 2, "quota": "1KiB"}
     with pytest.raises(ConfigError, match=f"^{message}"):
-        SolarSampler(dataset(50), **{**right, **arguments})
+        SolarSampler(**{"files": dataset(50), **right, **arguments})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_holder_of_each_sample_is_enough(kind: type[Any]) -> None:
+    holders = np.arange(50, dtype=np.int32) % 2
+    made = samplers(kind, 50, 5, 2, 1, holders=holders)
+    for step in steps_of(made, 0):
+        assert all(
+            (holders[batch] == node).all() for node, batch in enumerate(step) if len(batch) < 5
+        )
 
 
 # --- steps --------------------------------------------------------------------------------------
@@ -417,7 +498,9 @@ def test_ranks_without_batches_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^batches: there are none"):
         next(equal_steps([], 3))
     with pytest.raises(ConfigError, match=r"^max_steps: -1 is out of range"):
-        next(equal_steps([1], -1))
+        equal_steps([1], -1)
+    with pytest.raises(ConfigError, match=r"another pass, and 2 are missing; .* no iterator"):
+        list(equal_steps(iter([1, 2, 3]), 5))
 
 
 def test_lightning_tells_the_epoch_to_the_sampler_of_a_batch_sampler() -> None:

@@ -93,6 +93,32 @@ def test_what_the_daemons_leave_out_has_no_holder(tmp_path: Path) -> None:
     assert (found == NONE).tolist() == out
 
 
+def test_a_file_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    session = Session(tmp_path, (MIB,))
+    every = kept_by_daemons(Files(session.paths), 2, session.config, extra=False)
+    twice = Files([*session.paths, *session.paths[:50]])
+    found = kept_by_daemons(twice, 2, session.config, session.paths, extra=False)
+    assert found.tolist() == [*every.tolist(), *every[:50].tolist()]
+
+
+def test_files_are_found_in_the_sources_through_links(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Session(tmp_path, (MIB,))
+    every = kept_by_daemons(Files(session.paths), 2, session.config, extra=False)
+    (tmp_path / "link").symlink_to(session.source)
+    linked = [path.replace("/source/", "/link/") for path in session.paths]
+    found = kept_by_daemons(Files(linked), 2, session.config, extra=False)
+    assert found.tolist() == every.tolist()
+    assert not caplog.records
+    strange = tmp_path / "elsewhere"
+    strange.write_bytes(b"1")
+    kept_by_daemons(Files([*linked, strange]), 2, session.config, extra=False)
+    assert f"1 of {FILES + 1} files are in no source" in caplog.text
+    with pytest.raises(ConfigError, match=r"^files: none is in a source of .*/tiers\.yaml"):
+        kept_by_daemons(Files([strange]), 2, session.config, extra=False)
+
+
 def test_samples_of_one_file_share_its_holder(tmp_path: Path) -> None:
     session = Session(tmp_path, (16 * MIB,))
     names = [str(Path(path).relative_to(session.source)) for path in session.paths[:3]]

@@ -48,6 +48,13 @@ class Recorded(Counted):
             begin = end
 
 
+class Decoded(Counted):
+    """The same with samples that are larger than their files."""
+
+    def __getitem__(self, at: int) -> bytes:
+        return super().__getitem__(at) * 20
+
+
 def content(at: int, size: int) -> bytes:
     return np.random.default_rng(at).bytes(size)
 
@@ -82,6 +89,18 @@ def test_from_epoch_2_on_the_source_gives_what_nobody_holds(share: float, tmp_pa
             assert 0 <= moved <= 0.02 * (dataset.sizes.sum() - held)
     for _, kept in ranks:
         kept.close()
+
+
+def test_held_samples_that_are_larger_than_their_files_are_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = Decoded(tmp_path / "log")
+    sampler = LocalFirstSampler(dataset, 8, rank=0, world_size=1, quota=LENGTH * 100)
+    kept = sampler.keep(dataset)
+    for epoch in range(2):
+        assert [kept[i] for i in range(LENGTH)] == [dataset[i] for i in range(LENGTH)], epoch
+    assert caplog.text.count("finds no room") == 1
+    kept.close()
 
 
 def test_reads_into_a_buffer_are_kept_as_they_are(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from monarch_py.commands.figures import owners_of
 from monarch_py.daemon.plans.placement import PlacementTask
 from monarch_py.daemon.plans.tracker import Found
 from monarch_py.errors import ConfigError
+from monarch_py.loaders.groups.runs import RankGroups
 from monarch_py.loaders.samplers.planned import sampler_of, with_holders
 from monarch_py.native import lib
 from monarch_py.plan import Plan, Timeline
@@ -132,6 +133,31 @@ def test_a_daemon_does_not_lose_the_ranks(split: str, source: Path, tmp_path: Pa
     assert estimator.run is runs[1]
 
 
+def test_a_daemon_does_not_lose_ranks_that_read_groups(tmp_path: Path) -> None:
+    """A rank opens the files of whole groups, in rising order, while the training is two groups
+    behind."""
+    group, ranks = 1000, 2 * NODES
+    recipe = described(tmp_path, "split: groups", index=64_000)
+    text = recipe.read_text()
+    recipe.write_text(
+        text.replace("DistributedSampler, seed", f"GroupShuffle, group: {group}, seed")
+    )
+    timeline = read_plan(recipe).timeline()
+    run = Run.of(timeline.section(0), 0, timeline.units)
+    estimator = PositionEstimator(run, ranks=2)
+    schedule = group_schedule(64_000, group, 5, 0, ranks, 4)
+    asked = [RankGroups.of(schedule, rank, group).runs(0) for rank in range(2)]
+    seen = fitted = 0
+    for groups in zip(*asked, strict=True):
+        for of_both in np.array_split(np.stack([each.samples for each in groups], axis=1), 20):
+            opened = of_both.astype(np.int32).reshape(-1)
+            fits = estimator.observe(opened)
+            estimator.judge(opened, fits)
+            seen, fitted = seen + len(opened), fitted + int(fits.sum())
+            assert not estimator.is_lost
+    assert (seen, fitted) == (32_000, 32_000)
+
+
 @pytest.fixture(scope="module")
 def without_peers() -> Iterator[None]:
     with alone():
@@ -166,6 +192,39 @@ def test_daemons_keep_files_where_the_plan_deals_them(
         ids = catalog.ids()
         assert daemon.policy.owners(ids).tolist() == holders[:, 0].tolist()
         assert daemon.policy.keeps(ids).tolist() == (holders == rank).any(axis=1).tolist()
+
+
+@pytest.mark.usefixtures("without_peers")
+def test_a_plan_beside_others_keeps_its_holders_and_needs_room(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plans = [Plan.load(made(tmp_path, split)) for split in (SPLITS["solar"], "split: strided")]
+    holders = plans[0].parts[0].loader.holders
+    assert holders is not None
+    sizes = plans[0].datasets[0].sizes.tolist()
+    files = [(7919 * number, size) for number, size in enumerate(2 * sizes)]
+    catalog: Any = Catalog(files, list(range(2 * FILES)))
+    ids, kept = catalog.ids(), np.ones(FILES, dtype=bool)
+    # The second plan is of other files.
+    trackers: list[Any] = [
+        SimpleNamespace(find=lambda *_, f=found: f, timeline=plan.timeline(), node=0)
+        for plan, found in zip(
+            plans,
+            (Found(ids[:FILES], kept, "", ()), Found(ids[FILES:], kept, "", ())),
+            strict=True,
+        )
+    ]
+    shared: Any = SimpleNamespace(catalog=catalog)
+    room = TierRoom(1 << 20, 2 * FILES, UNIT.block_bytes, UNIT.entry_bytes)
+    for quota, is_small in ((1 << 20, False), (200 << 10, True)):
+        daemon = node(0, ((quota,),) * NODES, catalog)
+        daemon.step(scanned=True)
+        words = catalog.entries["word"]
+        task = PlacementTask(trackers, shared, catalog, (), words, [room], daemon, is_first=True)
+        result = task.make()
+        owner = result.holders[np.argsort(result.ids)][:FILES, 0]
+        assert owner.tolist() == holders[:, 0].tolist()
+        assert ("nodes that hold 400 KiB, and the tiers of a node have" in caplog.text) == is_small
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -221,11 +280,13 @@ def test_plans_that_no_sampler_follows_are_refused(source: Path, tmp_path: Path)
     assert with_holders(unheld).parts[0].loader.batches(0).shape[0] == 4
     text = described(tmp_path, SPLITS["solar"]).read_text()
     other = tmp_path / "plan.yaml"
-    other.write_text(
-        text.replace(
-            "kind: DistributedSampler, seed: 5, drop_last: false", "kind: SequentialSampler"
+    for sampler, message in (
+        ("kind: SequentialSampler", "needs DistributedSampler"),
+        ("kind: DistributedSampler, set_epoch: false", "^set_epoch: 'training' repeats one order"),
+    ):
+        other.write_text(
+            text.replace("kind: DistributedSampler, seed: 5, drop_last: false", sampler)
         )
-    )
-    with_holders(read_plan(other)).save(tmp_path / "plan.npz")
-    with pytest.raises(ConfigError, match="needs DistributedSampler"):
-        sampler_of(tmp_path / "plan.npz", rank=0)
+        with_holders(read_plan(other)).save(tmp_path / "plan.npz")
+        with pytest.raises(ConfigError, match=message):
+            sampler_of(tmp_path / "plan.npz", rank=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.collate import AllowEmpty
 from monarch_py.loaders.samplers.keyed import keyed
 from monarch_py.loaders.samplers.local_first import LocalFirstSampler
+from monarch_py.loaders.samplers.ranks import LAUNCHERS
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
 
@@ -121,6 +123,14 @@ if find_spec("torchdata"):
 # --- misuse -------------------------------------------------------------------------------------
 
 
+def test_objects_of_the_caller_are_not_kept() -> None:
+    sampler, mine = sampler_of(LocalFirstSampler), Numbers()
+    gone = weakref.ref(mine)
+    assert len(list(sampler)) == len(sampler)
+    del mine
+    assert gone() is None
+
+
 def test_batches_out_of_order_are_refused() -> None:
     loader = DataLoader(
         Numbers(), batch_sampler=sampler_of(LocalFirstSampler), num_workers=1, in_order=False
@@ -185,6 +195,16 @@ def test_an_empty_batch_has_the_form_of_the_others() -> None:
     assert batch["name"] == []
     assert AllowEmpty(example)([example, example])["x"].shape == (2, 3)
     assert AllowEmpty(7, collate=list)([]) == []
+    nested = AllowEmpty(((torch.ones(3), "a"), {"label": 1}, ["b", torch.ones(2)]))([])
+    (x, name), label, (other, y) = nested
+    assert (x.shape, name, label["label"].shape) == ((0, 3), (), (0,))
+    assert (other, y.shape) == ((), (0, 2))
+
+    def own(samples: list[Any]) -> Any:
+        return torch.ones(len(samples), 3), [str(sample) for sample in samples], "constant", 7
+
+    x, names, *rest = AllowEmpty(7, collate=own)([])
+    assert (x.shape, names, rest) == ((0, 3), [], ["constant", 7])
 
 
 def test_a_keyed_generator_depends_on_seed_epoch_and_sample_alone() -> None:
@@ -193,19 +213,32 @@ def test_a_keyed_generator_depends_on_seed_epoch_and_sample_alone() -> None:
     }
     assert len(set(numbers.values())) == len(numbers)
     assert keyed(3, 1, 2**31).random() == numbers[3, 1, 2**31]
+    of_numpy: Any = np.array([3, 1, 2**31], dtype=np.uint32)
+    assert keyed(*of_numpy).random() == numbers[3, 1, 2**31]
+    for wrong in ((0, -1, 0), (0, 2**32, 0), (0, 0, -1), (0, 0, 2**32)):
+        with pytest.raises(ConfigError, match=r"out of range; give 0 or more, below 2\*\*32"):
+            keyed(*wrong)
 
 
 def test_ranks_are_those_of_the_process_group_or_the_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = SimpleNamespace(sizes=np.ones(100, dtype=np.int64))
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name in itertools.chain.from_iterable(LAUNCHERS.items()):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_NTASKS", "4")  # of the allocation
     assert LocalFirstSampler(files, quota=100).ranks.world_size == 1
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="init_process_group first"):
-        LocalFirstSampler(files, quota=100)
+    for name in LAUNCHERS:
+        monkeypatch.setenv(name, "4")
+        with pytest.raises(ConfigError, match=f"{name} .*init_process_group first"):
+            LocalFirstSampler(files, quota=100)
+        monkeypatch.delenv(name)
+    # One task, which has started four ranks.
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "1")
     with pytest.raises(ConfigError, match="give ranks_per_node"):
         LocalFirstSampler(files, quota=100, rank=1, world_size=4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     ranks = LocalFirstSampler(files, quota=100, rank=3, world_size=4).ranks
     assert (ranks.nodes, ranks.node) == (2, 1)

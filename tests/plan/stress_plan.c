@@ -116,6 +116,7 @@ static void deals(uint64_t n) {
                                         .width = way & 1 ? WIDTH : 1,
                                         .holders = holders,
                                         .cap = way & 2 ? (way & 4 ? 1.0 : 2.5) : 0,
+                                        .most = (int32_t)((5 * per_step + 15) / 16),
                                         .least = way & 4 ? 3 : 0};
             uint64_t batches = (n + per_step - 1) / per_step * RANKS;
             int64_t *starts = malloc((batches + 1) * sizeof *starts);

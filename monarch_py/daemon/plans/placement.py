@@ -24,6 +24,7 @@ from monarch_py.plan.samplers import NONE
 from monarch_py.policies.node import ASKED, NOBODY, Holders, planned_tiers
 from monarch_py.policies.nopfs.placement import is_placeable, place
 from monarch_py.policies.placement import NOWHERE, TierRoom
+from monarch_py.util.units import format_size
 
 log = logging.getLogger("monarch.planned")
 
@@ -107,7 +108,8 @@ class PlacementTask:
         if not self.is_first:
             return before.holders(ids), before.kept[ids]
         told = [self.trackers[i].timeline.holders() for i in good]
-        if all(told):
+        if any(told):
+            self._check_quotas(good)
             return self._as_dealt(told, where, ids)
         if not is_placeable(members, len(ids)):
             log.warning(
@@ -127,11 +129,26 @@ class PlacementTask:
         mine[placed.held(cluster.rank)] = True
         return placed.holders(), mine
 
+    def _check_quotas(self, good: list[int]) -> None:
+        """Warns if a plan deals more files to a node than some node has room for."""
+        assert self.nodes is not None
+        room = min(sum(member.quotas) for member in self.nodes.cluster.members)
+        loaders = [part.loader for i in good for part in self.trackers[i].timeline.parts]
+        quota = max((each.quota for each in loaders if each.holders is not None), default=0)
+        if quota > room:
+            log.warning(
+                "a plan deals samples to nodes that hold %s, and the tiers of a node have %s: what"
+                " finds no room is read from the source; make the plan with their quota",
+                format_size(quota),
+                format_size(room),
+            )
+
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
         """Returns the holders by which the plans deal samples to the nodes, as `_share_out` does.
-        Files of which no plan tells stay where their hashes put them."""
+        Files of which no plan tells stay where their hashes put them, also those of a further plan
+        that does not deal by holders."""
         assert self.nodes is not None
         holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]
         for parts, at in zip(told, where, strict=True):

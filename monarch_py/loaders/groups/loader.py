@@ -219,6 +219,7 @@ class GroupLoader:
     # --- batches ---------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
+        self.ranks.check()
         begin, self._begin = self._begin, 0
         self._given = begin
         self._iteration += 1

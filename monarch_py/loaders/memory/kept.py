@@ -1,6 +1,7 @@
 """KeptDataset: the ranks of a node keep samples in shared memory, without a daemon."""
 
 import hashlib
+import logging
 import mmap
 import os
 import pickle
@@ -14,7 +15,9 @@ from monarch_py.loaders.memory.shared import SharedMemory
 from monarch_py.loaders.records.form import form_of
 from monarch_py.native import Bools, Ints, ffi, lib, pointer
 from monarch_py.storage.memory import available_bytes
-from monarch_py.util.units import parse_size
+from monarch_py.util.units import format_size, parse_size
+
+log = logging.getLogger("monarch.loaders")
 
 # The variables by which launchers identify a job. Jobs do not share samples, because files may have
 # changed from one job to the next.
@@ -165,7 +168,14 @@ class KeptDataset:
         return None if at < 0 else memoryview(self._shared.memory)[at : at + length[0]]
 
     def _put(self, place: int, value: Any) -> None:
-        lib.monarch_kept_put(self._store(), place, ffi.from_buffer(value), memoryview(value).nbytes)
+        n_bytes = memoryview(value).nbytes
+        if lib.monarch_kept_put(self._store(), place, ffi.from_buffer(value), n_bytes):
+            log.warning(
+                "a sample of %d bytes finds no room in %s, and is read from the source again: quota"
+                " is less than the samples, as the dataset returns them, or than the memory left",
+                n_bytes,
+                format_size(int(self._store().room)),
+            )
 
     def _count(self, from_memory: int, from_source: int) -> None:
         lib.monarch_kept_count(self._store(), from_memory, from_source)

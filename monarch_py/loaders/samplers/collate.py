@@ -17,7 +17,9 @@ class AllowEmpty:
 
     def __call__(self, samples: list[Any]) -> Any:
         collate = self.collate or _default()
-        return collate(samples) if samples else _emptied(collate([self.example]))
+        if samples:
+            return collate(samples)
+        return _emptied(collate([self.example]), collate([self.example, self.example]))
 
 
 def _default() -> Callable[[list[Any]], Any]:
@@ -26,12 +28,16 @@ def _default() -> Callable[[list[Any]], Any]:
     return default_collate
 
 
-def _emptied(batch: Any) -> Any:
-    """Returns the batch without its samples."""
-    if isinstance(batch, Mapping):
-        return {key: _emptied(value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(_emptied, batch))
-    if isinstance(batch, list | tuple) and all(hasattr(part, "shape") for part in batch):
-        return type(batch)(map(_emptied, batch))
-    return batch[:0]
+def _emptied(one: Any, two: Any) -> Any:
+    """The batch of one sample without it: what is longer in the batch of two has an element for
+    each sample."""
+    if isinstance(one, Mapping):
+        return {key: _emptied(one[key], two[key]) for key in one}
+    if not hasattr(one, "__len__") or getattr(one, "shape", None) == ():
+        return one
+    if len(one) != len(two):
+        return one[:0]
+    if not isinstance(one, list | tuple):
+        return one
+    parts = list(map(_emptied, one, two))
+    return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)

@@ -1,8 +1,11 @@
 """Computes which nodes hold each sample, as the daemons compute it: no rank has to ask a daemon."""
 
+import hashlib
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from monarch_py.config.load import load_config
 from monarch_py.config.patterns import PathFilter
 from monarch_py.config.schema import Config, SourceConfig
 from monarch_py.errors import ConfigError
+from monarch_py.loaders.samplers.agreement import once
 from monarch_py.native import Int32s, Ints, Uints, lib
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import NONE
@@ -21,7 +25,9 @@ from monarch_py.policies.placement import UNIT, slack_of
 from monarch_py.policies.rendezvous import file_keys
 from monarch_py.util.units import parse_size
 
-# The threads that ask for files' sizes, and the number of files that each takes at a time.
+log = logging.getLogger("monarch.loaders")
+
+# Threads that ask for sizes, and how many each asks for in a turn.
 STAT_THREADS, AT_ONCE = 16, 256
 
 Quota = str | int | Sequence[str | int]
@@ -45,7 +51,7 @@ class Files:
             self.sizes = np.asarray(given.sizes, dtype=np.int64)
             self.sample_sizes = self.sizes
         elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
-            self.paths = [os.path.abspath(path) for path in given]
+            self.paths = _absolute(given)
             self.sizes = _sizes(self.paths)
             self.sample_sizes = self.sizes
         else:
@@ -69,18 +75,29 @@ class Files:
         return len(self.sample_sizes)
 
 
+def _absolute(paths: Sequence[Any]) -> list[str]:
+    for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigError(f"files: {path!r} is no path; give the files' paths alone")
+    return [os.path.abspath(path) for path in paths]
+
+
 def _sizes(paths: Sequence[str]) -> Ints:
-    """Returns the files' sizes, (paths,) [bytes]. Many are asked for at once, because a parallel
-    file system answers many requests at a time."""
+    """(paths,) [bytes]. A parallel file system answers many questions at a time, and one rank asks
+    for all that name the same paths."""
 
     def ask(part: Sequence[str]) -> list[int]:
         return [os.stat(path).st_size for path in part]
 
-    parts = [paths[low : low + AT_ONCE] for low in range(0, len(paths), AT_ONCE)]
-    try:
+    def ask_all() -> bytes:
+        parts = [paths[low : low + AT_ONCE] for low in range(0, len(paths), AT_ONCE)]
         with ThreadPoolExecutor(STAT_THREADS) as pool:
             sizes = [size for part in pool.map(ask, parts) for size in part]
-        return np.array(sizes, dtype=np.int64)
+        return np.array(sizes, dtype=np.int64).tobytes()
+
+    named = hashlib.sha256("\0".join(paths).encode("utf-8", "surrogateescape")).hexdigest()
+    try:
+        return np.frombuffer(once(f"sizes/{named}", ask_all), dtype=np.int64)
     except OSError as error:
         raise ConfigError(
             f"files: {error.filename}: {error.strerror}; name files that are there"
@@ -88,15 +105,27 @@ def _sizes(paths: Sequence[str]) -> Ints:
 
 
 def quotas_of(quota: Quota, nodes: int) -> Ints:
-    """Returns how much each node keeps, (nodes,) int64 [bytes].
-
-    quota : one for each node, or one that every node has
-    """
-    each = [quota] * nodes if isinstance(quota, str | int) else list(quota)
+    """(nodes,) int64 what each node keeps [bytes]; a single quota is every node's."""
+    if isinstance(quota, str) or not isinstance(quota, Sequence | np.ndarray):
+        quota = [quota] * nodes
+    each = list(quota)
     if len(each) != nodes:
         raise ConfigError(f"quota: {len(each)} were given for {nodes} nodes; give one for each")
-    found = [parse_size(size) if isinstance(size, str) else int(size) for size in each]
-    return np.array(found, dtype=np.int64)
+    try:
+        return np.array([parse_size(str(size)) for size in each], dtype=np.int64)
+    except ValueError as error:
+        raise ConfigError(f'quota: {error}; give bytes, or a size such as "8GiB"') from None
+
+
+def given_holders(holders: Any, samples: int) -> Int32s:
+    """(samples, any) the holders as a user gives them. Raises ConfigError if they are those of
+    another dataset."""
+    found = np.asarray(holders, dtype=np.int32)
+    if len(found) != samples:
+        raise ConfigError(
+            f"holders: {len(found)} were given for {samples} samples; give those of each"
+        )
+    return found.reshape(samples, -1)
 
 
 def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
@@ -115,6 +144,7 @@ def kept_by_daemons(
     """Returns the nodes that hold each sample, (samples, any), if daemons keep files of their
     sources.
 
+    nodes : how many there are, all with the quotas of this one, and in the daemons' order
     config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
     others : further files that daemons keep, which take room if not all files fit
     extra : whether nodes with room left hold second copies
@@ -128,8 +158,14 @@ def kept_by_daemons(
     if files.paths is None:
         raise ConfigError("files: daemons keep whole files; give their paths, or give quota=")
     loaded = load_config(named)
-    paths = [*files.paths, *map(os.path.abspath, others)]
-    sizes = np.concatenate([files.sizes, _sizes(paths[len(files.paths) :])])
+    own = _within_sources(files.paths, loaded, named)
+    further = _within_sources([os.path.abspath(path) for path in others], loaded, named)
+    # Each file counts once, however often it is named.
+    number = {path: i for i, path in enumerate(dict.fromkeys([*own, *further]))}
+    at, paths = np.array([number[path] for path in own], dtype=np.int64), list(number)
+    sizes = np.empty(int(at.max(initial=-1)) + 1, dtype=np.int64)
+    sizes[at] = files.sizes
+    sizes = np.concatenate([sizes, _sizes(paths[len(sizes) :])])
     keys, is_known = _keys(paths, sizes, loaded)
     room = sum(tier.quota_bytes - slack_of(tier.quota_bytes) for tier in loaded.tiers)
     rooms = np.full(nodes, room, dtype=np.int64)
@@ -138,7 +174,40 @@ def kept_by_daemons(
     found = held_by_hash(keys[known], rounded, rooms, extra=extra)
     held = np.full((len(paths), found.shape[1]), NONE, dtype=np.int32)
     held[known] = found
-    return held[: len(files.paths)] if files.sample_file is None else held[files.sample_file]
+    of_file = held[at]
+    return of_file if files.sample_file is None else of_file[files.sample_file]
+
+
+def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> list[str]:
+    """The paths, those of sources where links lead into one. Raises ConfigError if no path lies in
+    a source, and warns if some lie in none, because daemons then keep nothing of them."""
+    real = cache(os.path.realpath)
+    found, outside = [], []
+    for path in paths:
+        linked = path
+        if not _is_inside(path, config):
+            linked = os.path.join(real(os.path.dirname(path)), os.path.basename(path))
+            if not _is_inside(linked, config):
+                outside.append(path)
+        found.append(linked)
+    if outside and len(outside) == len(paths):
+        raise ConfigError(
+            f"files: none is in a source of {named}, and daemons keep nothing else; give the paths"
+            f" as they are there, not {outside[0]}"
+        )
+    if outside:
+        log.warning(
+            "%d of %d files are in no source of %s, and nobody holds them; the first is %s",
+            len(outside),
+            len(paths),
+            named,
+            outside[0],
+        )
+    return found
+
+
+def _is_inside(path: str, config: Config) -> bool:
+    return any(_within(path, source) is not None for source in config.sources)
 
 
 def kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from monarch_py.loaders.samplers.holders import Files, Quota, kept_by_daemons, kept_here
+import numpy as np
+
+from monarch_py.loaders.samplers.holders import (
+    Files,
+    Quota,
+    given_holders,
+    kept_by_daemons,
+    kept_here,
+)
 from monarch_py.loaders.samplers.misuse import refuse_sampler
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
@@ -15,7 +23,8 @@ from monarch_py.plan.schedule import Deal, EpochSchedule
 class LocalFirstSampler(ScheduledSampler):
     """Deals the samples of each global batch to the nodes that hold them (Yang and Cong 2019).
 
-    files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`
+    files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`. With
+        `quota`, sizes are to be those of the samples as the dataset returns them
     batch_size : samples of a rank in a step;  seed, shuffle, drop_last : as DistributedSampler's
     rank, world_size : None for torch.distributed's
     ranks_per_node : None for the number that the launcher has set
@@ -56,11 +65,14 @@ class LocalFirstSampler(ScheduledSampler):
             sizes=sizes,
         )
         if holders is not None:
-            self.holders = holders
+            self.holders = given_holders(holders, found.samples)
         elif quota is None:
             self.holders = kept_by_daemons(found, ranks.nodes, config, others, extra=True)
         else:
             self.holders = kept_here(found, ranks.nodes, quota)
+
+    def _dealt_by(self) -> list[Any]:
+        return [*super()._dealt_by(), np.ascontiguousarray(self.holders).data]
 
     def _dealt(self, order: Int32s) -> EpochSchedule:
         deal = Deal(self._at.per_step, self.ranks.world_size, self.ranks.nodes)

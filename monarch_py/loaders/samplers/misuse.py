@@ -11,6 +11,11 @@ from monarch_py.errors import ConfigError
 
 # The names of classes that deal to the ranks what they iterate over: torch's and accelerate's.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
+# The packages of these classes and of DataLoaders. Nobody else's variables are looked at: until
+# Python 3.13, a look keeps the objects of the caller until its function ends.
+PACKAGES = frozenset(
+    {"torch", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"}
+)
 _TWICE = (
     "these batches are already one rank's, and {who} would deal them to the ranks again; {mend}"
 )
@@ -44,12 +49,9 @@ def refuse_sampler(files: Any) -> None:
 
 
 def found_misuse(frame: FrameType | None) -> ConfigError | None:
-    """Returns the error for a caller that deals batches to ranks again, or for a DataLoader that
-    delivers batches out of order; None for any other caller.
-
-    frame : of the function that called the batch sampler
-    """
-    if frame is None:
+    """The error of a caller that shards what it iterates over, or of a DataLoader that delivers
+    batches out of order; None if the caller is neither."""
+    if frame is None or frame.f_globals.get("__name__", "").split(".")[0] not in PACKAGES:
         return None
     who = _sharding(frame.f_locals.get("self"))
     if who is not None:

@@ -56,6 +56,11 @@ def _sampler(plan: Plan, part: PlanPart, rank: int | None) -> ScheduledSampler:
             f"sampler: part {part.name!r} needs DistributedSampler with the part's 'drop_last';"
             " correct the plan"
         )
+    if not order.set_epoch:
+        raise ConfigError(
+            f"set_epoch: {part.name!r} repeats one order in all epochs, which no sampler does;"
+            " write 'set_epoch: true'"
+        )
     more: dict[str, Any] = {
         "rank": rank,
         "world_size": None if rank is None else loader.world_size,

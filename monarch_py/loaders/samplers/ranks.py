@@ -1,30 +1,34 @@
 """Finds out which rank this process is, and which ranks share a node."""
 
 import os
-import sys
 from dataclasses import dataclass
 
 from monarch_py.errors import ConfigError
+from monarch_py.loaders.samplers.agreement import process_group
 
-# The variables by which torchrun, Slurm, Open MPI and MPICH tell the number of ranks per node.
-PER_NODE = (
-    "LOCAL_WORLD_SIZE",
-    "SLURM_NTASKS_PER_NODE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-)
+# What launchers say of all ranks, and of those on this node: torchrun, srun, Open MPI, MPICH.
+# SLURM_NTASKS is not among them, since a single process in an allocation for several tasks has it
+# too.
+LAUNCHERS = {
+    "WORLD_SIZE": "LOCAL_WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS_PER_NODE",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_SIZE": "MPI_LOCALNRANKS",
+}
 
 
 @dataclass(frozen=True)
 class Ranks:
     """This process's rank among all ranks. Rank r is on node r // per_node.
 
-    rank : of this process;  world_size : the number of ranks;  per_node : the ranks of each node
+    rank : of this process;  world_size : how many there are;  per_node : how many a node has
+    is_found : whether nobody gave them: they must remain those of the process group
     """
 
     rank: int
     world_size: int
     per_node: int
+    is_found: bool = False
 
     @property
     def nodes(self) -> int:
@@ -43,6 +47,7 @@ class Ranks:
         ConfigError if the numbers are impossible, or if nothing tells them."""
         if (rank is None) != (world_size is None):
             raise ConfigError("rank: rank and world_size belong together; give both or neither")
+        is_found = rank is None or world_size is None
         if rank is None or world_size is None:
             rank, world_size = _distributed()
         if not 0 <= rank < world_size:
@@ -53,31 +58,41 @@ class Ranks:
                 f"ranks_per_node: {world_size} ranks are not a multiple of {per_node}; start the"
                 " same number on each node"
             )
-        return cls(rank, world_size, per_node)
+        return cls(rank, world_size, per_node, is_found)
+
+    def check(self) -> None:
+        """Raises ConfigError if these ranks were found before there was a process group, which says
+        otherwise."""
+        if not self.is_found or (group := process_group()) is None:
+            return
+        rank, world_size = int(group.get_rank()), int(group.get_world_size())
+        if (rank, world_size) != (self.rank, self.world_size):
+            raise ConfigError(
+                f"rank: the sampler was made for rank {self.rank} of {self.world_size}, and this is"
+                f" rank {rank} of {world_size}; make it after torch.distributed.init_process_group"
+            )
 
 
 def _distributed() -> tuple[int, int]:
-    # If nobody has imported torch, there is no process group.
-    torch = sys.modules.get("torch")
-    if (
-        torch is not None
-        and torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-    ):
-        return int(torch.distributed.get_rank()), int(torch.distributed.get_world_size())
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "rank: there is no process group yet; call torch.distributed.init_process_group first,"
-            " or give rank and world_size"
-        )
+    if (group := process_group()) is not None:
+        return int(group.get_rank()), int(group.get_world_size())
+    for name in LAUNCHERS:
+        if (told := os.environ.get(name, "")).isdecimal() and int(told) > 1:
+            raise ConfigError(
+                f"rank: there is no process group yet, and {name} says that there are {told} ranks;"
+                " call torch.distributed.init_process_group first, or give rank and world_size"
+            )
     return 0, 1
 
 
 def _per_node(world_size: int) -> int:
     if world_size == 1:
         return 1
-    for name in PER_NODE:
-        if (told := os.environ.get(name, "")).isdecimal() and world_size % max(1, int(told)) == 0:
+    for ranks, local in LAUNCHERS.items():
+        # A launcher whose processes have started ranks of their own knows nothing of these.
+        is_launcher = os.environ.get(ranks) == str(world_size)
+        told = os.environ.get(local, "")
+        if is_launcher and told.isdecimal() and world_size % max(1, int(told)) == 0:
             return int(told)
     raise ConfigError(
         "ranks_per_node: no launcher says how many ranks a node has; give ranks_per_node"

@@ -5,6 +5,7 @@ for 19 million samples, and next to nothing for one million. Sharing the schedul
 a node would need shared memory that ends with them, and ranks that wait for each other.
 """
 
+import logging
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -17,6 +18,7 @@ import numpy as np
 
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.memory.kept import KeptDataset
+from monarch_py.loaders.samplers.agreement import Agreement, process_group
 from monarch_py.loaders.samplers.misuse import found_misuse
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.state import State
@@ -24,7 +26,9 @@ from monarch_py.native import Int32s, Ints
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.plan.schedule import EpochSchedule
 
-# The most that pickling adds to a sample; kept samples get this much more room each [bytes].
+log = logging.getLogger("monarch.loaders")
+
+# What pickling adds to a sample at most, for which there is room in a node's memory [bytes].
 PICKLED_BYTES = 512
 
 
@@ -62,6 +66,15 @@ class RankEpoch:
         at = np.arange(starts[-1]) + np.repeat(first - starts[:-1], taken)
         is_equal = bool((sizes.max(axis=1) == sizes.min(axis=1)).all())
         return cls(schedule.samples[at], starts, own, sizes.sum(axis=1), is_equal)
+
+
+def _is_dealing(ranks: Ranks) -> bool:
+    """Whether the process group consists of these ranks."""
+    group = process_group()
+    return group is not None and (group.get_rank(), group.get_world_size()) == (
+        ranks.rank,
+        ranks.world_size,
+    )
 
 
 class _Ahead:
@@ -112,6 +125,7 @@ class ScheduledSampler(ABC):
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size: {batch_size} is out of range; write 1 or more")
+        batch_size = int(batch_size)
         self.batch_size, self.drop_last, self.ranks = batch_size, drop_last, ranks
         self._at = State(
             epoch=0,
@@ -119,10 +133,11 @@ class ScheduledSampler(ABC):
             per_step=batch_size * ranks.world_size,
             ranks=ranks.world_size,
             length=length,
-            seed=seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
+            seed=int(seed),  # of NumPy's types, JSON would take none
+            shuffle=bool(shuffle),
+            drop_last=bool(drop_last),
         )
+        self._agreement = Agreement() if _is_dealing(ranks) else None
         self._sizes = sizes  # of the samples, if ranks keep them; None if daemons do
         self._begin = 0  # the step at which the next iteration begins
         self._given = 0  # how many of the epoch's batches were handed out
@@ -170,8 +185,7 @@ class ScheduledSampler(ABC):
 
     def __iter__(self) -> Iterator[list[int]]:
         misuse = found_misuse(sys._getframe(1))
-        begin, self._begin = self._begin, 0
-        self._given = self._weighed = begin
+        begin = self._given = self._weighed = self._begin
         return self._batches(self._at.epoch, begin, misuse)
 
     def _batches(self, number: int, begin: int, misuse: ConfigError | None) -> Iterator[list[int]]:
@@ -179,6 +193,8 @@ class ScheduledSampler(ABC):
         # own. So the error is raised when the first batch is asked for.
         if misuse is not None:
             raise misuse
+        self._compare()
+        self._begin = 0
         epoch = self.epoch(number)
         if self._goes_on:
             self._prepare(number + 1)
@@ -205,6 +221,18 @@ class ScheduledSampler(ABC):
     def _make(self, number: int) -> RankEpoch:
         return RankEpoch.of(self.schedule(number), self.ranks.rank, may_be_empty=self._may_be_empty)
 
+    def _compare(self) -> None:
+        """Raises ConfigError if this rank is another one by now, or if ranks deal differently."""
+        self.ranks.check()
+        agreement, self._agreement = self._agreement, None
+        if agreement is not None:
+            agreement.check(self._dealt_by())
+
+    def _dealt_by(self) -> list[Any]:
+        """What determines the batches of all ranks."""
+        at = replace(self._at, epoch=0)  # which a look at the first batch may precede
+        return [type(self).__name__, at, self.ranks.per_node]
+
     def _prepare(self, number: int) -> None:
         if number not in self._ahead and number not in self._ready:
             self._ahead = {number: _Ahead(lambda: self._make(number))}
@@ -217,15 +245,16 @@ class ScheduledSampler(ABC):
         return -(-padded // at.per_step)
 
     def _move(self, epoch: int, done: int) -> None:
-        self._at = replace(self._at, epoch=epoch)
+        self._at = replace(self._at, epoch=int(epoch))
         self._begin = self._given = self._weighed = done
 
     # --- without daemons ------------------------------------------------------------------------
 
     def keep(self, dataset: Any) -> KeptDataset:
-        """Returns a dataset that keeps this node's samples in memory; give it to the loader in
-        place of `dataset`. Raises ConfigError for a sampler without a quota, because daemons keep
-        the files then."""
+        """The dataset, whose samples stay in the memory of the node that holds them: give it to the
+        loader in the dataset's place. A held sample stays as it was first read: put random
+        augmentations around this dataset, and not into the one that is kept. Raises ConfigError for
+        a sampler without a quota, because daemons keep the files then."""
         if self._sizes is None:
             raise ConfigError("quota: daemons keep the files; use the dataset as it is")
         owner = self.holders if self.holders.ndim == 1 else self.holders[:, 0]
@@ -286,13 +315,31 @@ class ScheduledSampler(ABC):
             raise ConfigError(
                 f"done: {given} is out of range; an epoch has {self._steps()} batches"
             )
-        return {**self._at.to_dict(), "done": given}
+        return {**self._at.to_dict(), "done": int(given)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state_dict` was called: the next iteration begins after the batches that
-        were done then."""
-        self._at = State.from_dict(state, self._at.length)
-        self.drop_last = self._at.drop_last
+        """Continues where `state_dict` was called: the next iteration begins with the batch after
+        the last one that was delivered. The state decides on seed, shuffle, drop_last and the size
+        of the global batches. The first batch that is taken uses the place up, even if it is only
+        looked at."""
+        self._take(State.from_dict(state, self._at.length))
+
+    def _take(self, state: State) -> None:
+        if state.epochs and type(self)._number is ScheduledSampler._number:
+            raise ConfigError(
+                "state: it is of a SolarSampler with epoch_order; load it with a SolarSampler"
+            )
+        for name in ("seed", "shuffle", "drop_last"):
+            if getattr(state, name) != getattr(self._at, name):
+                log.warning(
+                    "the state has %s=%r, and the sampler was made with %r: the state's counts",
+                    name,
+                    getattr(state, name),
+                    getattr(self._at, name),
+                )
+        self._at = state
+        self.drop_last = state.drop_last
+        self.batch_size = -(-state.per_step // self.ranks.world_size)  # of the larger ones
         self._ready, self._ahead = {}, {}
         self._goes_on = True
         self._begin = self._given = self._weighed = self._at.done

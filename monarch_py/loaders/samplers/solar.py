@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,17 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.samplers.holders import Files, Quota, kept_by_daemons, kept_here
+from monarch_py.loaders.samplers.holders import (
+    Files,
+    Quota,
+    given_holders,
+    kept_by_daemons,
+    kept_here,
+)
 from monarch_py.loaders.samplers.misuse import refuse_sampler
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
+from monarch_py.loaders.samplers.state import State
 from monarch_py.native import Int32s, Ints
 from monarch_py.plan.samplers import NONE, DistributedSampler
 from monarch_py.plan.schedule import Deal, EpochSchedule
@@ -72,20 +80,28 @@ class SolarSampler(ScheduledSampler):
         )
         if epoch_order and epochs is None:
             raise ConfigError("epochs: an order of the epochs needs their number; give epochs=")
-        self.cap, self.least, self.epochs = cap, least, epochs if epoch_order else None
+        if epochs is not None and epochs < 1:
+            raise ConfigError(f"epochs: {epochs} is out of range; write 1 or more")
+        self.cap, self.least = cap, least
         self._may_be_empty = least == 0
         if holders is not None:
-            held = holders
+            held = given_holders(holders, found.samples)
         elif quota is None:
             held = kept_by_daemons(found, ranks.nodes, config, others, extra=False)
         else:
             held = kept_here(found, ranks.nodes, quota)
         self.holders = np.ascontiguousarray(held[:, 0])
         self._deal()
+        if epoch_order:
+            capacity = int(np.count_nonzero(self.holders != NONE))
+            self._at = replace(self._at, epochs=epochs or 0, capacity=capacity)
 
     def _deal(self) -> Deal:
         ranks = self.ranks
         return Deal(self._at.per_step, ranks.world_size, ranks.nodes, self.cap, self.least)
+
+    def _dealt_by(self) -> list[Any]:
+        return [*super()._dealt_by(), self._deal(), self.holders.data]
 
     def _dealt(self, order: Int32s) -> EpochSchedule:
         return self._deal().schedule(order, self.holders)
@@ -93,19 +109,17 @@ class SolarSampler(ScheduledSampler):
     # --- the order of the epochs ----------------------------------------------------------------
 
     def _number(self, epoch: int) -> int:
-        if self.epochs is None or epoch >= self.epochs:
+        if epoch >= self._at.epochs:
             return epoch
         return int(self._path[0][epoch])
 
     @cached_property
     def _path(self) -> tuple[Ints, int, int]:
-        """The order of the epochs, the cost of the order of their numbers, and the cost of this
-        order [samples]."""
-        at, epochs = self._at, self.epochs or 1
+        """The epochs in their order, and the costs of the given order and of this one [samples]."""
+        at, epochs = self._at, self._at.epochs
         sampler = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
-        capacity = int(np.count_nonzero(self.holders != NONE))
         costs = edge_costs(
-            lambda epoch: sampler.epoch(epoch).reshape(1, -1, 1), epochs, capacity, at.length
+            lambda epoch: sampler.epoch(epoch).reshape(1, -1, 1), epochs, at.capacity, at.length
         )
         path = order_epochs(costs)
         before, after = path_cost(costs, np.arange(epochs)), path_cost(costs, path)
@@ -116,10 +130,14 @@ class SolarSampler(ScheduledSampler):
     def saved(self) -> float:
         """The share of loads that the order of the epochs saves if nodes keep the samples that they
         used last; 0 without `epoch_order`."""
-        if self.epochs is None:
+        if not self._at.epochs:
             return 0.0
         _, before, after = self._path
         return 1 - after / before if before else 0.0
+
+    def _take(self, state: State) -> None:
+        super()._take(state)
+        vars(self).pop("_path", None)
 
     # --- what unequal batches need --------------------------------------------------------------
 

@@ -7,6 +7,8 @@ from monarch_py.errors import ConfigError
 
 # The version of the states that `to_dict` writes and `from_dict` reads.
 VERSION = 1
+# The least values of a state's numbers.
+LEAST = {"epoch": 0, "done": 0, "per_step": 1, "ranks": 1, "length": 1, "epochs": 0, "capacity": 0}
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class State:
     per_step : samples of a step on all ranks
     ranks : the number of ranks that the length of an epoch is a multiple of, by padding or dropping
     length, seed, shuffle, drop_last : what determines the orders, as in DistributedSampler
+    epochs, capacity : of SolarSampler's `epoch_order`: how many epochs are put in order (0: none),
+        and how many samples all nodes held when the training began
     """
 
     epoch: int
@@ -27,6 +31,8 @@ class State:
     seed: int
     shuffle: bool
     drop_last: bool
+    epochs: int = 0
+    capacity: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the state in types that JSON has."""
@@ -41,9 +47,14 @@ class State:
         """
         names = {each.name for each in fields(cls)}
         if not isinstance(text, dict) or text.get("monarch") != VERSION or names - text.keys():
-            raise ConfigError(
-                "state: not a state of Monarch's samplers; give state_dict()'s result"
-            )
+            raise ConfigError("state: this is no state of Monarch's samplers; give state_dict()'s")
+        for each in fields(cls):
+            value, least = text[each.name], LEAST.get(each.name)
+            if type(value) is not each.type or (least is not None and value < least):
+                raise ConfigError(
+                    f"state: {each.name} is {value!r}, which no sampler has; give what state_dict()"
+                    " returned"
+                )
         state = cls(**{name: text[name] for name in names})
         if state.length != length:
             raise ConfigError(

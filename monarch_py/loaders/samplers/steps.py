@@ -17,7 +17,11 @@ def equal_steps(batches: Iterable[T], max_steps: int) -> Iterator[T]:
     """
     if max_steps < 0:
         raise ConfigError(f"max_steps: {max_steps} is out of range; write 0 or more")
-    left = max_steps
+    return _repeated(batches, max_steps)
+
+
+def _repeated(batches: Iterable[T], left: int) -> Iterator[T]:
+    passes = 0
     while left:
         before = left
         for batch in batches:
@@ -26,4 +30,10 @@ def equal_steps(batches: Iterable[T], max_steps: int) -> Iterator[T]:
             if not left:
                 return
         if left == before:
-            raise ConfigError("batches: there are none; give every rank a shard with batches")
+            raise ConfigError(
+                f"batches: there is none in another pass, and {left} are missing; give a loader"
+                " that can be iterated over again, and no iterator"
+                if passes
+                else "batches: there is none; give a shard to every rank"
+            )
+        passes += 1
