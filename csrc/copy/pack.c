@@ -54,7 +54,7 @@ struct pack {
     uint32_t *slot;                 /* number + 1 of a member, found by its hash; 0: none */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a window was read */
-    int error;              /* under the lock: errno of the last failed read; ESTALE for good */
+    int error;              /* under the lock: errno of the last read, or 0; ESTALE for good */
     uint64_t retry_ns;      /* under the lock: before this time the pack is not read */
     uint64_t uses;
     uint8_t *is_ordered; /* under the lock, per member: an order waits for it */
@@ -156,11 +156,29 @@ int monarch_engine_pack_error(struct monarch_engine *e, unsigned source) {
     return error;
 }
 
+static int is_in_group(const struct monarch_control *c, uint32_t gid) {
+    for (uint32_t i = 0; i < c->groups && i < MONARCH_MAX_GROUPS; i++)
+        if (c->group[i] == gid)
+            return 1;
+    return 0;
+}
+
+/* Whether the mode lets this user read the file. The pack may be open to users to whom the source
+ * refuses the file itself. */
+static int may_read(const struct monarch_engine *e, const struct monarch_entry *entry) {
+    const struct monarch_control *c = e->control;
+    if (!c || c->reads_everything)
+        return 1;
+    if (entry->uid == c->owner)
+        return (entry->mode & S_IRUSR) != 0;
+    return (entry->mode & (is_in_group(c, entry->gid) ? S_IRGRP : S_IROTH)) != 0;
+}
+
 static int64_t member_of(const struct monarch_engine *e, const struct monarch_entry *entry,
                          const char *path) {
     const struct pack *p = e->pack[entry->source];
     if (!p || entry->kind != MONARCH_FILE || entry->size > MONARCH_UNIT ||
-        entry->size > monarch_unit_of(entry->size, e->block_bytes))
+        entry->size > monarch_unit_of(entry->size, e->block_bytes) || !may_read(e, entry))
         return -1;
     return find(p, monarch_xxh3(path, entry->path_len), entry->size, entry->mtime_ns);
 }
@@ -189,6 +207,14 @@ static struct window *window_of(struct pack *p, const struct monarch_member *m) 
     return NULL;
 }
 
+/* Notes that an order waits for the member. The caller holds the lock. */
+static void await_member(struct pack *p, uint32_t member) {
+    struct window *w = window_of(p, &p->members[member]);
+    if (!p->is_ordered[member] && w)
+        w->left++;
+    p->is_ordered[member] = 1;
+}
+
 void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     int64_t member = member_of(e, &job->entry, job->path);
     if (member < 0)
@@ -196,12 +222,11 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     struct pack *p = e->pack[job->entry.source];
     pthread_mutex_lock(&p->lock);
     if (p->error != ESTALE) {
-        struct window *w = window_of(p, &p->members[member]);
-        if (!p->is_ordered[member] && w)
-            w->left++;
-        p->is_ordered[member] = 1;
         job->pack = p;
         job->member = (uint32_t)member;
+        /* Else a peer gives the file, and the member is read only if the peer does not. */
+        if (job->peer[0] < 0)
+            await_member(p, job->member);
     }
     pthread_mutex_unlock(&p->lock);
 }
@@ -211,17 +236,16 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* A window that can be read anew: an empty one, else one that nobody waits for, else the one that
- * was used the longest ago. NULL if threads are at all of them. */
+/* An empty window, or else the one of those without waiting orders that was used the longest ago.
+ * NULL if there is none: a window for which orders wait stays, because all of it would be read
+ * again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
         struct window *w = &p->window[i];
         if (w->state == EMPTY)
             return w;
-        if (w->state == READY && !w->users &&
-            (!oldest || !w->left > !oldest->left ||
-             (!w->left == !oldest->left && w->used < oldest->used)))
+        if (w->state == READY && !w->users && !w->left && (!oldest || w->used < oldest->used))
             oldest = w;
     }
     if (oldest)
@@ -297,8 +321,7 @@ static int look_again(const struct pack *p) {
 
 /* Reads a window, and finds out whether the pack is still what its index describes: as of a file,
  * the server is asked after the last byte was read. Returns 0 or an errno. */
-static int read_window(struct monarch_engine *e, const struct job *job, struct pack *p,
-                       struct window *w) {
+static int read_window(struct monarch_engine *e, struct pack *p, const struct window *w) {
     off_t at = (off_t)w->at, n = (off_t)w->length;
     struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
     monarch_acquire_rate(e, w->length);
@@ -313,16 +336,20 @@ static int read_window(struct monarch_engine *e, const struct job *job, struct p
     return got == n ? look_again(p) : ESTALE;
 }
 
+/* Keeps the errno of a read, or 0. The caller holds the lock. */
+static void note_error(struct pack *p, int error) {
+    if (p->error == ESTALE)
+        return;
+    p->error = error;
+    p->retry_ns = monarch_now_ns() + RETRY_NS;
+}
+
 /* Reads a prepared window without the lock, which the caller holds. */
-static void fill_window(struct monarch_engine *e, const struct job *job, struct pack *p,
-                        struct window *w) {
+static void fill_window(struct monarch_engine *e, struct pack *p, struct window *w) {
     pthread_mutex_unlock(&p->lock);
-    int error = read_window(e, job, p, w);
+    int error = read_window(e, p, w);
     pthread_mutex_lock(&p->lock);
-    if (error && p->error != ESTALE) {
-        p->error = error;
-        p->retry_ns = monarch_now_ns() + RETRY_NS;
-    }
+    note_error(p, error);
     w->used = p->uses++;
     if (error)
         empty(w);
@@ -348,7 +375,7 @@ static int read_ahead(struct monarch_engine *e, const struct job *job, struct pa
         if (!of && p->is_ordered[next]) {
             struct window *ahead = begin_window(p, next, WINDOW_BYTES);
             if (ahead)
-                fill_window(e, job, p, ahead);
+                fill_window(e, p, ahead);
             return ahead != NULL;
         }
         for (end = of ? of->at + of->length : 0, next++;
@@ -367,8 +394,8 @@ static void await_change(struct pack *p) {
     pthread_cond_timedwait(&p->changed, &p->lock, &until);
 }
 
-/* The window that has the order's member, read; NULL if it cannot be read. The caller holds the
- * lock, which is released meanwhile. */
+/* The window that has the order's member, read; NULL if it cannot be read, or if no window is
+ * free. The caller holds the lock, which is released meanwhile. */
 static struct window *ready_window(struct monarch_engine *e, const struct job *job,
                                    struct pack *p) {
     uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;
@@ -379,7 +406,7 @@ static struct window *ready_window(struct monarch_engine *e, const struct job *j
         if (!w) {
             if (!(w = begin_window(p, job->member, most)))
                 return NULL;
-            fill_window(e, job, p, w);
+            fill_window(e, p, w);
         } else if (job->result.in_use || !read_ahead(e, job, p, w)) {
             await_change(p);
         }
@@ -398,10 +425,22 @@ static void leave(struct pack *p, struct job *job) {
     job->pack = NULL;
 }
 
+/* Reads the order's member without a window; returns 0 or an errno. */
+static int read_alone(struct monarch_engine *e, struct pack *p, const struct monarch_member *m,
+                      char *buffer) {
+    struct window alone = {.at = m->offset, .length = m->size, .bytes = buffer};
+    int error = read_window(e, p, &alone);
+    pthread_mutex_lock(&p->lock);
+    note_error(p, error);
+    pthread_mutex_unlock(&p->lock);
+    return error;
+}
+
 int monarch_pack_read(struct monarch_engine *e, struct job *job, char *buffer) {
     struct pack *p = job->pack;
     const struct monarch_member *m = &p->members[job->member];
     pthread_mutex_lock(&p->lock);
+    await_member(p, job->member);
     struct window *w = m->size ? ready_window(e, job, p) : NULL;
     if (w) {
         w->users++;
@@ -412,8 +451,9 @@ int monarch_pack_read(struct monarch_engine *e, struct job *job, char *buffer) {
         w->users--;
     }
     leave(p, job);
+    int may_read = is_in_order(p) && !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&p->lock);
-    return w || !m->size ? 0 : -1;
+    return w || !m->size || (may_read && read_alone(e, p, m, buffer) == 0) ? 0 : -1;
 }
 
 void monarch_pack_leave(struct job *job) {
