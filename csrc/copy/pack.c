@@ -83,6 +83,7 @@ static void index_members(struct pack *p) {
     }
 }
 
+/* Takes the descriptor, unless it returns NULL: there is no memory. */
 static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *members) {
     struct pack *p = calloc(1, sizeof *p);
     uint64_t slots = 2;
@@ -90,7 +91,7 @@ static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *me
         slots *= 2;
     if (!p)
         return NULL;
-    p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    p->fd = -1;
     p->count = n;
     p->slots = slots;
     p->members = malloc((n ? n : 1) * sizeof *members);
@@ -98,10 +99,11 @@ static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *me
     p->is_ordered = calloc(n ? n : 1, 1);
     p->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     p->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-    if (p->fd < 0 || !p->members || !p->slot || !p->is_ordered) {
+    if (!p->members || !p->slot || !p->is_ordered) {
         monarch_pack_free(p);
         return NULL;
     }
+    p->fd = fd;
     memcpy(p->members, members, n * sizeof *members);
     index_members(p);
     posix_fadvise(p->fd, 0, 0,
@@ -135,8 +137,15 @@ static int64_t ns(struct statx_timestamp t) { return monarch_time_ns(t.tv_sec, t
 
 int monarch_engine_pack(struct monarch_engine *e, unsigned source, int fd, uint64_t size,
                         int64_t mtime_ns, uint64_t n, const struct monarch_member *members) {
-    struct pack *p = n < UINT32_MAX ? new_pack(fd, n, members) : NULL;
-    int error = p ? identity_of(p->fd, &p->identity) : -ENOMEM;
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0)
+        return -errno;
+    struct pack *p = n < UINT32_MAX ? new_pack(own, n, members) : NULL;
+    if (!p) {
+        close(own);
+        return -ENOMEM;
+    }
+    int error = identity_of(p->fd, &p->identity);
     if (!error && (p->identity.stx_size != size || ns(p->identity.stx_mtime) != mtime_ns))
         error = -ESTALE;
     if (error)

@@ -60,7 +60,7 @@ class Packs:
             if failed == -errno.ESTALE:
                 raise ConfigError(f"{pack}: has changed since its index was made")
             if failed:
-                raise OSError(-failed, os.strerror(-failed))
+                raise OSError(-failed, os.strerror(-failed), str(pack))
         except (ConfigError, OSError) as error:
             log.warning("the pack is not used, and files are read one by one: %s", error)
             return False
