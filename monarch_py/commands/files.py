@@ -85,12 +85,14 @@ class NamedFiles:
 
     def evict(self) -> tuple[int, int]:
         """Drops the copies of the files. Returns how many copies there were, and the bytes of their
-        files."""
+        files. Raises SessionError if another daemon has taken the place of the one that was asked
+        first."""
         catalog = self._view.catalog
         ids = self._chosen.ids
         present = ids[word.state(catalog.words[ids]) == State.PRESENT]
         size, dropped = int(catalog.entries["size"][present].sum()), 0
         for at in range(0, len(present), PORTION):
+            self._view.refresh()  # another daemon has other numbers for the files
             entries = present[at : at + PORTION].tolist()
             dropped += self._connection.ask("drop", entries=entries)["dropped"]
         return dropped, size
