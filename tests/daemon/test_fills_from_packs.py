@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import time
@@ -19,8 +20,11 @@ from support.files import Files, age, check_all, random_bytes
 from support.session import Session, wait_until
 from support.users import ALICE
 
+from monarch_py.config.schema import SourceConfig
+from monarch_py.daemon.copies.packs import Packs
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.packs.index import index_path
+from monarch_py.native import ffi
+from monarch_py.packs.index import PackIndex, index_path
 from monarch_py.packs.tar import write_pack
 
 Factory = Callable[..., Session]
@@ -281,6 +285,23 @@ def test_a_pack_that_does_not_fit_its_index_is_left_alone(
     said = session.log.read_text()
     assert said.count("the pack is not used, and files are read one by one") == 1
     assert site.pack.name in said
+
+
+def test_the_sentence_of_an_error_of_the_engine_names_the_pack(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one descriptor is free, and the engine cannot duplicate it."""
+    index = PackIndex.load(site.pack)
+    monkeypatch.setattr(PackIndex, "load", lambda _: index)
+    next_free = os.dup(0)
+    os.close(next_free)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free + 1, before[1]))
+    try:
+        Packs(ffi.NULL, [SourceConfig(path=site.files.root, pack=site.pack)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert f"Too many open files: '{site.pack}'" in caplog.text
 
 
 # --- what the source is asked for ----------------------------------------------------------------
