@@ -220,16 +220,17 @@ def test_a_file_that_is_closed_to_the_daemons_user_is_no_member(
     def monarch(*words: str) -> list[str]:
         return users.as_user(ALICE, python, *session.command(*words)[1:], groups=[group])
 
-    def sizes() -> dict[str, int]:
+    def told() -> dict[str, Any]:
         said = subprocess.run(
             monarch("status", "--json"), env=env, capture_output=True, check=False
         )
-        return json.loads(said.stdout)["sources"][0] if said.returncode == 0 else {}
+        found: dict[str, Any] = {} if said.returncode else json.loads(said.stdout)["sources"][0]
+        return found
 
     with subprocess.Popen(monarch("serve"), env=env) as daemon:
         try:
-            wait_until(lambda: sizes().get("bypass", {}).get("failed") == 3, what="the end")
-            assert sizes()["present"] == 3
+            wait_until(lambda: told().get("bypass", {}).get("failed") == 3, what="the end")
+            assert told()["present"] == 3
         finally:
             daemon.terminate()
 
