@@ -273,7 +273,7 @@ struct monarch_member {
 };
 int monarch_engine_pack(struct monarch_engine *e, unsigned source, int fd, uint64_t size,
                         int64_t mtime_ns, uint64_t n, const struct monarch_member *members);
-/* The errno of the last failed read of a source's pack; 0 for none. ESTALE: the pack has changed
+/* The errno of the last read of a source's pack, or 0. ESTALE: the pack has changed
  * and is not read any more. */
 int monarch_engine_pack_error(struct monarch_engine *e, unsigned source);
 /* Sets places[i] to the position of the file's member in the pack of its source, for `n` entries;

@@ -53,8 +53,8 @@ struct pack {
     uint64_t slots;                 /* a power of 2 */
     uint32_t *slot;                 /* hash table: number + 1 of a member; 0: empty */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* signalled when a window was read */
-    int error;              /* under the lock: errno of the last failed read; ESTALE stays */
+    pthread_cond_t changed; /* a window was read */
+    int error;              /* under the lock: errno of the last read, or 0; ESTALE for good */
     uint64_t retry_ns;      /* under the lock: before this time the pack is not read */
     uint64_t uses;
     uint8_t *is_ordered; /* under the lock, per member: whether an order waits for it */
@@ -83,6 +83,7 @@ static void index_members(struct pack *p) {
     }
 }
 
+/* Takes the descriptor, unless it returns NULL: there is no memory. */
 static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *members) {
     struct pack *p = calloc(1, sizeof *p);
     uint64_t slots = 2;
@@ -90,7 +91,7 @@ static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *me
         slots *= 2;
     if (!p)
         return NULL;
-    p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    p->fd = -1;
     p->count = n;
     p->slots = slots;
     p->members = malloc((n ? n : 1) * sizeof *members);
@@ -98,10 +99,11 @@ static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *me
     p->is_ordered = calloc(n ? n : 1, 1);
     p->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     p->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-    if (p->fd < 0 || !p->members || !p->slot || !p->is_ordered) {
+    if (!p->members || !p->slot || !p->is_ordered) {
         monarch_pack_free(p);
         return NULL;
     }
+    p->fd = fd;
     memcpy(p->members, members, n * sizeof *members);
     index_members(p);
     posix_fadvise(p->fd, 0, 0, POSIX_FADV_RANDOM); /* read_window asks for each window itself */
@@ -134,8 +136,15 @@ static int64_t ns(struct statx_timestamp t) { return monarch_time_ns(t.tv_sec, t
 
 int monarch_engine_pack(struct monarch_engine *e, unsigned source, int fd, uint64_t size,
                         int64_t mtime_ns, uint64_t n, const struct monarch_member *members) {
-    struct pack *p = n < UINT32_MAX ? new_pack(fd, n, members) : NULL;
-    int error = p ? identity_of(p->fd, &p->identity) : -ENOMEM;
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0)
+        return -errno;
+    struct pack *p = n < UINT32_MAX ? new_pack(own, n, members) : NULL;
+    if (!p) {
+        close(own);
+        return -ENOMEM;
+    }
+    int error = identity_of(p->fd, &p->identity);
     if (!error && (p->identity.stx_size != size || ns(p->identity.stx_mtime) != mtime_ns))
         error = -ESTALE;
     if (error)
@@ -155,11 +164,29 @@ int monarch_engine_pack_error(struct monarch_engine *e, unsigned source) {
     return error;
 }
 
+static int is_in_group(const struct monarch_control *c, uint32_t gid) {
+    for (uint32_t i = 0; i < c->groups && i < MONARCH_MAX_GROUPS; i++)
+        if (c->group[i] == gid)
+            return 1;
+    return 0;
+}
+
+/* Whether the mode lets this user read the file. The pack may be open to users to whom the source
+ * refuses the file itself. */
+static int may_read(const struct monarch_engine *e, const struct monarch_entry *entry) {
+    const struct monarch_control *c = e->control;
+    if (!c || c->reads_everything)
+        return 1;
+    if (entry->uid == c->owner)
+        return (entry->mode & S_IRUSR) != 0;
+    return (entry->mode & (is_in_group(c, entry->gid) ? S_IRGRP : S_IROTH)) != 0;
+}
+
 static int64_t member_of(const struct monarch_engine *e, const struct monarch_entry *entry,
                          const char *path) {
     const struct pack *p = e->pack[entry->source];
     if (!p || entry->kind != MONARCH_FILE || entry->size > MONARCH_UNIT ||
-        entry->size > monarch_unit_of(entry->size, e->block_bytes))
+        entry->size > monarch_unit_of(entry->size, e->block_bytes) || !may_read(e, entry))
         return -1;
     return find(p, monarch_xxh3(path, entry->path_len), entry->size, entry->mtime_ns);
 }
@@ -188,6 +215,14 @@ static struct window *window_of(struct pack *p, const struct monarch_member *m) 
     return NULL;
 }
 
+/* Notes that an order waits for the member. The caller holds the lock. */
+static void await_member(struct pack *p, uint32_t member) {
+    struct window *w = window_of(p, &p->members[member]);
+    if (!p->is_ordered[member] && w)
+        w->left++;
+    p->is_ordered[member] = 1;
+}
+
 void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     int64_t member = member_of(e, &job->entry, job->path);
     if (member < 0)
@@ -195,12 +230,11 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     struct pack *p = e->pack[job->entry.source];
     pthread_mutex_lock(&p->lock);
     if (p->error != ESTALE) {
-        struct window *w = window_of(p, &p->members[member]);
-        if (!p->is_ordered[member] && w)
-            w->left++;
-        p->is_ordered[member] = 1;
         job->pack = p;
         job->member = (uint32_t)member;
+        /* Else a peer gives the file, and the member is read only if the peer does not. */
+        if (job->peer[0] < 0)
+            await_member(p, job->member);
     }
     pthread_mutex_unlock(&p->lock);
 }
@@ -210,17 +244,16 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* Returns an empty window. If none is empty, empties one that no order waits for, else the least
- * recently used one. Returns NULL if threads read or copy from all of them. */
+/* An empty window, or else the one of those without waiting orders that was used the longest ago.
+ * NULL if there is none: a window for which orders wait stays, because all of it would be read
+ * again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
         struct window *w = &p->window[i];
         if (w->state == EMPTY)
             return w;
-        if (w->state == READY && !w->users &&
-            (!oldest || !w->left > !oldest->left ||
-             (!w->left == !oldest->left && w->used < oldest->used)))
+        if (w->state == READY && !w->users && !w->left && (!oldest || w->used < oldest->used))
             oldest = w;
     }
     if (oldest)
@@ -297,10 +330,9 @@ static int look_again(const struct pack *p) {
     return is_same ? 0 : ESTALE;
 }
 
-/* Reads a window, and then checks that the pack is still the one that its index describes. As for a
- * file, the server is asked after the last byte was read. Returns 0 or an errno. */
-static int read_window(struct monarch_engine *e, const struct job *job, struct pack *p,
-                       struct window *w) {
+/* Reads a window, and finds out whether the pack is still what its index describes: as of a file,
+ * the server is asked after the last byte was read. Returns 0 or an errno. */
+static int read_window(struct monarch_engine *e, struct pack *p, const struct window *w) {
     off_t at = (off_t)w->at, n = (off_t)w->length;
     struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
     monarch_acquire_rate(e, w->length);
@@ -315,16 +347,20 @@ static int read_window(struct monarch_engine *e, const struct job *job, struct p
     return got == n ? look_again(p) : ESTALE;
 }
 
-/* Reads a prepared window. The caller holds the lock, which is released during the read. */
-static void fill_window(struct monarch_engine *e, const struct job *job, struct pack *p,
-                        struct window *w) {
+/* Keeps the errno of a read, or 0. The caller holds the lock. */
+static void note_error(struct pack *p, int error) {
+    if (p->error == ESTALE)
+        return;
+    p->error = error;
+    p->retry_ns = monarch_now_ns() + RETRY_NS;
+}
+
+/* Reads a prepared window without the lock, which the caller holds. */
+static void fill_window(struct monarch_engine *e, struct pack *p, struct window *w) {
     pthread_mutex_unlock(&p->lock);
-    int error = read_window(e, job, p, w);
+    int error = read_window(e, p, w);
     pthread_mutex_lock(&p->lock);
-    if (error && p->error != ESTALE) {
-        p->error = error;
-        p->retry_ns = monarch_now_ns() + RETRY_NS;
-    }
+    note_error(p, error);
     w->used = p->uses++;
     if (error)
         empty(w);
@@ -350,7 +386,7 @@ static int read_ahead(struct monarch_engine *e, const struct job *job, struct pa
         if (!of && p->is_ordered[next]) {
             struct window *ahead = begin_window(p, next, WINDOW_BYTES);
             if (ahead)
-                fill_window(e, job, p, ahead);
+                fill_window(e, p, ahead);
             return ahead != NULL;
         }
         for (end = of ? of->at + of->length : 0, next++;
@@ -369,8 +405,8 @@ static void await_change(struct pack *p) {
     pthread_cond_timedwait(&p->changed, &p->lock, &until);
 }
 
-/* Returns the window with the order's member, after it was read; NULL if it cannot be read. The
- * caller holds the lock, which is released during reads. */
+/* The window that has the order's member, read; NULL if it cannot be read, or if no window is
+ * free. The caller holds the lock, which is released meanwhile. */
 static struct window *ready_window(struct monarch_engine *e, const struct job *job,
                                    struct pack *p) {
     uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;
@@ -381,7 +417,7 @@ static struct window *ready_window(struct monarch_engine *e, const struct job *j
         if (!w) {
             if (!(w = begin_window(p, job->member, most)))
                 return NULL;
-            fill_window(e, job, p, w);
+            fill_window(e, p, w);
         } else if (job->result.in_use || !read_ahead(e, job, p, w)) {
             await_change(p);
         }
@@ -401,10 +437,22 @@ static void leave(struct pack *p, struct job *job) {
     job->pack = NULL;
 }
 
+/* Reads the order's member without a window; returns 0 or an errno. */
+static int read_alone(struct monarch_engine *e, struct pack *p, const struct monarch_member *m,
+                      char *buffer) {
+    struct window alone = {.at = m->offset, .length = m->size, .bytes = buffer};
+    int error = read_window(e, p, &alone);
+    pthread_mutex_lock(&p->lock);
+    note_error(p, error);
+    pthread_mutex_unlock(&p->lock);
+    return error;
+}
+
 int monarch_pack_read(struct monarch_engine *e, struct job *job, char *buffer) {
     struct pack *p = job->pack;
     const struct monarch_member *m = &p->members[job->member];
     pthread_mutex_lock(&p->lock);
+    await_member(p, job->member);
     struct window *w = m->size ? ready_window(e, job, p) : NULL;
     if (w) {
         w->users++;
@@ -415,8 +463,9 @@ int monarch_pack_read(struct monarch_engine *e, struct job *job, char *buffer) {
         w->users--;
     }
     leave(p, job);
+    int may_read = is_in_order(p) && !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&p->lock);
-    return w || !m->size ? 0 : -1;
+    return w || !m->size || (may_read && read_alone(e, p, m, buffer) == 0) ? 0 : -1;
 }
 
 void monarch_pack_leave(struct job *job) {

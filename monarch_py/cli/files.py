@@ -18,6 +18,8 @@ from monarch_py.util.units import counted, format_size
 
 
 def _end(named: NamedFiles) -> None:
+    if not named.scanned:
+        tell("the sources are still being listed: more files may come")
     for path, why in named.problems:
         tell(f"{path}: {why}")
     sys.exit(1 if named.problems else 0)
@@ -64,8 +66,6 @@ def ls(config_file: Path, as_sum: bool, as_json: bool, paths: tuple[str, ...]) -
         _print_sums(places)
     else:
         _print_each(places, max(map(len, named.names)))
-    if not named.scanned:
-        tell("the sources are still being listed: more files may come")
     _end(named)
 
 

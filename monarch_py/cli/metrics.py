@@ -1,5 +1,6 @@
 """The command metrics."""
 
+import errno
 import os
 import signal
 import socket
@@ -25,6 +26,8 @@ from monarch_py.report.metrics import DASHBOARD, registry_of
 from monarch_py.util.signals import handling
 
 LOOPBACK = "127.0.0.1"
+# How long a process that listens on a socket may take to accept a connection [s].
+PROBE_S = 1.0
 
 
 class _Quiet(WSGIRequestHandler):
@@ -52,22 +55,34 @@ class _UnixServer(socketserver.ThreadingMixIn, WSGIServer):
         return self.socket.accept()[0], ("a client", 0)
 
 
-@contextmanager
-def _on_socket(path: Path) -> Iterator[WSGIServer]:
-    """Yields a server on a Unix socket that only this user can reach. Raises MonarchError if the
-    path is a file of another kind, or a socket on which a process listens."""
+def _make_way(path: Path) -> None:
+    """Removes a socket on which nobody listens."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise MonarchError(f"{path} exists and is not a socket; name another path")
         with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(str(path)) == 0:
+            probe.settimeout(PROBE_S)
+            # EAGAIN: somebody listens, and does not accept.
+            if probe.connect_ex(str(path)) in (0, errno.EAGAIN):
                 raise MonarchError(f"another process listens at {path}; name another path")
         path.unlink()
-    mask = os.umask(0o177)
+
+
+@contextmanager
+def _on_socket(path: Path) -> Iterator[WSGIServer]:
+    """A server on a Unix socket that this user alone can reach. Raises MonarchError if there is
+    another file, or a socket on which somebody listens, or if no socket can be made."""
     try:
-        server = _UnixServer(str(path), _Quiet)  # type: ignore[arg-type]
-    finally:
-        os.umask(mask)
+        _make_way(path)
+        mask = os.umask(0o177)
+        try:
+            server = _UnixServer(str(path), _Quiet)  # type: ignore[arg-type]
+        finally:
+            os.umask(mask)
+    except OSError as error:  # that a path is too long has no number
+        raise MonarchError(
+            f"{path}: cannot listen there ({error.strerror or error}); name another path"
+        ) from None
     try:
         yield server
     finally:
@@ -172,13 +187,21 @@ def _serve(server: WSGIServer, registry: CollectorRegistry, where: str) -> None:
 
 
 def _write(textfile: Path, registry: CollectorRegistry, every: float | None) -> None:
-    while True:
-        try:
-            write_to_textfile(str(textfile), registry)
-        except OSError as error:
-            raise MonarchError(
-                f"{textfile}: cannot be written ({error.strerror}); check the path"
-            ) from None
-        if every is None:
-            return
-        threading.Event().wait(every)
+    try:
+        _write_once(textfile, registry)
+        while every is not None:
+            threading.Event().wait(every)
+            _write_once(textfile, registry)
+    finally:
+        if every is not None:
+            # Nobody updates the file from now on, so it must not say that the daemon runs.
+            _write_once(textfile, registry_of(lambda: None))
+
+
+def _write_once(textfile: Path, registry: CollectorRegistry) -> None:
+    try:
+        write_to_textfile(str(textfile), registry)
+    except OSError as error:
+        raise MonarchError(
+            f"{textfile}: cannot be written ({error.strerror}); check the path"
+        ) from None

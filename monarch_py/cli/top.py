@@ -1,6 +1,9 @@
 """The command top."""
 
+import os
+import re
 import select
+import signal
 import sys
 import termios
 import threading
@@ -20,6 +23,7 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.report.top import View
+from monarch_py.util.signals import handling
 
 # Time between two questions for the files that programs have open [s]. The answer costs the daemon
 # more than a report, and the file system of an open file may hang.
@@ -27,7 +31,10 @@ OPEN_S = 5.0
 # Time from the first report to the second, and so to the first frame, which shows rates [s].
 FIRST_S = 0.3
 PIPE_WIDTH = 200
-QUIT = ("q", "Q", "\x1b", "\x03", "\x04", "")
+ESCAPE = b"\x1b"
+QUIT = frozenset(b"qQ\x03\x04")
+# What a terminal sends for arrow and function keys. It may contain a letter of QUIT.
+SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)[@-~]")
 
 
 class _OpenFiles(threading.Thread):
@@ -86,9 +93,15 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
     while (left := until - time.monotonic()) > 0:
         if not has_keys:
             time.sleep(left)
-        elif select.select([sys.stdin], [], [], left)[0] and sys.stdin.read(1) in QUIT:
+        elif select.select([sys.stdin], [], [], left)[0] and _ends(os.read(sys.stdin.fileno(), 64)):
             return True
     return False
+
+
+def _ends(keys: bytes) -> bool:
+    """Whether these keys, which arrived together, end the view; b"": the terminal is gone."""
+    others = SEQUENCE.sub(b"", keys)
+    return not keys or others == ESCAPE or not QUIT.isdisjoint(others)
 
 
 @click.command(short_help="Watch tiers, rates and programs.")
@@ -112,7 +125,12 @@ def top(config_file: Path, delay: float, count: int | None) -> None:
     opened = _OpenFiles(session, view)
     opened.start()
     try:
-        with _keys() as has_keys, _screen() as draw:
+        # A signal that ends the command must not leave the terminal without echo.
+        with (
+            handling((signal.SIGTERM, signal.SIGHUP), lambda number, _: sys.exit(128 + number)),
+            _keys() as has_keys,
+            _screen() as draw,
+        ):
             until, looks = time.monotonic() + FIRST_S, 0
             while looks != count and not _is_quit(until, has_keys=has_keys):
                 until, looks = time.monotonic() + delay, looks + 1

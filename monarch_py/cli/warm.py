@@ -209,8 +209,10 @@ def warm(
     if as_json:
         problems = [{"path": path, "problem": why} for path, why in run.chosen.problems]
         click.echo(json.dumps({**asdict(run.progress), "problems": problems}, indent=2))
+    elif dry_run and ended:
+        click.echo("interrupted; nothing was copied")
     elif dry_run:
-        click.echo(ended + _forecast(run.progress, room_bytes(report)))
+        click.echo(_forecast(run.progress, room_bytes(report)))
     else:
         said = _summary(run.progress, wait=not no_wait, hint=hint, has_tiers=has_tiers)
         click.echo(ended + said)

@@ -84,13 +84,15 @@ class NamedFiles:
             yield FilePlace(f"{tops[number]}/{path}", -1, SOURCE, "unknown")
 
     def evict(self) -> tuple[int, int]:
-        """Drops the files' copies. Returns how many copies were dropped, and the size of the files
-        that had copies [bytes]."""
+        """Drops the copies of the files. Returns how many copies there were, and the bytes of their
+        files. Raises SessionError if another daemon has taken the place of the one that was asked
+        first."""
         catalog = self._view.catalog
         ids = self._chosen.ids
         present = ids[word.state(catalog.words[ids]) == State.PRESENT]
         size, dropped = int(catalog.entries["size"][present].sum()), 0
         for at in range(0, len(present), PORTION):
+            self._view.refresh()  # another daemon has other numbers for the files
             entries = present[at : at + PORTION].tolist()
             dropped += self._connection.ask("drop", entries=entries)["dropped"]
         return dropped, size

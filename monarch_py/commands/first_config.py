@@ -52,8 +52,24 @@ class LocalPlace:
     free_bytes: int
 
 
-def _mounts() -> Iterator[tuple[Path, str]]:
-    """Yields the mount points of this node, with the types of their file systems."""
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """kind : the type of its file system;  source : what is mounted, as the kernel names it"""
+
+    path: Path
+    kind: str
+    source: str
+
+    def pool(self, device: int) -> str:
+        """Names what shares its room: subvolumes of btrfs and datasets of ZFS have devices of
+        their own, and one room."""
+        if self.kind == "btrfs":
+            return self.source
+        return self.source.partition("/")[0] if self.kind == "zfs" else str(device)
+
+
+def _mounts() -> Iterator[_Mount]:
+    """What is mounted on this node."""
     try:
         table = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
     except OSError:
@@ -62,7 +78,8 @@ def _mounts() -> Iterator[tuple[Path, str]]:
         before, _, after = line.partition(" - ")
         if after:
             path = OCTAL.sub(lambda found: chr(int(found[1], 8)), before.split(" ")[4])
-            yield Path(path), after.split()[0]
+            kind, source = after.split()[:2]
+            yield _Mount(Path(path), kind, source)
 
 
 def _place(path: Path, kind: str) -> LocalPlace | None:
@@ -71,39 +88,43 @@ def _place(path: Path, kind: str) -> LocalPlace | None:
         status, system = os.stat(path), os.statvfs(path)
     except OSError:
         return None
-    if not path.is_dir() or not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+    rights = os.R_OK | os.W_OK | os.X_OK
+    if not os.path.isdir(path) or not os.access(path, rights, effective_ids=True):
         return None
     return LocalPlace(path, kind, status.st_dev, system.f_bavail * system.f_frsize)
 
 
 def local_disks(taken: Collection[int]) -> list[LocalPlace]:
-    """Returns a place on each local file system that has room, the one with the most room first. On
-    a file system, a directory that the batch system names is preferred to mount points and to
-    USUAL.
+    """The places on local disks, the one with most room first, each with room of its own. A
+    directory that the batch system names goes before the usual ones.
 
     taken : the devices that hold sources, which are left out
     """
-    mounts = {path: kind for path, kind in _mounts() if kind in LOCAL}
-    hung = hanging(list(mounts))
-    kinds = {os.stat(path).st_dev: mounts[path] for path in mounts if _answers(path, hung)}
+    mounts = {mount.path: mount for mount in _mounts() if mount.kind in LOCAL}
     named = [Path(os.environ[name]) for name in JOB_DIRECTORIES if os.environ.get(name)]
-    found: dict[int, LocalPlace] = {}
+    hung = hanging([*mounts, *named, *USUAL])
+    local = {os.stat(path).st_dev: mounts[path] for path in mounts if _answers(path, hung)}
+    pools = {device: mount.pool(device) for device, mount in local.items()}
+    used = {pools[device] for device in taken if device in pools}
+    found: dict[str, LocalPlace] = {}
     for path in (*named, *mounts, *USUAL):
         device = os.stat(path).st_dev if _answers(path, hung) and path != Path("/") else -1
-        if device in kinds and device not in taken:
-            place = _place(path, kinds[device])
+        if device in local and pools[device] not in used:
+            place = _place(path, local[device].kind)
             if place is not None and place.free_bytes * DISK_PART >= LEAST_BYTES:
-                found.setdefault(device, place)
+                found.setdefault(pools[device], place)
     return sorted(found.values(), key=lambda place: -place.free_bytes)
 
 
 def _answers(path: Path, hung: Sequence[Path]) -> bool:
-    return path not in hung and path.is_dir()
+    """Whether it is a directory that this user can look at. Path.is_dir raises an error for a
+    directory in a closed one."""
+    return path not in hung and os.path.isdir(path)
 
 
 def shared_memory() -> LocalPlace | None:
-    """Returns the node's shared memory as a place for copies; None if it has too little room."""
-    if dict(_mounts()).get(SHARED_MEMORY) != "tmpfs":
+    """The node's shared memory as a place for copies; None if it has no room."""
+    if {mount.path: mount.kind for mount in _mounts()}.get(SHARED_MEMORY) != "tmpfs":
         return None
     place = _place(SHARED_MEMORY, "tmpfs")
     if place is None:
@@ -122,8 +143,8 @@ def first_configuration(sources: Sequence[Path]) -> str:
     for path in hanging(list(sources)):
         raise ConfigError(f"{path}: does not answer within {LIMIT_S:.0f} s; its file system hangs")
     for path in sources:
-        if not path.is_dir():
-            raise ConfigError(f"{path}: not a directory; name the dataset's directory")
+        if not os.path.isdir(path):
+            raise ConfigError(f"{path}: no directory; name the dataset's directory")
     tiers = []
     taken = {os.stat(source).st_dev for source in sources}
     if (ram := shared_memory()) is not None and ram.device not in taken:

@@ -7,13 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from itertools import tee
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
@@ -57,9 +57,18 @@ def _failed(path: str | Path, error: OSError) -> MonarchError:
     return MonarchError(f"{path}: {error.strerror}; check the path and its permissions")
 
 
+@contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
+    """Turns an error into one that says that this file cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise _failed(path, error) from None
+
+
 def _names(root: Path) -> list[str]:
-    """Returns the paths of the files and links below `root`, relative to it. The files of a
-    directory follow each other, sorted by name."""
+    """The paths of all that is no directory below `root`, relative to it, in an order in which a
+    directory's files are neighbours."""
 
     def failed(error: OSError) -> None:
         raise _failed(error.filename, error)
@@ -130,24 +139,30 @@ def _look(path: Path) -> os.stat_result:
     return found
 
 
+def _opened(path: Path, buffering: int = -1) -> BinaryIO:
+    """Opens a file to read it. Does not wait for a writer if it has become a FIFO."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    return os.fdopen(fd, "rb", buffering=buffering)
+
+
 def _read(root: Path, name: str) -> _Read:
-    """Reads a small file whole. If it changes during the read, it is read once more."""
+    """Reads a small regular file whole, once more if it changes meanwhile."""
     path = root / name
-    try:
+    with _reading(path):
         found = _look(path)
         if not stat.S_ISREG(found.st_mode) or found.st_size > SMALL_BYTES:
             return _Read(name, found, None)
         for _ in range(2):
-            with open(path, "rb", buffering=0) as file:
+            with _opened(path, buffering=0) as file:
                 found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    return _Read(name, found, None)
                 is_young = _young_s(found) > 0
                 content = file.read(found.st_size) if found.st_size else b""
                 is_whole = len(content) == found.st_size and not is_young
                 is_whole &= _version(os.fstat(file.fileno())) == _version(found)
             if is_whole:
                 break
-    except OSError as error:
-        raise _failed(path, error) from None
     return _Read(name, found, content, is_whole)
 
 
@@ -156,17 +171,34 @@ def _header(read: _Read, root: Path) -> tarfile.TarInfo:
     info.mode, info.mtime = stat.S_IMODE(found.st_mode), found.st_mtime_ns // SECOND_NS
     info.uid, info.gid = found.st_uid, found.st_gid
     if stat.S_ISLNK(found.st_mode):
-        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(root / read.name)
+        with _reading(root / read.name):
+            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(root / read.name)
     else:
         info.size = found.st_size
     return info
 
 
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads a file for tarfile, which writes at the same time: an error says which of the two
+    failed."""
+
+    path: Path
+    file: BinaryIO
+
+    def read(self, size: int) -> bytes:
+        with _reading(self.path):
+            return self.file.read(size)
+
+
 def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: _Read) -> None:
-    with open(path, "rb") as file:
+    with _reading(path):
+        file = _opened(path)
+    with file:
         is_whole = _version(os.fstat(file.fileno())) == _version(read.found)
         try:
-            tar.addfile(info, file)
+            if is_whole:
+                tar.addfile(info, cast(BinaryIO, _Reader(path, file)))
         except OSError as error:
             if error.errno is not None:
                 raise
@@ -175,13 +207,32 @@ def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: 
             raise MonarchError(f"{path}: it has changed; pack it when nobody writes to it")
 
 
+def _closed(found: os.stat_result, group: int) -> int:
+    """The bits of the tar's mode that would open the file to users to whom its own mode closes it.
+
+    group : the tar's
+    """
+    both = stat.S_IRGRP | stat.S_IROTH
+    if found.st_mode & both == both:
+        return 0
+    is_groups = found.st_mode & stat.S_IRGRP and found.st_gid == group
+    return stat.S_IROTH if is_groups else both
+
+
 def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
-    """Writes all files below `root` into a tar. Returns the members, and the names of the files
-    that were left out because they were changing."""
+    """Writes all files below `root` into a tar, and closes it to users to whom any of them is
+    closed. Returns the members, and the names of the files that are left out because they were
+    changing."""
     members, changed = [], []
+    own = os.fstat(stream.fileno())
+    mode = stat.S_IMODE(own.st_mode)
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        written: Any = tar
         for read in _each(partial(_read, root), _names(root)):
-            info, found = _header(read, root), read.found
+            found = read.found
+            if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+                continue
+            info = _header(read, root)
             if not read.is_whole:
                 changed.append(read.name)
             elif not info.isreg():
@@ -194,6 +245,9 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
                 # Zeros follow the file's bytes, up to a multiple of 512 bytes.
                 end = tar.offset - -(-info.size // RECORD_BYTES) * RECORD_BYTES
                 members.append((read.name, end, info.size, found.st_mtime_ns))
+                mode &= ~_closed(found, own.st_gid)
+            written.members.clear()  # else all that were written stay in memory
+    os.fchmod(stream.fileno(), mode)
     return members, changed
 
 
@@ -231,8 +285,8 @@ def write_pack(root: Path, output: Path) -> Packed:
 
 
 def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
-    """Yields the files in a tar, each with its time of modification [ns]. The time is None if the
-    tar has only whole seconds."""
+    """Yields the files and hard links in a tar, each with its time of modification [ns]; None if
+    the tar has only whole seconds."""
     try:
         with (
             open(pack, "rb", buffering=BUFFER_BYTES) as stream,
@@ -242,7 +296,7 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
             while (info := tar.next()) is not None:
                 met.members.clear()  # else tarfile keeps all members in memory
                 exact = info.pax_headers.get("mtime")
-                if info.isreg() and not info.issparse():
+                if info.isreg() or info.islnk():
                     yield info, None if exact is None else _ns(exact)
     except (tarfile.TarError, ValueError) as error:
         raise MonarchError(f"{pack}: {error}; name a tar that is not compressed") from None
@@ -263,6 +317,8 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
     name = os.path.normpath(info.name)
     if os.path.isabs(name) or name.startswith("../"):
         return None  # it lies outside the directory
+    if info.islnk() or info.issparse():
+        return None  # its bytes do not lie here in one piece
     try:
         found = _look(root / name)
     except OSError:

@@ -1,6 +1,7 @@
 """The index of a dataset: its files, and where in the files each sample lies."""
 
 import os
+import struct
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -239,7 +240,8 @@ def load_arrays(path: Path) -> dict[str, Array]:
                 return _arrays_of(stored)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except (BadZipFile, EOFError, zlib.error):
+    # RuntimeError: zipfile met an unknown method or version, or an encrypted member.
+    except (BadZipFile, EOFError, RuntimeError, struct.error, zlib.error):
         raise ValueError("it is damaged") from None
 
 

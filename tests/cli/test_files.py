@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 from cli.conftest import FILES, Factory
 from cli.warming import NO_DAEMON, present, warm
 from support.session import Session, wait_until
+
+from monarch_py.commands.files import NamedFiles
+from monarch_py.commands.warm import Warm
+from monarch_py.errors import SessionError
 
 
 @pytest.fixture
@@ -64,6 +69,35 @@ def test_a_dry_run_tells_what_has_no_room(
     done = warm(session, "--dry-run", source / "a")
     assert done.returncode == 0
     assert "1 file (68.4 KiB) would be filled, of which the tiers have room for " in done.stdout
+
+
+def test_an_interrupted_dry_run_says_so(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_run: Warm, _show: object, *, wait: bool) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Warm, "run", interrupted)
+    done = warm(session, "--dry-run")
+    said = "interrupted; nothing was copied\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, said, "")
+
+
+def test_no_copy_of_another_daemon_is_dropped(session: Session) -> None:
+    """It has other numbers for the files."""
+    warm(session)
+    named = NamedFiles(session.paths, None)
+    session.stop()
+    session.start()
+    with pytest.raises(SessionError, match="the daemon was replaced by another one"):
+        named.evict()
+
+
+@pytest.mark.parametrize("command", ["ls", "evict"])
+def test_it_tells_that_the_scan_goes_on(
+    session: Session, source: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(NamedFiles, "scanned", False)
+    done = session.monarch(command, str(source))
+    assert "the sources are still being listed: more files may come\n" in done.stderr
 
 
 def test_what_stands_for_no_file(session: Session, source: Path) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from support import users
 from support.command_line import run_monarch
 from support.session import Session
 
+from monarch_py.commands import first_config
 from monarch_py.config.load import load_config
+
+open_place = pytest.fixture(users.open_place)
 
 
 def monarch(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -72,6 +77,60 @@ def test_what_is_no_dataset(tmp_path: Path) -> None:
     said = f"monarch: {tmp_path / 'none'}: not a directory; name the dataset's directory\n"
     assert done.stderr == said
     assert not (tmp_path / "tiers.yaml").exists()
+
+
+# --- odd nodes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "rooms"), [("ext4", 2), ("btrfs", 1), ("zfs", 1)])
+def test_what_shares_its_room_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, rooms: int
+) -> None:
+    names = {"btrfs": ("tank", "tank"), "zfs": ("tank/home", "tank/data"), "ext4": ("a", "b")}[kind]
+    paths = tmp_path, first_config.SHARED_MEMORY
+    mounts = [
+        first_config._Mount(path, kind, name) for path, name in zip(paths, names, strict=True)
+    ]
+    monkeypatch.setattr(first_config, "_mounts", lambda: iter(mounts))
+    devices = [os.stat(path).st_dev for path in paths]
+    assert len(set(devices)) == 2
+    assert len(first_config.local_disks(set())) == rooms
+    assert len(first_config.local_disks({devices[1]})) == rooms - 1
+
+
+def test_a_named_directory_that_hangs_is_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [first_config._Mount(tmp_path, "ext4", "disk")]
+    monkeypatch.setattr(first_config, "_mounts", lambda: iter(mounts))
+    hung = tmp_path / "hung"
+    hung.mkdir()
+    monkeypatch.setenv("SLURM_TMPDIR", str(hung))
+    assert [place.path for place in first_config.local_disks(set())] == [hung]
+    monkeypatch.setattr(first_config, "hanging", lambda paths: [x for x in paths if x == hung])
+    assert hung not in [place.path for place in first_config.local_disks(set())]
+
+
+def test_a_mount_in_a_closed_directory_is_left_out(open_place: Path) -> None:
+    """As those of containers are."""
+    closed = open_place / "closed/merged"
+    closed.mkdir(parents=True)
+    closed.parent.chmod(0o700)
+    code = (
+        "import sys, pathlib, monarch_py.commands.first_config as first\n"
+        "mount = first._Mount(pathlib.Path(sys.argv[1]), 'overlay', 'overlay')\n"
+        "first._mounts = lambda: iter([mount])\n"
+        "print(first.local_disks(set()))\n"
+    )
+    path = [entry for entry in (str(users.PACKAGE), *sys.path) if entry]
+    done = subprocess.run(
+        users.as_user(users.ALICE, users.python_for_all(), "-c", code, closed),
+        env={**os.environ, "PYTHONPATH": ":".join(path), "TMPDIR": "/tmp"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
 def test_check_names_the_line_and_the_mend(session: Session) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,41 @@ def test_a_socket_is_this_users_alone(session: Session, tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 128 + signal.SIGTERM
     assert not path.exists()
+
+
+def test_the_last_file_does_not_say_that_the_daemon_runs(session: Session, tmp_path: Path) -> None:
+    textfile = tmp_path / "monarch.prom"
+    with subprocess.Popen(
+        session.command("metrics", "--textfile", str(textfile), "--every", "600"),
+        env=session.env(preload=False),
+    ) as process:
+        wait_until(textfile.exists, what="the first file")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+    assert samples(textfile.read_text()) == {("monarch_up", ()): 0}
+
+
+def test_a_socket_that_cannot_be_made_is_one_sentence(session: Session, tmp_path: Path) -> None:
+    for path in (tmp_path / "none" / "s", tmp_path / ("x" * 120)):
+        done = session.monarch("metrics", "--socket", str(path))
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert f"{path}: cannot listen there (" in done.stderr
+
+
+def test_a_listener_that_does_not_accept_keeps_its_socket(session: Session, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sock"
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen(0)
+        status = 0
+        while status == 0:
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            status = client.connect_ex(str(path))
+        done = session.monarch("metrics", "--socket", str(path))
+    assert f"another process listens at {path}; name another path" in done.stderr
+    assert path.exists()
 
 
 def test_one_way_at_a_time(session: Session, tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
+import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ import pytest
 from cli.conftest import FILES, Factory
 from support.session import MIB, Session
 
+from monarch_py.cli.top import _is_quit
 from monarch_py.report.rates import Rates, seconds_left
 from monarch_py.report.top import View
 
@@ -117,6 +120,32 @@ def test_rates_are_right_within_a_look(session: Session, source: Path) -> None:
 def test_in_a_pipe_each_look_is_printed(session: Session) -> None:
     done = session.monarch("top", "-n", "2", "-d", "0.1")
     assert (done.returncode, done.stdout.count("monarch top"), done.stderr) == (0, 2, "")
+
+
+def test_a_signal_leaves_the_terminal_in_order(session: Session) -> None:
+    terminal, full_screen = Terminal(100), 1049 << 5  # as pyte notes a private mode
+    with running(session, terminal) as process:
+        terminal.wait("opens")
+        assert not termios.tcgetattr(terminal.theirs)[3] & termios.ECHO
+        assert full_screen in terminal.screen.mode
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+        assert termios.tcgetattr(terminal.theirs)[3] & termios.ECHO
+        terminal.read()
+        assert full_screen not in terminal.screen.mode
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [(b"\x1b[A", False), (b"\x1bOQ", False), (b"x", False), (b"\x1b", True), (b"xyq", True)],
+)
+def test_which_keys_end_it(monkeypatch: pytest.MonkeyPatch, keys: bytes, expected: bool) -> None:
+    ours, theirs = pty.openpty()
+    tty.setcbreak(theirs)
+    with os.fdopen(ours, "wb", buffering=0) as keyboard, os.fdopen(theirs) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        keyboard.write(keys)
+        assert _is_quit(time.monotonic() + 0.2, has_keys=True) == expected
 
 
 def test_it_ends_with_its_daemon(session: Session) -> None:

@@ -666,6 +666,7 @@ static void prepare(void) {
     }
     root = open(root_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(root >= 0 && copies >= 0 && fstat(root, &st) == 0);
+    control.owner = geteuid(); /* files of this user alone may come from the pack */
     control.sources = 2;
     control.source[0].dev = st.st_dev;
     control.source[0].path_len = (uint32_t)strlen(root_path);

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import time
@@ -13,11 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import users
 from support.files import Files, age, check_all, random_bytes
 from support.session import Session, wait_until
+from support.users import ALICE
 
+from monarch_py.config.schema import SourceConfig
+from monarch_py.daemon.copies.packs import Packs
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.packs.index import index_path
+from monarch_py.native import ffi
+from monarch_py.packs.index import PackIndex, index_path
 from monarch_py.packs.tar import write_pack
 
 Factory = Callable[..., Session]
@@ -185,6 +192,49 @@ def test_two_sources_with_a_pack_each(session_factory: Factory, tmp_path: Path) 
         assert from_pack(session, site) == names(site)
 
 
+open_place = pytest.fixture(users.open_place)
+
+
+def test_a_file_that_is_closed_to_the_daemons_user_is_no_member(
+    session_factory: Factory, open_place: Path
+) -> None:
+    """The pack was made by a user who may read more."""
+    site, group, place = Site(open_place), 65532, open_place / "session"
+    rights = {
+        "own": (ALICE, 0, 0o400), "group": (0, group, 0o640), "all": (0, 0, 0o644),
+        "closed": (0, 0, 0o600), "others": (0, 65531, 0o640), "not_own": (ALICE, 0, 0o044),
+    }  # fmt: skip
+    for name, (owner, owners, mode) in rights.items():
+        path = site.files.add(name, SMALL)
+        os.chown(path, owner, owners)
+        path.chmod(mode)
+    age(site.files.root)
+    write_pack(site.files.root, site.pack)
+    site.pack.chmod(0o644)
+    place.mkdir()
+    session = session_factory([site.source()], directory=place, prefetch="eager")
+    for path in (place, place / "tier0", place / "shm"):
+        os.chown(path, ALICE, ALICE)
+    python, env = users.python_for_all(), users.environment(session)
+
+    def monarch(*words: str) -> list[str]:
+        return users.as_user(ALICE, python, *session.command(*words)[1:], groups=[group])
+
+    def told() -> dict[str, Any]:
+        said = subprocess.run(
+            monarch("status", "--json"), env=env, capture_output=True, check=False
+        )
+        found: dict[str, Any] = {} if said.returncode else json.loads(said.stdout)["sources"][0]
+        return found
+
+    with subprocess.Popen(monarch("serve"), env=env) as daemon:
+        try:
+            wait_until(lambda: told().get("bypass", {}).get("failed") == 3, what="the end")
+            assert told()["present"] == 3
+        finally:
+            daemon.terminate()
+
+
 # --- a pack that is of no use --------------------------------------------------------------------
 
 
@@ -236,6 +286,23 @@ def test_a_pack_that_does_not_fit_its_index_is_left_alone(
     said = session.log.read_text()
     assert said.count("the pack is not used, and files are read one by one") == 1
     assert site.pack.name in said
+
+
+def test_the_sentence_of_an_error_of_the_engine_names_the_pack(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one descriptor is free, and the engine cannot duplicate it."""
+    index = PackIndex.load(site.pack)
+    monkeypatch.setattr(PackIndex, "load", lambda _: index)
+    next_free = os.dup(0)
+    os.close(next_free)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free + 1, before[1]))
+    try:
+        Packs(ffi.NULL, [SourceConfig(path=site.files.root, pack=site.pack)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert f"Too many open files: '{site.pack}'" in caplog.text
 
 
 # --- what the source is asked for ----------------------------------------------------------------
@@ -295,6 +362,58 @@ def test_little_is_read_in_vain_for_a_few_files(
     # Ten files, none near another: at most three pages each.
     assert counts["read"] <= 20
     assert counts["bytes_read"] <= 10 * 3 * 4096
+
+
+def test_no_window_is_read_twice_when_there_are_too_many(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource]
+) -> None:
+    """Opens in any order begin more windows than are kept."""
+    slow, size = slow_factory(), 64 << 10
+    site = Site(slow.backing)
+    site.files.add_many(1000, size)
+    site.write_pack()
+    site.files.root, site.pack = slow.mountpoint / "data", slow.mountpoint / "train.tar"
+    session = session_factory([site.source()], prefetch="on_demand", handover_size="0").start()
+    session.wait_scanned()
+    paths = [str(site.files.path(name)) for name in site.files.digests]
+    random.Random(1).shuffle(paths)
+    slow.latency(read=0.0005)
+    slow.reset()
+    opens = "import os, sys\nfor path in open(sys.argv[1]): os.close(os.open(path[:-1], 0))"
+    chosen = listed(session, [Path(path) for path in paths])
+    assert session.run(["python3", "-IS", "-c", opens, chosen]).returncode == 0
+    session.wait_idle()
+    assert asked(slow)["bytes_read"] <= 1.2 * len(paths) * size
+
+
+def test_a_pack_is_read_again_after_an_error_and_its_change_is_told(
+    session_factory: Factory, slow_site: tuple[SlowSource, Site]
+) -> None:
+    slow, site = slow_site
+    session = session_factory([site.source()], prefetch="none").start()
+    session.wait_scanned()
+    slow.fail(errno.EIO)
+    first, *others = names(site)
+    assert session.monarch("warm", str(site.files.path(first))).returncode == 1
+    slow.fail(0)
+
+    def opens() -> int:
+        session.monarch("clear")
+        wait_until(lambda: session.status()["tiers"][0]["files"] == 0, what="an empty tier")
+        slow.reset()
+        warm(session, *(str(site.files.path(name)) for name in others[:20]))
+        return int(slow.counts()["open"])
+
+    wait_until(lambda: opens() == 0, timeout=60, what="a read of the pack")
+    touch(site.pack)
+    assert opens() == 20
+
+    def told() -> list[str]:
+        lines = session.log.read_text().splitlines()
+        return [line.rpartition(": ")[2] for line in lines if "one by one" in line]
+
+    said = ["Input/output error", "it has changed"]
+    wait_until(lambda: told() == said, what="the two sentences")
 
 
 def test_files_come_when_the_pack_cannot_be_read(

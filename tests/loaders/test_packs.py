@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import re
+import socket
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -145,6 +150,66 @@ def test_a_large_file_that_shrinks_is_one_sentence(
         write_pack(root, tmp_path / "train.tar")
 
 
+def test_what_is_neither_a_file_nor_a_link_is_left_out(root: Path, tmp_path: Path) -> None:
+    os.mkfifo(root / "fifo")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(root / "socket"))
+    words = [str(root), "-o", str(tmp_path / "train.tar")]
+    done = subprocess.run(
+        [sys.executable, "-m", "monarch_py", "pack", *words],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(PackIndex.load(tmp_path / "train.tar").names()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("failing", ["open", "read"])
+def test_a_large_file_that_cannot_be_read_is_named(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    opened = packing._opened
+
+    def opening(path: Path, buffering: int = -1) -> BinaryIO:
+        if path.name != "large":
+            return opened(path, buffering)
+        if failing == "open":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return os.fdopen(os.open(path, os.O_WRONLY), "rb")  # each read fails
+
+    monkeypatch.setattr(packing, "_opened", opening)
+    said = r"large: (Permission denied|Bad file descriptor); check the path and its permissions"
+    with pytest.raises(MonarchError, match=said):
+        write_pack(root, tmp_path / "train.tar")
+
+
+@pytest.mark.parametrize(
+    ("modes", "expected"),
+    [([0o644, 0o664], 0o644), ([0o644, 0o640], 0o640), ([0o604, 0o644], 0o600), ([0o600], 0o600)],
+)
+def test_the_tar_is_closed_to_whom_a_file_is_closed(
+    tmp_path: Path, modes: list[int], expected: int
+) -> None:
+    (tmp_path / "data").mkdir()
+    for number, mode in enumerate(modes):
+        path = tmp_path / "data" / f"{number}"
+        path.touch()
+        path.chmod(mode)
+    age(tmp_path / "data")
+    old = os.umask(0o022)
+    try:
+        write_pack(tmp_path / "data", tmp_path / "train.tar")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "train.tar").stat().st_mode & 0o777 == expected
+    if modes[-1] == 0o640 and os.geteuid() == 0:  # of a group that is not the tar's
+        os.chown(path, 0, 65532)
+        write_pack(tmp_path / "data", tmp_path / "train.tar")
+        assert (tmp_path / "train.tar").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_file_that_has_just_changed_is_read_when_its_time_would_tell_a_change(
     root: Path, tmp_path: Path
 ) -> None:
@@ -205,6 +270,15 @@ def test_a_member_outside_the_directory_is_left_out(root: Path, tmp_path: Path) 
     packed = index_pack(root, pack)
     assert packed.index.names() == ["a/0"]
     assert list(packed.changed) == outside
+
+
+def test_a_hard_link_of_a_tar_is_left_out_and_told(root: Path, tmp_path: Path) -> None:
+    pack = tmp_path / "train.tar"
+    os.link(root / "a/0", root / "twin")
+    subprocess.run(["tar", "-cf", pack, "-C", root, "a/0", "twin"], check=True)
+    packed = index_pack(root, pack)
+    assert (packed.files, packed.changed) == (2, ("twin",))
+    assert packed.index.names() == ["a/0"]
 
 
 def test_of_two_members_with_one_name_the_last_one_counts(root: Path, tmp_path: Path) -> None:
@@ -313,6 +387,23 @@ def test_no_damage_gives_other_bytes(
     for column in ("hashes", "offsets", "sizes", "mtimes_ns"):
         assert (getattr(found, column) == getattr(right, column)).all()
     assert found.names() == right.names()
+
+
+@pytest.mark.parametrize("record", [b"PK\x01\x02", b"PK\x03\x04"])
+def test_any_bit_of_a_record_of_the_archive_may_be_wrong(
+    root: Path, tmp_path: Path, record: bytes
+) -> None:
+    """These say how a column is stored: the method, the version, the flags."""
+    pack = tmp_path / "train.tar"
+    write_pack(root, pack)
+    stored = index_path(pack).read_bytes()
+    first = stored.index(record)
+    for bit in range(8 * 46):
+        changed = bytearray(stored)
+        changed[first + bit // 8] ^= 1 << bit % 8
+        index_path(pack).write_bytes(changed)
+        with suppress(ConfigError):
+            assert sorted(PackIndex.load(pack).names()) == sorted(NAMES)
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -42,3 +42,22 @@ def test_no_node_opens_a_file_that_is_in_the_pack(
                 0,
                 f"{FILES} copies checked, 0 damaged, 0 outdated\n",
             )
+
+
+def test_a_node_reads_none_of_another_nodes_files_along(
+    mounts: Callable[[int], list[SlowSource]], tmp_path: Path
+) -> None:
+    """Of large members, a window would have many of the other nodes' if these counted as wanted."""
+    sources, count, size = mounts(3), 200, 100 << 10
+    backing = sources[0].backing
+    make_files(backing / "data", count, size)
+    age(backing / "data")
+    write_pack(backing / "data", backing / "train.tar")
+    served: list[Any] = [
+        [{"path": str(mount.mountpoint / "data"), "pack": str(mount.mountpoint / "train.tar")}]
+        for mount in sources
+    ]
+    with Nodes(tmp_path / "nodes", served, [64 * MIB] * 3, prefetch="eager") as nodes:
+        nodes.start()
+        nodes.wait_idle()
+        assert sum(source.counts()["bytes_read"] for source in sources) <= 1.3 * count * size

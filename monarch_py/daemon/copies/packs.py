@@ -37,6 +37,7 @@ class Packs:
 
     def __init__(self, engine: Any, sources: Sequence[SourceConfig]) -> None:
         self._engine = engine
+        self._logged: dict[int, int] = {}  # the last error of each source's pack
         self._used = {
             number: source.pack
             for number, source in enumerate(sources)
@@ -59,7 +60,7 @@ class Packs:
             if failed == -errno.ESTALE:
                 raise ConfigError(f"{pack}: has changed since its index was made")
             if failed:
-                raise OSError(-failed, os.strerror(-failed))
+                raise OSError(-failed, os.strerror(-failed), str(pack))
         except (ConfigError, OSError) as error:
             log.warning("the pack is not used, and files are read one by one: %s", error)
             return False
@@ -81,11 +82,13 @@ class Packs:
         return arranged
 
     def look(self) -> None:
-        """Logs that a pack has changed, once, or cannot be read."""
+        """Logs that a pack has changed, or cannot be read; the same error of a pack only once."""
         for number, pack in list(self._used.items()):
             error = int(lib.monarch_engine_pack_error(self._engine, number))
-            if error:
+            if error and error != self._logged.get(number):
+                self._logged[number] = error
                 is_changed = error == errno.ESTALE
                 why = "it has changed" if is_changed else os.strerror(error)
                 log.warning("%s: files are read one by one: %s", pack, why)
+            if error == errno.ESTALE:
                 del self._used[number]
