@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,35 @@ def test_an_image_folder_in_batches(images: Path, make: Callable[..., Job], meth
         iter(loader)
     assert loader.statistics()["batches"] == 6
     loader.close()
+
+
+def test_a_loader_for_each_epoch_goes_on_with_the_job(
+    images: Path, make: Callable[..., Job]
+) -> None:
+    job = make(images, 12, EPOCHS, seed=3, workers=0)
+    dataset = NoPFSImageFolder(images, job, np.asarray)
+    first, second = (
+        [tuple(pixels[0, 0].tolist()) for batch, _ in NoPFSDataLoader(dataset) for pixels in batch]
+        for _ in range(EPOCHS)
+    )
+    assert first != second and sorted(first) == sorted(second)
+    with pytest.raises(MonarchError, match="all 2 epochs"):
+        iter(NoPFSDataLoader(dataset))
+
+
+def test_get_goes_on_after_a_worker_was_killed(tmp_path: Path, make: Callable[..., Job]) -> None:
+    dataset = Records(tmp_path / "records", [10 + i for i in range(40)])
+    job, whole = make(dataset, 4, EPOCHS, workers=1), make(dataset, 4, EPOCHS, workers=0)
+    want = [bytes(whole.get()[0]) for _ in range(80)]
+    got = [bytes(job.get()[0]) for _ in range(6)]
+    for worker in multiprocessing.active_children():
+        worker.kill()
+        worker.join()
+    with pytest.raises(MonarchError, match="SIGKILL"):
+        while True:
+            got.append(bytes(job.get()[0]))
+    got += [bytes(job.get()[0]) for _ in range(80 - len(got))]
+    assert got == want
 
 
 def test_get_has_the_files_and_their_classes(images: Path, make: Callable[..., Job]) -> None:

@@ -305,6 +305,36 @@ def test_a_state_counts_delivered_batches(
         assert other.state_dict()["delivered"] == 0
 
 
+class Told(list[list[int]]):
+    """A batch sampler that is told its epoch, and does not resume."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize("kind", ["resumes", "told", "untold"])
+def test_a_state_from_the_end_of_an_epoch_skips_nothing_of_the_next(
+    make: Callable[..., StagedLoader], kind: str
+) -> None:
+    def one() -> StagedLoader:
+        samplers = {"resumes": UniformSampler(8, 4, 0, Ranks(0, 1, 1)), "told": Told(batches(8))}
+        return make(Labelled(8), batch_sampler=samplers.get(kind, batches(8)), workers=0)
+
+    first, second = one(), one()
+    first.set_epoch(1)
+    assert len(list(first)) == 2
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state["delivered"] == 2
+    second.load_state_dict(state)
+    second.set_epoch(2)
+    assert len(list(second)) == 2 and second.state_dict()["delivered"] == 2
+    if kind != "untold":
+        second.load_state_dict(state)
+        assert list(second) == []
+
+
 def test_an_epoch_that_is_left_early_disturbs_no_other(make: Callable[..., StagedLoader]) -> None:
     loader = make(Labelled(64))
     for _ in range(20):

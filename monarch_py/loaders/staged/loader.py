@@ -143,9 +143,13 @@ class StagedLoader:
         check_owner(self._owner, os.getpid())
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
+        if self._pinned is not None:
+            self._pinned.passed_on()  # the last batch of an epoch that was left early
         skip, self._skip = self._skip, 0
-        self._delivered = skip
-        self._sampled_epoch = _epoch_of(self.batch_sampler)
+        epoch = _epoch_of(self.batch_sampler)
+        if epoch != self._sampled_epoch:
+            skip = 0  # the state was of another epoch
+        self._delivered, self._sampled_epoch = skip, epoch
         batches = iter(self.batch_sampler)
         if not _resumes(self.batch_sampler):
             batches = islice(batches, skip, None)
@@ -161,16 +165,23 @@ class StagedLoader:
         done = 0 if is_new else self._delivered
         sampler: Any = self.batch_sampler
         if not _resumes(sampler):
-            return {"delivered": done}
+            return {"delivered": done, "epoch": _epoch_of(sampler)}
         return {"delivered": done, "batch_sampler": sampler.state_dict(done=done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next epoch to be iterated goes on after the batches that the state has counted."""
+        """The state's epoch goes on after the batches that the state has counted. Any other epoch
+        that `set_epoch` names before the iteration begins at its first batch; so does the iteration
+        after a whole epoch of a sampler that knows no epochs."""
         self._epoch += 1
-        self._skip = self._delivered = int(state["delivered"])
+        done = int(state["delivered"])
         sampler: Any = self.batch_sampler
         if _resumes(sampler):
             sampler.load_state_dict(state["batch_sampler"])
+        elif state.get("epoch") is not None:
+            self.set_epoch(state["epoch"])
+        elif hasattr(sampler, "__len__") and done == len(sampler):
+            done = 0
+        self._skip = self._delivered = done
         self._sampled_epoch = _epoch_of(self.batch_sampler)
 
     # --- what it has done -----------------------------------------------------------------------
