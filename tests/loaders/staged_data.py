@@ -42,6 +42,8 @@ class Records:
 class Rows(Records):
     """Rows of numbers, as an HDF5 dataset has them."""
 
+    read_into = Records.read_into
+
     def __getitem__(self, index: int) -> Any:
         return np.frombuffer(super().__getitem__(index), dtype=np.int32).reshape(2, -1)
 
@@ -51,6 +53,34 @@ class Turned(Rows):
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index)[::-1]
+
+
+class Now(Rows):
+    """Rows that a random augmentation leaves as they are at first."""
+
+    drawn = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.drawn += 1
+        return super().__getitem__(index) * (1 if self.drawn <= 1 else 2)
+
+
+class Forwarding:
+    """Changes samples, and has all else of the dataset inside."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
 
 class Labelled:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaders.staged_data import Rows
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
@@ -269,6 +270,24 @@ def test_nothing_is_read_for_epochs_that_do_not_come(
         assert source.counts()["bytes_read"] == 3 * 16 * size
 
 
+def test_a_dataset_that_changes_its_samples_is_refused(tmp_path: Path) -> None:
+    class Turned(RecordDataset):
+        def __getitem__(self, number: int) -> Any:
+            return super().__getitem__(number)[::-1]
+
+    write(tmp_path / "a.bin", 30)
+    with pytest.raises(ConfigError, match="dataset: Turned has"):
+        GroupLoader(Turned(tmp_path / "a.bin", record_bytes=RECORD), 10, 10)
+
+
+def test_rows_of_a_dataset_of_ones_own(tmp_path: Path) -> None:
+    """Its form is found by a look at the first sample."""
+    dataset = Rows(tmp_path / "rows", [48] * 30)
+    with loading(dataset, 10, 10, labels=np.arange(30)) as loader:
+        for batch, numbers in loader:
+            assert np.array_equal(batch, np.stack([dataset[i] for i in numbers]))
+
+
 # --- state ---------------------------------------------------------------------------------------
 
 
@@ -323,6 +342,11 @@ def test_iterations_one_after_the_other(tmp_path: Path) -> None:
         with pytest.raises(MonarchError, match="another iteration"):
             next(left)
         assert len(list(loader)) == 10
+        unused, newest = iter(loader), iter(loader)
+        taken = [next(newest)]
+        with pytest.raises(MonarchError, match="another iteration"):
+            next(unused)
+        assert sorted(rows([*taken, *newest])) == sorted(row.tobytes() for row in values)
 
 
 # --- which groups --------------------------------------------------------------------------------

@@ -23,7 +23,9 @@ from loaders.staged_data import (
     STOP,
     Drawing,
     Failing,
+    Forwarding,
     Labelled,
+    Now,
     Records,
     Rows,
     Signalled,
@@ -140,6 +142,14 @@ def test_a_sample_that_is_changed_on_its_way_is_not_read_in_place(
     assert not loader.reads_in_place
     for batch, samples in zip(loader, batches(8), strict=True):
         assert np.array_equal(batch.numpy(), np.stack([dataset[i] for i in samples]))
+
+
+def test_a_sample_that_is_changed_by_chance_is_not_read_in_place(tmp_path: Path) -> None:
+    for dataset in (
+        Now(tmp_path / "rows", [48] * 8),
+        Forwarding(Rows(tmp_path / "rows", [48] * 8)),
+    ):
+        assert not StagedLoader(dataset, batch_sampler=batches(8), workers=0).reads_in_place
 
 
 @pytest.mark.parametrize("workers", [0, 1])

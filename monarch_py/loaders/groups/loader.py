@@ -6,6 +6,7 @@ their group.
 """
 
 import importlib.util
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.groups.reader import GroupReader
 from monarch_py.loaders.groups.runs import RankGroups, Run
 from monarch_py.loaders.groups.size import fitting, largest, warn
+from monarch_py.loaders.records.form import form_of
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.native import Array, Int32s, Ints
 from monarch_py.plan.schedule import EpochSchedule, group_schedule
@@ -83,7 +85,8 @@ class GroupLoader:
     Each epoch has every sample once; with `drop_last=False`, (-length) % world_size samples come
     twice. All ranks make equally many steps, with batches of one size.
 
-    dataset : with `sizes` and `read_into`, as RecordDataset and PackDataset have them
+    dataset : with `sizes` and `read_into`, as RecordDataset and PackDataset have them; `dataset[i]`
+        is what is read, unchanged
     group : samples of a group; 'auto' takes 16 MiB and more than `epochs` samples, within `memory`,
         and so few that each rank gets a group
     epochs : for how many the training runs: they are compared with the group, and nothing is read
@@ -115,9 +118,11 @@ class GroupLoader:
         collate: Callable[[list[Any]], Any] | None = None,
         start_method: str | None = None,
     ) -> None:
-        if not hasattr(dataset, "read_into"):
+        self.form = form_of(dataset)
+        if self.form is None:
             raise ConfigError(
-                f"dataset: {type(dataset).__name__} has no read_into; give a RecordDataset"
+                f"dataset: {type(dataset).__name__} has no read_into, or dataset[i] is not what it"
+                " reads; give a RecordDataset, and change samples in collate"
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.drop_last, self.collate = drop_last, collate
@@ -236,6 +241,8 @@ class GroupLoader:
             self._ahead.asked.append((run, slot, reader.ask(slot, run.samples)))
 
     def _batches(self, ahead: GroupsAhead, begin: int, iteration: int) -> Iterator[Any]:
+        # Nothing has run since __iter__: another iteration may have begun, or a fork been made.
+        self._check_newest(iteration)
         epoch = ahead.groups
         if begin >= len(epoch.ends):
             return
@@ -246,15 +253,18 @@ class GroupLoader:
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):
-            if self._iteration != iteration:
-                raise MonarchError(
-                    "groups: another iteration over this loader has begun; go on with that one"
-                )
+            self._check_newest(iteration)
             end = int(epoch.ends[step])
             samples = self._or_close(groups.samples, at, end)
             self._given = step + 1
             yield self._batch(samples, epoch.samples[at:end])
             at = end
+
+    def _check_newest(self, iteration: int) -> None:
+        if self._iteration != iteration:
+            raise MonarchError(
+                "groups: another iteration over this loader has begun; go on with that one"
+            )
 
     def _or_close(self, get: Callable[[int, int], Any], begin: int, end: int) -> Any:
         try:
@@ -292,8 +302,8 @@ class _Groups:
     def __init__(self, loader: GroupLoader, reader: GroupReader, ahead: GroupsAhead) -> None:
         self._loader, self._reader, self._runs = loader, reader, ahead.runs
         self._sizes = np.asarray(loader.dataset.sizes)
-        rows = getattr(loader.dataset, "rows", None)
-        self._row = rows[0] if rows else None  # None: samples are bytes
+        form = loader.form
+        self._row = None if form is None or form.is_bytes else form  # None: samples are bytes
         self._asked = ahead.asked
         self._run: Run | None = None
         self._slot = 0
@@ -314,7 +324,7 @@ class _Groups:
         """The samples at these places of the epoch: an array of rows, or a list of bytes."""
         out: Any = []
         if self._row is not None:
-            out = np.empty((end - begin, *self._row.shape), dtype=self._row.dtype)
+            out = np.empty(self._shape(end - begin), dtype=self._row.dtype)
         at = begin
         while at < end:
             run = self._arrived(at)
@@ -347,9 +357,14 @@ class _Groups:
 
     def _rows(self, count: int) -> Array:
         assert self._row is not None
-        memory = self._reader.slot(self._slot)[: count * self._row.row_bytes]
-        table: Array = memory.view(self._row.dtype).reshape(count, *self._row.shape)
+        shape = self._shape(count)
+        memory = self._reader.slot(self._slot)[: math.prod(shape) * self._row.dtype.itemsize]
+        table: Array = memory.view(self._row.dtype).reshape(shape)
         return table
+
+    def _shape(self, count: int) -> tuple[int, ...]:
+        assert self._row is not None and self._row.shape is not None
+        return (count, *self._row.shape)
 
     def _bytes(self, places: Ints) -> list[bytes]:
         assert self._starts is not None

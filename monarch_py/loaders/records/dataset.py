@@ -13,6 +13,7 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.records.chunked import Bands, Part, RowParts, plain_offsets
 from monarch_py.loaders.records.descriptors import Descriptors
 from monarch_py.loaders.records.files import KINDS, indexed
+from monarch_py.loaders.records.form import Form
 from monarch_py.loaders.records.hdf5 import Decoder, Rows, rows_of
 from monarch_py.loaders.records.joining import PIECE, Extents, join, pieces
 from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
@@ -171,6 +172,14 @@ class RecordDataset:
             self._decoders.popitem()[1].close()
 
     # --- samples -------------------------------------------------------------------------------
+
+    @property
+    def sample_form(self) -> Form:
+        """What samples are; nothing is read for it."""
+        if self.rows:
+            return Form(self.rows[0].shape, self.rows[0].dtype, False)
+        is_even = len(self.sizes) > 0 and bool((self.sizes == self.sizes[0]).all())
+        return Form((int(self.sizes[0]),) if is_even else None, np.dtype(np.uint8), True)
 
     def __len__(self) -> int:
         return len(self._file)
