@@ -342,7 +342,9 @@ def test_iterations_one_after_the_other(tmp_path: Path) -> None:
         with pytest.raises(MonarchError, match="another iteration"):
             next(left)
         assert len(list(loader)) == 10
-        unused, newest = iter(loader), iter(loader)
+        unused = iter(loader)
+        loader.set_epoch(1)
+        newest = iter(loader)
         taken = [next(newest)]
         with pytest.raises(MonarchError, match="another iteration"):
             next(unused)

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.records.chunked import Bands, Part, RowParts, plain_offsets
-from monarch_py.loaders.records.descriptors import Descriptors
+from monarch_py.loaders.records.descriptors import MOST_OPEN, Descriptors
 from monarch_py.loaders.records.files import KINDS, indexed
 from monarch_py.loaders.records.form import Form
 from monarch_py.loaders.records.hdf5 import Decoder, Rows, rows_of
@@ -154,22 +155,31 @@ class RecordDataset:
     def _begin(self) -> None:
         """What each process has for itself."""
         self._files = Descriptors(self._path, self.index.sizes)
+        self._locked = os.getpid(), threading.RLock()
         self._decoders: dict[int, Decoder] = {}
         self._gap = None if self.join == "auto" else self.join
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_files", "_decoders", "_gap")
+        own = ("_files", "_decoders", "_gap", "_locked")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._begin()
 
+    def _lock(self) -> threading.RLock:
+        """Threads read one after the other: they share descriptors and decoders. A forked child has
+        a lock of its own, since a thread of its parent may have held the parent's."""
+        if self._locked[0] != os.getpid():
+            self._locked = os.getpid(), threading.RLock()
+        return self._locked[1]
+
     def close(self) -> None:
         """Closes all files; the next read opens them again."""
-        self._files.close()
-        while self._decoders:
-            self._decoders.popitem()[1].close()
+        with self._lock():
+            self._files.close()
+            while self._decoders:
+                self._decoders.popitem()[1].close()
 
     # --- samples -------------------------------------------------------------------------------
 
@@ -197,7 +207,11 @@ class RecordDataset:
         size, offset = int(self.sizes[number]), int(self._offset[number])
         if size > PIECE:
             return None
-        descriptor = self._files.one(int(self._file[number]))
+        with self._lock():
+            return self._by_one_read(int(self._file[number]), size, offset)
+
+    def _by_one_read(self, file: int, size: int, offset: int) -> Any:
+        descriptor = self._files.one(file)
         try:
             if not self.rows:
                 content = os.pread(descriptor, size, offset)
@@ -249,13 +263,14 @@ class RecordDataset:
         extents = Extents(file, self._offset[wanted], length, start)
         plain = self._is_plain[file]
         parts: list[Part] = []
-        if not plain.all():
-            parts = self._parts(wanted, file, np.flatnonzero(~plain))
-            extents = extents.take(plain)
-        try:
-            self._read_all(extents, parts, out)
-        except OSError as error:
-            raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
+        with self._lock():
+            if not plain.all():
+                parts = self._parts(wanted, file, np.flatnonzero(~plain))
+                extents = extents.take(plain)
+            try:
+                self._read_all(extents, parts, out)
+            except OSError as error:
+                raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
         """The reads of rows in chunks, file by file. places : where such rows stand in `wanted`"""
@@ -299,7 +314,16 @@ class RecordDataset:
                 part.finish(content, table)
 
     def _read_extents(self, extents: Extents) -> None:
-        """Reads extents whose `start` is an address."""
+        """Reads extents whose `start` is an address, of at most MOST_OPEN files at once."""
+        if self.index.files > MOST_OPEN:
+            numbers = np.unique(extents.file)
+            for begin in range(0, len(numbers), MOST_OPEN):
+                some = numbers[begin : begin + MOST_OPEN]
+                self._read_of_open(extents.take(np.isin(extents.file, some)))
+        else:
+            self._read_of_open(extents)
+
+    def _read_of_open(self, extents: Extents) -> None:
         read_to(
             self._files.of(extents.file),
             extents.offset,

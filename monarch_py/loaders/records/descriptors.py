@@ -1,6 +1,8 @@
 """The open files of a dataset, in one process."""
 
+import errno
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -22,6 +24,7 @@ class Descriptors:
     def __init__(self, path_of: Callable[[int], str], sizes: np.ndarray) -> None:
         self._path_of, self._sizes = path_of, sizes
         self._open: OrderedDict[int, int] = OrderedDict()
+        weakref.finalize(self, _close_all, self._open)
 
     def of(self, files: Int32s) -> Int32s:
         """A descriptor for each of these files, (files,) int32. They stay open until the next call
@@ -48,9 +51,11 @@ class Descriptors:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise MonarchError(
-                f"{path}: {error.strerror}; check the path and its permissions"
-            ) from error
+            if error.errno == errno.EMFILE:
+                what = "raise the limit of open files (ulimit -n)"
+            else:
+                what = "check the path and its permissions"
+            raise MonarchError(f"{path}: {error.strerror}; {what}") from error
         size, indexed = os.fstat(descriptor).st_size, int(self._sizes[number])
         if size != indexed:
             os.close(descriptor)
@@ -62,5 +67,9 @@ class Descriptors:
         return descriptor
 
     def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
+        _close_all(self._open)
+
+
+def _close_all(opened: OrderedDict[int, int]) -> None:
+    while opened:
+        os.close(opened.popitem()[1])
