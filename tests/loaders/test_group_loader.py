@@ -346,8 +346,11 @@ def test_iterations_one_after_the_other(tmp_path: Path) -> None:
         loader.set_epoch(1)
         newest = iter(loader)
         taken = [next(newest)]
+        assert loader._reader is not None
+        asked = loader._reader._tasks
         with pytest.raises(MonarchError, match="another iteration"):
             next(unused)
+        assert loader._reader._tasks == asked, "it has overwritten the other iteration's group"
         assert sorted(rows([*taken, *newest])) == sorted(row.tobytes() for row in values)
 
 
@@ -425,6 +428,20 @@ def test_options_are_checked(tmp_path: Path, options: dict[str, Any], said: str)
 def process_of(loader: GroupLoader) -> psutil.Process:
     assert loader._reader is not None
     return psutil.Process(loader._reader.pid)
+
+
+def test_the_process_has_not_the_trainings_handler(tmp_path: Path) -> None:
+    write(tmp_path / "a.bin", 1000)
+    dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with loading(dataset, 10, 100, start_method="fork") as loader:
+            next(iter(loader))
+            process = process_of(loader)
+            process.terminate()
+            process.wait(ERROR_LIMIT_S)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from loaders.staged_data import Labelled, Records
 
 from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.loaders.memory.kept import KeptDataset
 from monarch_py.loaders.records.whole_files import ImageFolderFiles
 from monarch_py.loaders.staged.nopfs import Job, NoPFSDataLoader, NoPFSImageFolder
 from monarch_py.plan import Loader
@@ -91,6 +92,7 @@ def test_samples_lie_in_the_buffer_and_nothing_copies_them(
 def test_an_image_folder_in_batches(images: Path, make: Callable[..., Job], method: str) -> None:
     job = make(images, 4, EPOCHS, seed=3, multiprocessing_context=method, workers=1)
     dataset = NoPFSImageFolder(images, job, np.asarray)
+    assert dataset.__getitems__([]) == []
     assert dataset.class_to_idx == {"ant": 0, "bee": 1, "cat": 2}
     loader = NoPFSDataLoader(dataset)
     assert len(loader) == 3
@@ -145,6 +147,18 @@ def test_get_has_the_files_and_their_classes(images: Path, make: Callable[..., J
     got = sorted((bytes(view), int(label)) for view, label in (job.get() for _ in range(12)))
     assert got == sorted((files[i], int(files.labels[i])) for i in range(12))
     assert job.length() == 12
+
+
+def test_kept_images_have_their_classes(
+    images: Path, make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setenv("MONARCH_SHM", str(tmp_path / "shm"))
+    kept = KeptDataset(ImageFolderFiles(images), quota="1MiB")
+    job = make(kept, 4, 1, workers=0)
+    labels = sorted(int(job.get()[1]) for _ in range(12))
+    assert labels == [0] * 5 + [1] * 4 + [2] * 3
+    kept.close()
 
 
 @pytest.mark.parametrize("is_slow", [True, False])

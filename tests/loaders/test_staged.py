@@ -33,6 +33,7 @@ from loaders.staged_data import (
 )
 
 from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.staged.loader import StagedLoader
 from monarch_py.loaders.staged.nopfs import UniformSampler
@@ -373,6 +374,46 @@ def test_batches_larger_than_a_pipe_do_not_block_each_other(
     loader = make(Numbers(9), batch_sampler=[batch] * 4, collate_fn=with_names, workers=1)
     for names, numbers in loader:
         assert int(names[-1]) == batch[-1] and numbers.tolist() == batch
+
+
+class Named(Labelled):
+    def __getitem__(self, index: Any) -> Any:
+        return f"<{index}>"
+
+
+def as_list(samples: list[Any]) -> Any:
+    return samples
+
+
+def raise_timeout(*_: Any) -> None:
+    raise TimeoutError
+
+
+def test_large_keys_that_are_no_numbers_do_not_block_each_other(
+    make: Callable[..., StagedLoader],
+) -> None:
+    keys = [f"{number:010d}" for number in range(40_000)]
+    loader = make(Named(9), batch_sampler=[keys] * 4, collate_fn=as_list, workers=1)
+    signal.signal(signal.SIGALRM, raise_timeout)
+    signal.setitimer(signal.ITIMER_REAL, 20.0)
+    try:
+        for batch in loader:
+            assert batch == [f"<{key}>" for key in keys]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("slots", [1 << 42, 1 << 50])
+def test_memory_that_cannot_be_mapped_leaves_other_descriptors(slots: int) -> None:
+    with pytest.raises(MonarchError, match="max_batch"):
+        Ring(slots, 4096)
+    mine = os.open("/dev/null", os.O_RDONLY)
+    try:
+        gc.collect()
+        os.fstat(mine)
+    finally:
+        os.close(mine)
 
 
 class Odd(Labelled):

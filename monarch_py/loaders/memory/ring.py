@@ -7,7 +7,9 @@ as large as the largest batch may be, and takes memory only for the largest batc
 
 import mmap
 import os
+import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any
 
@@ -19,6 +21,13 @@ from monarch_py.util.units import format_size
 
 Bytes = npt.NDArray[np.uint8]
 PAGE = mmap.PAGESIZE
+
+
+@dataclass(frozen=True)
+class Pickled:
+    """Keys of samples that lie in a slot, pickled."""
+
+    n_bytes: int
 
 
 class Ring:
@@ -43,8 +52,8 @@ class Ring:
             ) from None
 
     def _map(self, fd: int) -> None:
-        self._fd = fd
         self.memory = mmap.mmap(fd, self.slots * self.slot_bytes)
+        self._fd = fd  # only now, since whoever has made it closes it if it cannot be mapped
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.memory.madvise(mmap.MADV_DONTDUMP)  # a core file would have every empty page
         whole = np.frombuffer(self.memory, dtype=np.uint8)
@@ -54,20 +63,27 @@ class Ring:
         """The memory of a slot: (slot_bytes,) uint8, writable."""
         return self._slots[number]
 
-    def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Sequence[Any]:
-        """Writes the numbers of samples to the beginning of a slot, where the worker finds them
-        before it fills the slot. A pipe could be full of them while the worker's answer fills the
-        other direction. Returns what `read_numbers` needs: how many they are; or the numbers, if
-        they are no integers."""
+    def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
+        """Writes the numbers of samples, or other keys, to the beginning of a slot, where the worker
+        finds them before it fills the slot. A pipe could be full of them while the worker's answer
+        fills the other direction. Returns what `read_numbers` needs: how many they are; for keys
+        that are no integers, how long their pickle is; or all of them, if the slot is too small."""
         count = len(numbers)
         if not all(isinstance(each, (int, np.integer)) for each in numbers):
-            return numbers
+            pickled = pickle.dumps(list(numbers), 5)
+            if len(pickled) > self.slot_bytes:
+                return numbers
+            self._slots[slot][: len(pickled)] = np.frombuffer(pickled, dtype=np.uint8)
+            return Pickled(len(pickled))
         if 8 * count > self.slot_bytes:
             return numbers
         self._slots[slot][: 8 * count].view(np.int64)[:] = numbers
         return count
 
-    def read_numbers(self, slot: int, written: int | Sequence[Any]) -> Sequence[Any]:
+    def read_numbers(self, slot: int, written: int | Pickled | Sequence[Any]) -> Sequence[Any]:
+        if isinstance(written, Pickled):
+            keys: list[Any] = pickle.loads(self._slots[slot][: written.n_bytes])  # noqa: S301  ours
+            return keys
         if not isinstance(written, int):
             return written
         numbers: list[int] = self._slots[slot][: 8 * written].view(np.int64).tolist()
@@ -93,4 +109,9 @@ class Ring:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.slots, self.slot_bytes = state["slots"], state["slot_bytes"]
-        self._map(state["descriptor"].detach())
+        fd = state["descriptor"].detach()
+        try:
+            self._map(fd)
+        except OSError:
+            os.close(fd)
+            raise

@@ -207,6 +207,8 @@ class NoPFSImageFolder:
         return self._decoded(self._files[index], index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        if not len(indices):
+            return []
         sizes = self._files.sizes[np.asarray(indices, dtype=np.int64)]
         content = np.empty(int(sizes.sum()), dtype=np.uint8)
         self._files.read_into(indices, content)
