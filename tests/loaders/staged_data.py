@@ -117,6 +117,34 @@ class Signalled(Labelled):
         return super().__getitem__(index)
 
 
+class Forking(Labelled):
+    """Leaves a child that holds the worker's pipe open, and kills the worker."""
+
+    def __init__(self, length: int, note: Path) -> None:
+        super().__init__(length)
+        self.note = note
+
+    def __getitem__(self, index: int) -> Any:
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        self.note.write_text(str(child))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Stopping(Labelled):
+    def __getitem__(self, index: int) -> Any:
+        if index == 13:
+            raise StopIteration
+        return super().__getitem__(index)
+
+
+class Swapped(Labelled):
+    def __getitem__(self, index: int) -> Any:
+        return np.array([index], dtype=">f4")
+
+
 class Drawing(Labelled):
     """Each sample has what this process's generators draw."""
 

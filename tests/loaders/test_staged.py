@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,15 @@ from loaders.staged_data import (
     STOP,
     Drawing,
     Failing,
+    Forking,
     Forwarding,
     Labelled,
     Now,
     Records,
     Rows,
     Signalled,
+    Stopping,
+    Swapped,
     Turned,
 )
 
@@ -39,6 +43,22 @@ from monarch_py.loaders.staged.loader import StagedLoader
 from monarch_py.loaders.staged.nopfs import UniformSampler
 
 LIMIT_S = 5.0
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError if the context takes longer."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def batches(length: int, size: int = 4, seed: int = 3) -> list[list[int]]:
@@ -231,6 +251,48 @@ def test_a_worker_that_is_killed_or_stopped_is_one_error(
     assert not multiprocessing.active_children()
 
 
+def test_a_killed_worker_whose_child_has_its_pipe_is_one_error(
+    tmp_path: Path, make: Callable[..., StagedLoader]
+) -> None:
+    loader = make(Forking(4, tmp_path / "child"), workers=1)
+    try:
+        with within(LIMIT_S), pytest.raises(MonarchError, match="SIGKILL"):
+            list(loader)
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
+def test_a_stopped_worker_that_has_all_slots_is_one_error(
+    make: Callable[..., StagedLoader],
+) -> None:
+    loader = make(Signalled(64, STOP), batch_sampler=[[13]] * 8, workers=1)
+    for _ in range(3):
+        epoch = iter(loader)
+    with within(2 * LIMIT_S), pytest.raises(MonarchError, match="stopped"):
+        next(epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_fails_counts_as_delivered(
+    make: Callable[..., StagedLoader], workers: int
+) -> None:
+    order = [[i] for i in range(12, 16)]
+    for dataset, error in ((Failing(16), KeyError), (Stopping(16), RuntimeError)):
+        loader = make(dataset, batch_sampler=order, workers=workers)
+        epoch = iter(loader)
+        next(epoch)
+        with pytest.raises(error):
+            next(epoch)
+        assert loader.state_dict()["delivered"] == 2
+        assert [int(batch["more"][0]) for batch in epoch] == [14, 15]
+
+
+def test_arrays_of_the_other_byte_order_stay_arrays(make: Callable[..., StagedLoader]) -> None:
+    pytest.importorskip("torch")
+    (batch,) = make(Swapped(2), batch_sampler=[[0, 1]])
+    assert batch.dtype == ">f4" and batch.tolist() == [[0.0], [1.0]]
+
+
 TRAINING = """
 import os, sys, time
 from loaders.staged_data import Labelled
@@ -385,23 +447,14 @@ def as_list(samples: list[Any]) -> Any:
     return samples
 
 
-def raise_timeout(*_: Any) -> None:
-    raise TimeoutError
-
-
 def test_large_keys_that_are_no_numbers_do_not_block_each_other(
     make: Callable[..., StagedLoader],
 ) -> None:
     keys = [f"{number:010d}" for number in range(40_000)]
     loader = make(Named(9), batch_sampler=[keys] * 4, collate_fn=as_list, workers=1)
-    signal.signal(signal.SIGALRM, raise_timeout)
-    signal.setitimer(signal.ITIMER_REAL, 20.0)
-    try:
+    with within(4 * LIMIT_S):
         for batch in loader:
             assert batch == [f"<{key}>" for key in keys]
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("slots", [1 << 42, 1 << 50])
@@ -533,8 +586,12 @@ def test_it_is_of_use_only_in_the_process_that_made_it(make: Callable[..., Stage
         try:
             iter(loader)
         except MonarchError:
-            os._exit(0)
-        os._exit(1)
+            try:
+                next(epoch)
+            except MonarchError:
+                os._exit(0)
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     assert len(list(epoch)) == 1
 

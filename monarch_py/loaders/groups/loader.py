@@ -5,8 +5,8 @@ after the other, is read at once; groups come in random order, and samples in ra
 their group.
 """
 
-import importlib.util
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.groups.reader import GroupReader
 from monarch_py.loaders.groups.runs import RankGroups, Run
 from monarch_py.loaders.groups.size import fitting, largest, warn
+from monarch_py.loaders.memory.ring import check_owner
+from monarch_py.loaders.memory.tensors import as_tensor
 from monarch_py.loaders.records.form import form_of
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.native import Array, Int32s, Ints
@@ -140,6 +142,7 @@ class GroupLoader:
         self._reader: GroupReader | None = None
         self._ahead: GroupsAhead | None = None
         self._epochs, self._iteration = epochs, 0
+        self._owner = os.getpid()
         self._is_told = False  # whether the training says which epoch begins
         self.times = GroupTimes()
         self._steps = self._schedule(0).steps
@@ -261,6 +264,7 @@ class GroupLoader:
             at = end
 
     def _check_newest(self, iteration: int) -> None:
+        check_owner(self._owner)
         if self._iteration != iteration:
             raise MonarchError(
                 "groups: another iteration over this loader has begun; go on with that one"
@@ -371,15 +375,3 @@ class _Groups:
         memory, starts = self._reader.slot(self._slot), self._starts
         bounds = zip(starts[places].tolist(), starts[places + 1].tolist(), strict=True)
         return [memory[low:high].tobytes() for low, high in bounds]
-
-
-def as_tensor(array: Array) -> Any:
-    """The array as a tensor over the same memory, if torch is installed and has its dtype."""
-    if importlib.util.find_spec("torch") is None:
-        return array
-    import torch
-
-    try:
-        return torch.from_numpy(array)
-    except (TypeError, ValueError):  # ValueError: of the other byte order
-        return array

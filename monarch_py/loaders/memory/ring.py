@@ -23,6 +23,12 @@ Bytes = npt.NDArray[np.uint8]
 PAGE = mmap.PAGESIZE
 
 
+def check_owner(owner: int) -> None:
+    """Raises MonarchError in a forked child of the process that has made a loader over a ring."""
+    if owner != os.getpid():
+        raise MonarchError("loader: it was made in another process; make one in each process")
+
+
 @dataclass(frozen=True)
 class Pickled:
     """Keys of samples that lie in a slot, pickled."""
@@ -64,10 +70,11 @@ class Ring:
         return self._slots[number]
 
     def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
-        """Writes the numbers of samples, or other keys, to the beginning of a slot, where the worker
-        finds them before it fills the slot. A pipe could be full of them while the worker's answer
-        fills the other direction. Returns what `read_numbers` needs: how many they are; for keys
-        that are no integers, how long their pickle is; or all of them, if the slot is too small."""
+        """Writes the numbers of samples, or other keys, to the beginning of a slot, where the
+        worker finds them before it fills the slot. A pipe could be full of them while the worker's
+        answer fills the other direction. Returns what `read_numbers` needs: how many they are; for
+        keys that are no integers, how long their pickle is; or all of them, if the slot is too
+        small."""
         count = len(numbers)
         if not all(isinstance(each, (int, np.integer)) for each in numbers):
             pickled = pickle.dumps(list(numbers), 5)
@@ -82,7 +89,7 @@ class Ring:
 
     def read_numbers(self, slot: int, written: int | Pickled | Sequence[Any]) -> Sequence[Any]:
         if isinstance(written, Pickled):
-            keys: list[Any] = pickle.loads(self._slots[slot][: written.n_bytes])  # noqa: S301  ours
+            keys: list[Any] = pickle.loads(self._slots[slot][: written.n_bytes].data)  # noqa: S301  ours
             return keys
         if not isinstance(written, int):
             return written

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.memory.ring import Bytes, Ring
+from monarch_py.loaders.memory.ring import Bytes, Ring, check_owner
+from monarch_py.loaders.memory.tensors import as_tensor, has_torch
 from monarch_py.loaders.records.form import form_of
 from monarch_py.loaders.staged.advice import Advisor
 from monarch_py.loaders.staged.pinning import Pinned
-from monarch_py.loaders.staged.placing import as_tensor, copied, has_torch, take, view_of
+from monarch_py.loaders.staged.placing import copied, take, view_of
 from monarch_py.loaders.staged.sources import daemon_sources
-from monarch_py.loaders.staged.stage import Batch, Stage, check_owner
+from monarch_py.loaders.staged.stage import Batch, Stage
 from monarch_py.loaders.staged.work import Failure, Work
 from monarch_py.util.units import parse_size
 
@@ -140,7 +141,7 @@ class StagedLoader:
 
     def begin_epoch(self) -> int:
         """Begins an epoch. Returns its number, with which alone one gets batches from now on."""
-        check_owner(self._owner, os.getpid())
+        check_owner(self._owner)
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
         if self._pinned is not None:
@@ -217,6 +218,7 @@ class StagedLoader:
     def next_batch(self, epoch: int) -> Batch:
         """The next batch in its slot. Raises StopIteration at the end, and in an iterator that is
         not the newest one."""
+        check_owner(self._owner)
         if epoch != self._epoch:
             raise StopIteration
         if self._pinned is not None:

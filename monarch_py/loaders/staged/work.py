@@ -96,7 +96,10 @@ class Clock:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a batch's reading has raised, as it travels from a worker."""
+    """What a batch's reading has raised, as it travels from a worker.
+
+    text : the worker's traceback; "" if the training's own process has read
+    """
 
     error: BaseException | None
     text: str
@@ -111,9 +114,16 @@ class Failure:
         return cls(error, text)
 
     def raise_in_training(self, where: str) -> None:
-        """Raises the worker's exception, with the worker's traceback as its cause."""
-        cause = WorkerTraceback(f"\n{where}:\n{self.text}")
-        raise (self.error or RuntimeError(self.text.strip().splitlines()[-1])) from cause
+        """Raises the exception; a worker's with the worker's traceback as its cause. StopIteration
+        becomes a RuntimeError, as in a generator: it would end the epoch."""
+        error = self.error
+        if isinstance(error, StopIteration):
+            error = RuntimeError("the dataset has raised StopIteration")
+        elif error is None:
+            error = RuntimeError(self.text.strip().splitlines()[-1])
+        if not self.text:
+            raise error
+        raise error from WorkerTraceback(f"\n{where}:\n{self.text}")
 
 
 class WorkerTraceback(Exception):  # noqa: N818  not raised: it shows another's traceback
