@@ -51,8 +51,8 @@ struct monarch_kept {
 };
 
 /* Copies those of the samples places[0..n) that are whole, with lengths[i] bytes, to
- * out + starts[i], and sets missing[i] to 0 for them and to 1 for all others. A place of -1 is a sample that is not kept. Returns how
- * many are missing. */
+ * out + starts[i], and sets missing[i] to 0 for them and to 1 for all others. A place of -1 is a
+ * sample that is not kept. Returns how many are missing. */
 uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uint64_t n, char *out,
                            const int64_t *starts, const int64_t *lengths, uint8_t *missing);
 /* Where a whole sample lies from `kept` on; -1 if it is not whole. Sets *length to its bytes. */

@@ -41,8 +41,9 @@ class StagedLoader:
     The arrays of a batch are views of shared memory, valid until the next batch is asked for.
 
     dataset : has `dataset[i]`, or `__getitems__(list)`. Its `read_into(samples, out)` and `sizes`
-        are used, where it has them, if its samples are bytes or arrays and there is no collate_fn:
-        a batch is then one array (samples, *shape), or a list of arrays of bytes if sizes differ
+        are used, where one class defines them and `dataset[i]`, if samples are bytes or arrays and
+        there is no collate_fn: a batch is then one array (samples, *shape), or a list of arrays of
+        bytes if sizes differ
     batch_sampler : an iterable of lists of samples; one that resumes has state_dict(done=batches)
     workers : processes; 0 reads in this one; "auto" begins with one, and changes them between
         epochs, by what was measured (Lobster 4.1)
