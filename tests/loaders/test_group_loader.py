@@ -309,6 +309,11 @@ def test_it_is_of_use_only_in_the_process_that_made_it(tmp_path: Path) -> None:
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         assert len(list(batches)) == 2
+    with loading(dataset, 10, 10) as unused:
+        child = os.fork()
+        if not child:
+            os._exit(len(list(unused)))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
 # --- state ---------------------------------------------------------------------------------------

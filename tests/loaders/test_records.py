@@ -178,6 +178,23 @@ def test_threads_read_their_own_samples(tmp_path: Path, monkeypatch: pytest.Monk
         sys.setswitchinterval(interval)
 
 
+def test_a_forked_child_reads_whatever_its_parents_threads_do(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(64))
+    dataset = RecordDataset(tmp_path / "a.bin", record_bytes=8)
+    with dataset._lock:
+        child = multiprocessing.get_context("fork").Process(target=read_in_thread, args=(dataset,))
+        child.start()
+    child.join(5.0)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
+
+
+def read_in_thread(dataset: RecordDataset) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(dataset.__getitem__, 3).result() == bytes(8)
+
+
 def test_a_batch_over_more_files_than_a_process_may_open(tmp_path: Path) -> None:
     for number in range(400):
         (tmp_path / f"{number:03d}.bin").write_bytes(bytes([number % 251]) * 8)

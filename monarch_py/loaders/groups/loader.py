@@ -142,7 +142,7 @@ class GroupLoader:
         self._reader: GroupReader | None = None
         self._ahead: GroupsAhead | None = None
         self._epochs, self._iteration = epochs, 0
-        self._owner = os.getpid()
+        self._owner = 0  # the process that has started the reader
         self._is_told = False  # whether the training says which epoch begins
         self.times = GroupTimes()
         self._steps = self._schedule(0).steps
@@ -252,6 +252,7 @@ class GroupLoader:
         at = int(epoch.ends[begin - 1]) if begin else 0
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
+            self._owner = os.getpid()
             if ahead.asked:  # of a process that was closed meanwhile
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
@@ -264,7 +265,8 @@ class GroupLoader:
             at = end
 
     def _check_newest(self, iteration: int) -> None:
-        check_owner(self._owner)
+        if self._reader is not None:
+            check_owner(self._owner)
         if self._iteration != iteration:
             raise MonarchError(
                 "groups: another iteration over this loader has begun; go on with that one"

@@ -4,6 +4,7 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,18 @@ from monarch_py.plan.index import Index
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # The bytes of a TFRecord's frame before and after its data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
+
+# The datasets of this process. A forked child gets new locks: a thread that has none of its own
+# there may have held the parent's.
+_OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for dataset in _OPEN:
+        dataset._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 class RecordDataset:
@@ -155,28 +168,22 @@ class RecordDataset:
     def _begin(self) -> None:
         """What each process has for itself."""
         self._files = Descriptors(self._path, self.index.sizes)
-        self._locked = os.getpid(), threading.RLock()
+        self._lock = threading.RLock()  # threads share descriptors and decoders
+        _OPEN.add(self)
         self._decoders: dict[int, Decoder] = {}
         self._gap = None if self.join == "auto" else self.join
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_files", "_decoders", "_gap", "_locked")
+        own = ("_files", "_decoders", "_gap", "_lock")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._begin()
 
-    def _lock(self) -> threading.RLock:
-        """Threads read one after the other: they share descriptors and decoders. A forked child has
-        a lock of its own, since a thread of its parent may have held the parent's."""
-        if self._locked[0] != os.getpid():
-            self._locked = os.getpid(), threading.RLock()
-        return self._locked[1]
-
     def close(self) -> None:
         """Closes all files; the next read opens them again."""
-        with self._lock():
+        with self._lock:
             self._files.close()
             while self._decoders:
                 self._decoders.popitem()[1].close()
@@ -207,7 +214,7 @@ class RecordDataset:
         size, offset = int(self.sizes[number]), int(self._offset[number])
         if size > PIECE:
             return None
-        with self._lock():
+        with self._lock:
             return self._by_one_read(int(self._file[number]), size, offset)
 
     def _by_one_read(self, file: int, size: int, offset: int) -> Any:
@@ -263,7 +270,7 @@ class RecordDataset:
         extents = Extents(file, self._offset[wanted], length, start)
         plain = self._is_plain[file]
         parts: list[Part] = []
-        with self._lock():
+        with self._lock:
             if not plain.all():
                 parts = self._parts(wanted, file, np.flatnonzero(~plain))
                 extents = extents.take(plain)
