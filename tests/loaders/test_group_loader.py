@@ -465,9 +465,11 @@ def test_the_process_has_not_the_trainings_handler(tmp_path: Path) -> None:
     try:
         with loading(dataset, 10, 100, start_method="fork") as loader:
             next(iter(loader))
-            process = process_of(loader)
+            assert loader._reader is not None
+            process = loader._reader._process
             process.terminate()
-            process.wait(ERROR_LIMIT_S)
+            process.join(ERROR_LIMIT_S)
+            assert process.exitcode == -signal.SIGTERM
     finally:
         signal.signal(signal.SIGTERM, before)
 
