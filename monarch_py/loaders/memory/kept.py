@@ -266,10 +266,9 @@ def _identity(name: str | None, dataset: Any) -> bytes:
 def _key(parts: Sequence[bytes]) -> str:
     """The name of the memory: processes share it if they are of one job, and these parts are the
     same for all of them."""
-    job = [os.environ.get(variable, "") for variable in JOBS]
-    if not any(job):
-        job = [f"session {os.getsid(0)}"]
-    digests = [hashlib.sha256(part).digest() for part in ("/".join(job).encode(), *parts)]
+    given = [os.environ.get(variable, "") for variable in JOBS]
+    job = "/".join(given) if any(given) else f"session {os.getsid(0)}"
+    digests = [hashlib.sha256(part).digest() for part in (job.encode(), *parts)]
     return hashlib.sha256(b"".join(digests)).hexdigest()[:32]
 
 

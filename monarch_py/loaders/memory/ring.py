@@ -116,9 +116,4 @@ class Ring:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.slots, self.slot_bytes = state["slots"], state["slot_bytes"]
-        fd = state["descriptor"].detach()
-        try:
-            self._map(fd)
-        except OSError:
-            os.close(fd)
-            raise
+        self._map(state["descriptor"].detach())

@@ -137,7 +137,8 @@ def _locked(path: Path) -> Iterator[int]:
                 yield fd
                 return
         finally:
-            _unlock(fd)
+            # Said, since a child that was forked meanwhile has the descriptor too.
+            fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 
@@ -146,11 +147,6 @@ def _try_lock(fd: int) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
-
-
-def _unlock(fd: int) -> None:
-    """A child that was forked meanwhile has the descriptor too, and would keep the lock."""
-    fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _alive(file: int) -> list[str]:
@@ -189,12 +185,9 @@ def _remove_abandoned(directory: Path) -> None:
     """Removes files whose processes have all been killed."""
     for path in directory.iterdir():
         with suppress(OSError), open(path, "r+b", buffering=0) as file:
-            if _try_lock(file.fileno()):
-                try:
-                    if not _alive(file.fileno()) and _is_named(file, path):
-                        path.unlink()
-                finally:
-                    _unlock(file.fileno())
+            if _try_lock(file.fileno()) and not _alive(file.fileno()) and _is_named(file, path):
+                path.unlink()
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _is_named(file: Any, path: Path) -> bool:

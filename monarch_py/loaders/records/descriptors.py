@@ -51,10 +51,8 @@ class Descriptors:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            if error.errno == errno.EMFILE:
-                what = "raise the limit of open files (ulimit -n)"
-            else:
-                what = "check the path and its permissions"
+            is_full = error.errno == errno.EMFILE
+            what = "raise `ulimit -n`" if is_full else "check the path and its permissions"
             raise MonarchError(f"{path}: {error.strerror}; {what}") from error
         size, indexed = os.fstat(descriptor).st_size, int(self._sizes[number])
         if size != indexed:

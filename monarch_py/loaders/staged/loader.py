@@ -147,11 +147,9 @@ class StagedLoader:
             self._stage.workers = self._advisor.begin(self._stage.counts)
         if self._pinned is not None:
             self._pinned.passed_on()  # the last batch of an epoch that was left early
-        skip, self._skip = self._skip, 0
         epoch = _epoch_of(self.batch_sampler)
-        if epoch != self._sampled_epoch:
-            skip = 0  # the state was of another epoch
-        self._delivered, self._sampled_epoch = skip, epoch
+        skip = self._skip if epoch == self._sampled_epoch else 0  # else the state is of another one
+        self._delivered, self._skip, self._sampled_epoch = skip, 0, epoch
         batches = iter(self.batch_sampler)
         if not _resumes(self.batch_sampler):
             batches = islice(batches, skip, None)

@@ -116,11 +116,9 @@ class Failure:
     def raise_in_training(self, where: str) -> None:
         """Raises the exception; a worker's with the worker's traceback as its cause. StopIteration
         becomes a RuntimeError, as in a generator: it would end the epoch."""
-        error = self.error
+        error = self.error or RuntimeError(self.text.strip().splitlines()[-1])
         if isinstance(error, StopIteration):
             error = RuntimeError("the dataset has raised StopIteration")
-        elif error is None:
-            error = RuntimeError(self.text.strip().splitlines()[-1])
         if not self.text:
             raise error
         raise error from WorkerTraceback(f"\n{where}:\n{self.text}")
