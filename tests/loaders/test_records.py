@@ -542,6 +542,7 @@ def test_many_files_keep_few_descriptors(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("monarch_py.loaders.records.descriptors.MOST_OPEN", 8)
     for number in range(40):
         (tmp_path / f"{number:02}.bin").write_bytes(bytes([number]) * 4)
+    gc.collect()  # datasets of other tests
     before = len(list(Path("/proc/self/fd").iterdir()))
     dataset = RecordDataset(tmp_path, record_bytes=4)
     for number in np.random.default_rng(8).permutation(40).tolist():
