@@ -25,11 +25,13 @@ int64_t monarch_kept_find(struct monarch_kept *kept, uint64_t place, uint64_t *l
 }
 
 uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uint64_t n, char *out,
-                           const int64_t *starts, uint8_t *missing) {
+                           const int64_t *starts, const int64_t *lengths, uint8_t *missing) {
     uint64_t lacking = 0;
     for (uint64_t i = 0; i < n; i++) {
         uint64_t length = 0;
         int64_t at = places[i] < 0 ? -1 : monarch_kept_find(kept, (uint64_t)places[i], &length);
+        if (length != (uint64_t)lengths[i])
+            at = -1;
         missing[i] = at < 0;
         lacking += at < 0;
         if (at >= 0)

@@ -53,13 +53,12 @@ struct monarch_kept {
     uint64_t is_full;
 };
 
-/* Copies each sample places[i] that is whole to out + starts[i], for each i below `n`. Sets
- * missing[i] to 0 for these samples and to 1 for all others. A place of -1 is a sample that is not
- * kept. Returns how many samples are missing. */
+/* Copies those of the samples places[0..n) that are whole, with lengths[i] bytes, to
+ * out + starts[i], and sets missing[i] to 0 for them and to 1 for all others. A place of -1 is a
+ * sample that is not kept. Returns how many are missing. */
 uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uint64_t n, char *out,
-                           const int64_t *starts, uint8_t *missing);
-/* Returns the offset of a sample from `kept` on, and sets *length to its size in bytes; returns -1
- * if the sample is not whole. */
+                           const int64_t *starts, const int64_t *lengths, uint8_t *missing);
+/* Where a whole sample lies from `kept` on; -1 if it is not whole. Sets *length to its bytes. */
 int64_t monarch_kept_find(struct monarch_kept *kept, uint64_t place, uint64_t *length);
 /* Stores a sample, unless another process has done so, is doing so, or there is no room. A writer
  * that has been killed counts for nothing. Returns 1 for the first sample that finds no room, in

@@ -26,8 +26,9 @@ def load_object(named: str, option: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         loaded = importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"{option}: {module} cannot be imported ({error})") from error
+    except Exception as error:  # whatever the program's module raises
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{option}: {module} cannot be imported ({what})") from error
     found: Any = loaded
     for part in name.split("."):
         if not hasattr(found, part):

@@ -42,6 +42,8 @@ class Records:
 class Rows(Records):
     """Rows of numbers, as an HDF5 dataset has them."""
 
+    read_into = Records.read_into
+
     def __getitem__(self, index: int) -> Any:
         return np.frombuffer(super().__getitem__(index), dtype=np.int32).reshape(2, -1)
 
@@ -51,6 +53,34 @@ class Turned(Rows):
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index)[::-1]
+
+
+class Now(Rows):
+    """Rows that a random augmentation leaves as they are at first."""
+
+    drawn = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.drawn += 1
+        return super().__getitem__(index) * (1 if self.drawn <= 1 else 2)
+
+
+class Forwarding:
+    """Changes samples, and has all else of the dataset inside."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
 
 class Labelled:
@@ -85,6 +115,34 @@ class Signalled(Labelled):
         if index == 13:
             os.kill(os.getpid(), self.number)
         return super().__getitem__(index)
+
+
+class Forking(Labelled):
+    """Leaves a child that holds the worker's pipe open, and kills the worker."""
+
+    def __init__(self, length: int, note: Path) -> None:
+        super().__init__(length)
+        self.note = note
+
+    def __getitem__(self, index: int) -> Any:
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        self.note.write_text(str(child))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Stopping(Labelled):
+    def __getitem__(self, index: int) -> Any:
+        if index == 13:
+            raise StopIteration
+        return super().__getitem__(index)
+
+
+class Swapped(Labelled):
+    def __getitem__(self, index: int) -> Any:
+        return np.array([index], dtype=">f4")
 
 
 class Drawing(Labelled):

@@ -34,9 +34,10 @@ static void put(uint64_t sample) {
 static void take(uint64_t first) {
     int64_t places[3] = {(int64_t)first, -1, (int64_t)((first + 1) % SAMPLES)};
     int64_t starts[3] = {0, LARGEST, LARGEST};
+    int64_t lengths[3] = {(int64_t)length_of(first), 0, (int64_t)length_of((first + 1) % SAMPLES)};
     uint8_t missing[3];
     char out[2 * LARGEST];
-    uint64_t lacking = monarch_kept_take(kept, places, 3, out, starts, missing);
+    uint64_t lacking = monarch_kept_take(kept, places, 3, out, starts, lengths, missing);
     if (lacking != (uint64_t)missing[0] + missing[1] + missing[2] || !missing[1])
         fail("what is missing", first);
     for (int i = 0; i < 3; i += 2)

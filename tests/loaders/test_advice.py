@@ -159,6 +159,7 @@ def test_the_command_names_the_workers() -> None:
     ("name", "step", "text"),
     [
         ("nowhere:dataset", "1s", "cannot be imported"),
+        ("loaders.broken:dataset", "1s", "cannot be imported (ZeroDivisionError"),
         ("loaders.staged_data", "1s", "is not MODULE:NAME"),
         ("loaders.staged_data:Labeled", "1s", "did you mean 'Labelled'"),
         ("loaders.staged_data:KILL", "1s", "dataset"),

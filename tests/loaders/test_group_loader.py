@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import multiprocessing
+import os
 import signal
 import time
 import warnings
@@ -18,6 +19,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaders.staged_data import Rows
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
@@ -108,7 +110,7 @@ def test_ranks_share_an_epoch(
     values = write(path, length)
     dataset = RecordDataset(path, record_bytes=RECORD)
     if drop_last and length // world < batch:
-        with pytest.raises(ConfigError, match="batch_size"):
+        with pytest.raises(ConfigError, match=r"batch_size|leave nothing"):
             GroupLoader(dataset, batch, group, rank=0, world_size=world, drop_last=True)
         return
     taken, steps = [], set()
@@ -127,7 +129,7 @@ def test_ranks_share_an_epoch(
         assert counts.max() == 1
         assert len(taken) == length // world // batch * batch * world
     else:
-        assert counts.min() == 1
+        assert counts.min() == 1 + -length % world // length
         assert counts.sum() == length + -length % world
 
 
@@ -269,6 +271,51 @@ def test_nothing_is_read_for_epochs_that_do_not_come(
         assert source.counts()["bytes_read"] == 3 * 16 * size
 
 
+def test_a_dataset_that_changes_its_samples_is_refused(tmp_path: Path) -> None:
+    class Turned(RecordDataset):
+        def __getitem__(self, number: int) -> Any:
+            return super().__getitem__(number)[::-1]
+
+    write(tmp_path / "a.bin", 30)
+    with pytest.raises(ConfigError, match="dataset: Turned has"):
+        GroupLoader(Turned(tmp_path / "a.bin", record_bytes=RECORD), 10, 10)
+
+
+def test_rows_of_a_dataset_of_ones_own(tmp_path: Path) -> None:
+    """Its form is found by a look at the first sample."""
+    dataset = Rows(tmp_path / "rows", [48] * 30)
+    with loading(dataset, 10, 10, labels=np.arange(30)) as loader:
+        for batch, numbers in loader:
+            assert np.array_equal(batch, np.stack([dataset[i] for i in numbers]))
+
+
+def test_it_is_of_use_only_in_the_process_that_made_it(tmp_path: Path) -> None:
+    write(tmp_path / "a.bin", 30)
+    dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
+    with loading(dataset, 10, 10) as loader:
+        batches = iter(loader)
+        next(batches)
+        child = os.fork()
+        if not child:
+            refused = 0
+            for one in (batches, iter(loader)):
+                try:
+                    next(one)
+                except MonarchError:
+                    refused += 1
+                finally:
+                    if refused == 2:
+                        os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(list(batches)) == 2
+    with loading(dataset, 10, 10) as unused:
+        child = os.fork()
+        if not child:
+            os._exit(len(list(unused)))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+
 # --- state ---------------------------------------------------------------------------------------
 
 
@@ -323,6 +370,16 @@ def test_iterations_one_after_the_other(tmp_path: Path) -> None:
         with pytest.raises(MonarchError, match="another iteration"):
             next(left)
         assert len(list(loader)) == 10
+        unused = iter(loader)
+        loader.set_epoch(1)
+        newest = iter(loader)
+        taken = [next(newest)]
+        assert loader._reader is not None
+        asked = loader._reader._tasks
+        with pytest.raises(MonarchError, match="another iteration"):
+            next(unused)
+        assert loader._reader._tasks == asked, "it has overwritten the other iteration's group"
+        assert sorted(rows([*taken, *newest])) == sorted(row.tobytes() for row in values)
 
 
 # --- which groups --------------------------------------------------------------------------------
@@ -399,6 +456,22 @@ def test_options_are_checked(tmp_path: Path, options: dict[str, Any], said: str)
 def process_of(loader: GroupLoader) -> psutil.Process:
     assert loader._reader is not None
     return psutil.Process(loader._reader.pid)
+
+
+def test_the_process_has_not_the_trainings_handler(tmp_path: Path) -> None:
+    write(tmp_path / "a.bin", 1000)
+    dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with loading(dataset, 10, 100, start_method="fork") as loader:
+            next(iter(loader))
+            assert loader._reader is not None
+            process = loader._reader._process
+            process.terminate()
+            process.join(ERROR_LIMIT_S)
+            assert process.exitcode == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(

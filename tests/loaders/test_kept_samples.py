@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -18,10 +19,11 @@ import pytest
 from loaders.staged_data import Labelled, Records, Rows
 
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.loaders.memory.kept import KeptDataset
-from monarch_py.loaders.memory.shared import kept_directory
+from monarch_py.loaders.memory.kept import JOBS, KeptDataset
+from monarch_py.loaders.memory.shared import _locked, kept_directory
 from monarch_py.loaders.staged.loader import StagedLoader
 from monarch_py.native import ffi, lib
+from monarch_py.util.processes import Identity
 
 LIMIT_S = 5.0
 
@@ -251,6 +253,91 @@ def test_other_datasets_and_jobs_have_memory_of_their_own(
     assert keep(Labelled(12), quota="1MiB").sources()["source"] == 1
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     assert keep(Labelled(12), quota="1MiB").sources()["source"] == 0
+
+
+def test_jobs_without_a_launcher_are_known_by_their_session(
+    keep: Callable[..., KeptDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in JOBS:
+        monkeypatch.delenv(variable, raising=False)
+    keep(Labelled(12), quota="1MiB")[1]
+    assert keep(Labelled(12), quota="1MiB").sources()["source"] == 1
+    monkeypatch.setattr(os, "getsid", lambda pid: 4711)
+    assert keep(Labelled(12), quota="1MiB").sources()["source"] == 0
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
+    keep(Labelled(12), quota="1MiB")[1]
+    monkeypatch.setattr(os, "getsid", lambda pid: 4712)
+    assert keep(Labelled(12), quota="1MiB").sources()["source"] == 1
+
+
+def test_nothing_is_written_beyond_the_callers_buffer(
+    tmp_path: Path, keep: Callable[..., KeptDataset]
+) -> None:
+    plain = Records(tmp_path / "records", [100, 200])
+    kept = keep(plain, quota="1MiB")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="out: 299 bytes, and the samples have 300"):
+            kept.read_into([0, 1], bytearray(299))
+        longer = bytearray(310)
+        kept.read_into([0, 1], longer)
+        assert bytes(longer) == plain[0] + plain[1] + bytes(10)
+    entry(kept, 0).length = 250  # another length than the dataset's
+    out = bytearray(b"x" * 110)
+    kept.read_into([0], memoryview(out)[:100])
+    assert bytes(out) == plain[0] + b"x" * 10
+
+
+def test_one_name_for_other_sizes_is_another_memory(
+    tmp_path: Path, keep: Callable[..., KeptDataset]
+) -> None:
+    for place, sizes in (("a", [100, 200]), ("b", [200, 100]), ("c", [100, 200])):
+        kept = keep(Records(tmp_path / place, sizes), quota="1MiB", name="train")
+        assert kept.sources()["source"] == (2 if place == "c" else 0)
+        kept.__getitems__([0, 1])
+
+
+def test_an_empty_batch_has_no_samples(tmp_path: Path, keep: Callable[..., KeptDataset]) -> None:
+    for kind in ("bytes", "rows", "objects"):
+        assert keep(dataset_of(kind, tmp_path), quota="1MiB").__getitems__([]) == []
+
+
+@pytest.mark.parametrize("said", ["\udcff", "ME", "ME 5", "ME x y", "ME 5 6 7"])
+def test_a_line_of_no_process_hinders_no_start(keep: Callable[..., KeptDataset], said: str) -> None:
+    first = keep(Labelled(12), quota="1MiB")
+    first[1]
+    (path,) = kept_directory().iterdir()
+    line = os.fsencode(said.replace("ME", str(Identity.of(os.getpid()))))
+    path.write_bytes(line + b"\n" + path.read_bytes())
+    assert keep(Labelled(12), quota="1MiB").sources()["source"] == 1
+
+
+def test_a_full_directory_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(MonarchError, match=r"No space left on device; free"):
+            KeptDataset(Labelled(12), quota="1MiB")
+    assert os.listdir("/proc/self/fd") == before
+    for path in kept_directory().iterdir():
+        path.unlink()
+
+
+def test_a_forked_child_keeps_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with _locked(path):
+        child = os.fork()
+        if not child:
+            signal.pause()
+            os._exit(0)
+    try:
+        with _locked(path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def come_and_go(seed: int) -> None:

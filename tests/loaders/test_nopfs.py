@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from loaders.staged_data import Labelled, Records
 
 from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.loaders.memory.kept import KeptDataset
 from monarch_py.loaders.records.whole_files import ImageFolderFiles
 from monarch_py.loaders.staged.nopfs import Job, NoPFSDataLoader, NoPFSImageFolder
 from monarch_py.plan import Loader
@@ -90,6 +92,7 @@ def test_samples_lie_in_the_buffer_and_nothing_copies_them(
 def test_an_image_folder_in_batches(images: Path, make: Callable[..., Job], method: str) -> None:
     job = make(images, 4, EPOCHS, seed=3, multiprocessing_context=method, workers=1)
     dataset = NoPFSImageFolder(images, job, np.asarray)
+    assert dataset.__getitems__([]) == []
     assert dataset.class_to_idx == {"ant": 0, "bee": 1, "cat": 2}
     loader = NoPFSDataLoader(dataset)
     assert len(loader) == 3
@@ -109,12 +112,53 @@ def test_an_image_folder_in_batches(images: Path, make: Callable[..., Job], meth
     loader.close()
 
 
+def test_a_loader_for_each_epoch_goes_on_with_the_job(
+    images: Path, make: Callable[..., Job]
+) -> None:
+    job = make(images, 12, EPOCHS, seed=3, workers=0)
+    dataset = NoPFSImageFolder(images, job, np.asarray)
+    first, second = (
+        [tuple(pixels[0, 0].tolist()) for batch, _ in NoPFSDataLoader(dataset) for pixels in batch]
+        for _ in range(EPOCHS)
+    )
+    assert first != second and sorted(first) == sorted(second)
+    with pytest.raises(MonarchError, match="all 2 epochs"):
+        iter(NoPFSDataLoader(dataset))
+
+
+def test_get_goes_on_after_a_worker_was_killed(tmp_path: Path, make: Callable[..., Job]) -> None:
+    dataset = Records(tmp_path / "records", [10 + i for i in range(40)])
+    job, whole = make(dataset, 4, EPOCHS, workers=1), make(dataset, 4, EPOCHS, workers=0)
+    want = [bytes(whole.get()[0]) for _ in range(80)]
+    got = [bytes(job.get()[0]) for _ in range(6)]
+    for worker in multiprocessing.active_children():
+        worker.kill()
+        worker.join()
+    with pytest.raises(MonarchError, match="SIGKILL"):
+        while True:
+            got.append(bytes(job.get()[0]))
+    got += [bytes(job.get()[0]) for _ in range(80 - len(got))]
+    assert got == want
+
+
 def test_get_has_the_files_and_their_classes(images: Path, make: Callable[..., Job]) -> None:
     job = make(str(images), 4, 1, workers=0)
     files = ImageFolderFiles(images)
     got = sorted((bytes(view), int(label)) for view, label in (job.get() for _ in range(12)))
     assert got == sorted((files[i], int(files.labels[i])) for i in range(12))
     assert job.length() == 12
+
+
+def test_kept_images_have_their_classes(
+    images: Path, make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setenv("MONARCH_SHM", str(tmp_path / "shm"))
+    kept = KeptDataset(ImageFolderFiles(images), quota="1MiB")
+    job = make(kept, 4, 1, workers=0)
+    labels = sorted(int(job.get()[1]) for _ in range(12))
+    assert labels == [0] * 5 + [1] * 4 + [2] * 3
+    kept.close()
 
 
 @pytest.mark.parametrize("is_slow", [True, False])

@@ -98,6 +98,20 @@ def test_a_slot_waits_for_its_copy(tmp_path: Path, cuda: FakeCuda) -> None:
     del loader
 
 
+def test_a_slot_waits_for_its_copy_after_an_epoch_that_was_left_early(
+    tmp_path: Path, cuda: FakeCuda
+) -> None:
+    dataset = Rows(tmp_path / "rows", [8192] * 4)
+    loader = loader_of(dataset, [[i] for i in range(4)])
+    cuda.waits = 5
+    next(iter(loader))
+    assert not cuda.events
+    iter(loader)
+    assert len(cuda.events) == 1
+    loader.close()
+    del loader
+
+
 def test_memory_that_cuda_refuses_is_one_sentence(tmp_path: Path, cuda: FakeCuda) -> None:
     cuda.status = 2
     loader = loader_of(Rows(tmp_path / "rows", [8192] * 2), [[0], [1]])

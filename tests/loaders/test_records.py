@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import multiprocessing
+import os
 import pickle
 import re
+import resource
 import struct
+import sys
 import tarfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +25,11 @@ from hypothesis import strategies as st
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.loaders.records import descriptors
 from monarch_py.loaders.records.dataset import LEAST_GAP, MOST_GAP, RecordDataset, crossing
 from monarch_py.loaders.records.files import tar_members
 from monarch_py.loaders.records.joining import PIECE, Extents, join, pieces
+from monarch_py.loaders.records.whole_files import ImageFolderFiles
 from monarch_py.native import Array
 from monarch_py.plan.builders import index_hdf5
 
@@ -133,6 +140,102 @@ def test_elements_without_fixed_bytes_are_refused(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "train.h5", np.array(["a", "bc"], dtype=object))
     with pytest.raises(MonarchError, match=r"train\.h5: .* have no fixed size"):
         RecordDataset(path, dataset="x")
+
+
+@pytest.mark.parametrize("kind", ["12 bits", "spaces"])
+def test_elements_that_h5py_converts_are_refused(tmp_path: Path, kind: str) -> None:
+    made = (h5py.h5t.STD_U16LE if kind == "12 bits" else h5py.h5t.C_S1).copy()
+    if kind == "12 bits":
+        made.set_precision(12)
+        made.set_offset(2)
+    else:
+        made.set_size(5)
+        made.set_strpad(h5py.h5t.STR_SPACEPAD)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        place = h5py.h5d.create(file.id, b"x", made, h5py.h5s.create_simple((3,)))
+        h5py.Dataset(place)[...] = [1, 2, 3] if kind == "12 bits" else [b"a", b"bc", b"def"]
+    with pytest.raises(MonarchError, match="h5py converts them"):
+        RecordDataset(tmp_path / "a.h5", dataset="x")
+
+
+def test_threads_read_their_own_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More files than stay open, so that threads close what others have opened."""
+    monkeypatch.setattr(descriptors, "MOST_OPEN", 2)
+    for number in range(12):
+        (tmp_path / f"{number:02d}.bin").write_bytes(bytes([number]) * 64)
+    dataset = RecordDataset(tmp_path, kind="fixed", record_bytes=64, patterns=["*.bin"])
+
+    def wrong(seed: int) -> int:
+        numbers = np.random.RandomState(seed).randint(0, 12, 1500).tolist()
+        return sum(dataset[number] != bytes([number]) * 64 for number in numbers)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(wrong, range(4))) == [0] * 4
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_forked_child_reads_whatever_its_parents_threads_do(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(64))
+    dataset = RecordDataset(tmp_path / "a.bin", record_bytes=8)
+    with dataset._lock:
+        child = multiprocessing.get_context("fork").Process(target=read_in_thread, args=(dataset,))
+        child.start()
+    child.join(5.0)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
+
+
+def read_in_thread(dataset: RecordDataset) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(dataset.__getitem__, 3).result() == bytes(8)
+
+
+def test_a_batch_over_more_files_than_a_process_may_open(tmp_path: Path) -> None:
+    for number in range(400):
+        (tmp_path / f"{number:03d}.bin").write_bytes(bytes([number % 251]) * 8)
+    dataset = RecordDataset(tmp_path, kind="fixed", record_bytes=8, patterns=["*.bin"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 300, hard))
+    try:
+        assert dataset.__getitems__(range(400)) == [bytes([i % 251]) * 8 for i in range(400)]
+        dataset.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        with pytest.raises(MonarchError, match=r"ulimit -n"):
+            dataset[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_dataset_that_nobody_has_keeps_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(64))
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        assert RecordDataset(tmp_path / "a.bin", record_bytes=8)[0] == bytes(8)
+    gc.collect()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_whole_files_by_number(tmp_path: Path) -> None:
+    for name, size in (("a/1.png", 3), ("a/2.png", 5), ("b/1.png", 4)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode()[:1] * size)
+    files = ImageFolderFiles(tmp_path)
+    assert (files[-1], files[-2], files.name(-3)) == (b"bbbb", b"aaaaa", "a/1.png")
+    out = bytearray(7)
+    files.read_into([-1, 0], out)
+    assert bytes(out) == b"bbbbaaa"
+    for number in (3, -4):
+        with pytest.raises(IndexError):
+            files[number]
+    (tmp_path / "a/2.png").write_bytes(bytes(9))
+    with pytest.raises(OSError, match=r"9 bytes, and the index says 5"):
+        files[1]
 
 
 def test_files_of_a_directory_are_read_by_path(tmp_path: Path) -> None:
@@ -439,6 +542,7 @@ def test_many_files_keep_few_descriptors(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("monarch_py.loaders.records.descriptors.MOST_OPEN", 8)
     for number in range(40):
         (tmp_path / f"{number:02}.bin").write_bytes(bytes([number]) * 4)
+    gc.collect()  # datasets of other tests
     before = len(list(Path("/proc/self/fd").iterdir()))
     dataset = RecordDataset(tmp_path, record_bytes=4)
     for number in np.random.default_rng(8).permutation(40).tolist():

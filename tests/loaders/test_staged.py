@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,41 @@ from loaders.staged_data import (
     STOP,
     Drawing,
     Failing,
+    Forking,
+    Forwarding,
     Labelled,
+    Now,
     Records,
     Rows,
     Signalled,
+    Stopping,
+    Swapped,
     Turned,
 )
 
 from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.staged.loader import StagedLoader
 from monarch_py.loaders.staged.nopfs import UniformSampler
 
 LIMIT_S = 5.0
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError if the context takes longer."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def batches(length: int, size: int = 4, seed: int = 3) -> list[list[int]]:
@@ -142,6 +165,14 @@ def test_a_sample_that_is_changed_on_its_way_is_not_read_in_place(
         assert np.array_equal(batch.numpy(), np.stack([dataset[i] for i in samples]))
 
 
+def test_a_sample_that_is_changed_by_chance_is_not_read_in_place(tmp_path: Path) -> None:
+    for dataset in (
+        Now(tmp_path / "rows", [48] * 8),
+        Forwarding(Rows(tmp_path / "rows", [48] * 8)),
+    ):
+        assert not StagedLoader(dataset, batch_sampler=batches(8), workers=0).reads_in_place
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_empty_batch_has_the_form_of_others(
     make: Callable[..., StagedLoader], workers: int
@@ -218,6 +249,48 @@ def test_a_worker_that_is_killed_or_stopped_is_one_error(
         list(loader)
     assert time.monotonic() - began < LIMIT_S
     assert not multiprocessing.active_children()
+
+
+def test_a_killed_worker_whose_child_has_its_pipe_is_one_error(
+    tmp_path: Path, make: Callable[..., StagedLoader]
+) -> None:
+    loader = make(Forking(4, tmp_path / "child"), workers=1)
+    try:
+        with within(LIMIT_S), pytest.raises(MonarchError, match="SIGKILL"):
+            list(loader)
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
+def test_a_stopped_worker_that_has_all_slots_is_one_error(
+    make: Callable[..., StagedLoader],
+) -> None:
+    loader = make(Signalled(64, STOP), batch_sampler=[[13]] * 8, workers=1)
+    for _ in range(3):
+        epoch = iter(loader)
+    with within(2 * LIMIT_S), pytest.raises(MonarchError, match="stopped"):
+        next(epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_fails_counts_as_delivered(
+    make: Callable[..., StagedLoader], workers: int
+) -> None:
+    order = [[i] for i in range(12, 16)]
+    for dataset, error in ((Failing(16), KeyError), (Stopping(16), RuntimeError)):
+        loader = make(dataset, batch_sampler=order, workers=workers)
+        epoch = iter(loader)
+        next(epoch)
+        with pytest.raises(error):
+            next(epoch)
+        assert loader.state_dict()["delivered"] == 2
+        assert [int(batch["more"][0]) for batch in epoch] == [14, 15]
+
+
+def test_arrays_of_the_other_byte_order_stay_arrays(make: Callable[..., StagedLoader]) -> None:
+    pytest.importorskip("torch")
+    (batch,) = make(Swapped(2), batch_sampler=[[0, 1]])
+    assert batch.dtype == ">f4" and batch.tolist() == [[0.0], [1.0]]
 
 
 TRAINING = """
@@ -305,6 +378,36 @@ def test_a_state_counts_delivered_batches(
         assert other.state_dict()["delivered"] == 0
 
 
+class Told(list[list[int]]):
+    """A batch sampler that is told its epoch, and does not resume."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize("kind", ["resumes", "told", "untold"])
+def test_a_state_from_the_end_of_an_epoch_skips_nothing_of_the_next(
+    make: Callable[..., StagedLoader], kind: str
+) -> None:
+    def one() -> StagedLoader:
+        samplers = {"resumes": UniformSampler(8, 4, 0, Ranks(0, 1, 1)), "told": Told(batches(8))}
+        return make(Labelled(8), batch_sampler=samplers.get(kind, batches(8)), workers=0)
+
+    first, second = one(), one()
+    first.set_epoch(1)
+    assert len(list(first)) == 2
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state["delivered"] == 2
+    second.load_state_dict(state)
+    second.set_epoch(2)
+    assert len(list(second)) == 2 and second.state_dict()["delivered"] == 2
+    if kind != "untold":
+        second.load_state_dict(state)
+        assert list(second) == []
+
+
 def test_an_epoch_that_is_left_early_disturbs_no_other(make: Callable[..., StagedLoader]) -> None:
     loader = make(Labelled(64))
     for _ in range(20):
@@ -333,6 +436,37 @@ def test_batches_larger_than_a_pipe_do_not_block_each_other(
     loader = make(Numbers(9), batch_sampler=[batch] * 4, collate_fn=with_names, workers=1)
     for names, numbers in loader:
         assert int(names[-1]) == batch[-1] and numbers.tolist() == batch
+
+
+class Named(Labelled):
+    def __getitem__(self, index: Any) -> Any:
+        return f"<{index}>"
+
+
+def as_list(samples: list[Any]) -> Any:
+    return samples
+
+
+def test_large_keys_that_are_no_numbers_do_not_block_each_other(
+    make: Callable[..., StagedLoader],
+) -> None:
+    keys = [f"{number:010d}" for number in range(40_000)]
+    loader = make(Named(9), batch_sampler=[keys] * 4, collate_fn=as_list, workers=1)
+    with within(4 * LIMIT_S):
+        for batch in loader:
+            assert batch == [f"<{key}>" for key in keys]
+
+
+@pytest.mark.parametrize("slots", [1 << 42, 1 << 50])
+def test_memory_that_cannot_be_mapped_leaves_other_descriptors(slots: int) -> None:
+    with pytest.raises(MonarchError, match="max_batch"):
+        Ring(slots, 4096)
+    mine = os.open("/dev/null", os.O_RDONLY)
+    try:
+        gc.collect()
+        os.fstat(mine)
+    finally:
+        os.close(mine)
 
 
 class Odd(Labelled):
@@ -452,8 +586,12 @@ def test_it_is_of_use_only_in_the_process_that_made_it(make: Callable[..., Stage
         try:
             iter(loader)
         except MonarchError:
-            os._exit(0)
-        os._exit(1)
+            try:
+                next(epoch)
+            except MonarchError:
+                os._exit(0)
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     assert len(list(epoch)) == 1
 

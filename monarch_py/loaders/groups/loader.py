@@ -5,7 +5,8 @@ one after the other, and is read at once. Groups come in random order, and so do
 a group.
 """
 
-import importlib.util
+import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.groups.reader import GroupReader
 from monarch_py.loaders.groups.runs import RankGroups, Run
 from monarch_py.loaders.groups.size import fitting, largest, warn
+from monarch_py.loaders.memory.ring import check_owner
+from monarch_py.loaders.memory.tensors import as_tensor
+from monarch_py.loaders.records.form import form_of
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.native import Array, Int32s, Ints
 from monarch_py.plan.schedule import EpochSchedule, group_schedule
@@ -89,12 +93,13 @@ class GroupLoader:
     An epoch uses every sample once; with `drop_last=False`, (-length) % world_size samples come
     twice. All ranks make equally many steps, with batches of one size.
 
-    dataset : with `sizes` and `read_into`, as RecordDataset and PackDataset have them
-    group : samples of a group. 'auto' chooses groups of at least 16 MiB with more than `epochs`
-        samples, or smaller ones if `memory` is too small or a rank would get no group
-    epochs : the number of epochs that the training runs. It is compared with the group, and nothing
-        is read ahead for later epochs
-    labels : (samples,); if given, a batch is a pair of samples and labels
+    dataset : with `sizes` and `read_into`, as RecordDataset and PackDataset have them; `dataset[i]`
+        is what is read, unchanged
+    group : samples of a group; 'auto' takes 16 MiB and more than `epochs` samples, within `memory`,
+        and so few that each rank gets a group
+    epochs : for how many the training runs: they are compared with the group, and nothing is read
+        for further ones
+    labels : (samples,); a batch is then a pair of samples and labels
     rank, world_size : by default those of torch.distributed
     memory : the most that the two buffers of a rank may take, in bytes or as text
     collate : makes a batch of a list of samples. By default rows become one array, or a tensor if
@@ -121,9 +126,11 @@ class GroupLoader:
         collate: Callable[[list[Any]], Any] | None = None,
         start_method: str | None = None,
     ) -> None:
-        if not hasattr(dataset, "read_into"):
+        self.form = form_of(dataset)
+        if self.form is None:
             raise ConfigError(
-                f"dataset: {type(dataset).__name__} has no read_into; give a RecordDataset"
+                f"dataset: {type(dataset).__name__} has no read_into, or dataset[i] is not what it"
+                " reads; give a RecordDataset, and change samples in collate"
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.drop_last, self.collate = drop_last, collate
@@ -141,7 +148,8 @@ class GroupLoader:
         self._reader: GroupReader | None = None
         self._ahead: GroupsAhead | None = None
         self._epochs, self._iteration = epochs, 0
-        self._is_told = False  # whether the training sets the epoch
+        self._owner = 0  # the process that has started the reader
+        self._is_told = False  # whether the training says which epoch begins
         self.times = GroupTimes()
         self._steps = self._schedule(0).steps
         self._slot_bytes = largest(sizes, self.group)
@@ -247,25 +255,33 @@ class GroupLoader:
             self._ahead.asked.append((run, slot, reader.ask(slot, run.samples)))
 
     def _batches(self, ahead: GroupsAhead, begin: int, iteration: int) -> Iterator[Any]:
+        # Nothing has run since __iter__: another iteration may have begun, or a fork been made.
+        self._check_newest(iteration)
         epoch = ahead.groups
         if begin >= len(epoch.ends):
             return
         at = int(epoch.ends[begin - 1]) if begin else 0
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
-            if ahead.asked:  # they were asked of a process that has been closed
+            self._owner = os.getpid()
+            if ahead.asked:  # of a process that was closed meanwhile
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):
-            if self._iteration != iteration:
-                raise MonarchError(
-                    "groups: another iteration over this loader has begun; go on with that one"
-                )
+            self._check_newest(iteration)
             end = int(epoch.ends[step])
             samples = self._or_close(groups.samples, at, end)
             self._given = step + 1
             yield self._batch(samples, epoch.samples[at:end])
             at = end
+
+    def _check_newest(self, iteration: int) -> None:
+        if self._reader is not None:
+            check_owner(self._owner)
+        if self._iteration != iteration:
+            raise MonarchError(
+                "groups: another iteration over this loader has begun; go on with that one"
+            )
 
     def _or_close(self, get: Callable[[int, int], Any], begin: int, end: int) -> Any:
         try:
@@ -303,8 +319,8 @@ class _Groups:
     def __init__(self, loader: GroupLoader, reader: GroupReader, ahead: GroupsAhead) -> None:
         self._loader, self._reader, self._runs = loader, reader, ahead.runs
         self._sizes = np.asarray(loader.dataset.sizes)
-        rows = getattr(loader.dataset, "rows", None)
-        self._row = rows[0] if rows else None  # None: samples are bytes
+        form = loader.form
+        self._row = None if form is None or form.is_bytes else form  # None: samples are bytes
         self._asked = ahead.asked
         self._run: Run | None = None
         self._slot = 0
@@ -326,7 +342,7 @@ class _Groups:
         array of rows, or a list of bytes."""
         out: Any = []
         if self._row is not None:
-            out = np.empty((end - begin, *self._row.shape), dtype=self._row.dtype)
+            out = np.empty(self._shape(end - begin), dtype=self._row.dtype)
         at = begin
         while at < end:
             run = self._arrived(at)
@@ -359,25 +375,17 @@ class _Groups:
 
     def _rows(self, count: int) -> Array:
         assert self._row is not None
-        memory = self._reader.slot(self._slot)[: count * self._row.row_bytes]
-        table: Array = memory.view(self._row.dtype).reshape(count, *self._row.shape)
+        shape = self._shape(count)
+        memory = self._reader.slot(self._slot)[: math.prod(shape) * self._row.dtype.itemsize]
+        table: Array = memory.view(self._row.dtype).reshape(shape)
         return table
+
+    def _shape(self, count: int) -> tuple[int, ...]:
+        assert self._row is not None and self._row.shape is not None
+        return (count, *self._row.shape)
 
     def _bytes(self, places: Ints) -> list[bytes]:
         assert self._starts is not None
         memory, starts = self._reader.slot(self._slot), self._starts
         bounds = zip(starts[places].tolist(), starts[places + 1].tolist(), strict=True)
         return [memory[low:high].tobytes() for low, high in bounds]
-
-
-def as_tensor(array: Array) -> Any:
-    """Returns a tensor over the array's memory; the array itself if torch is not installed or lacks
-    its dtype."""
-    if importlib.util.find_spec("torch") is None:
-        return array
-    import torch
-
-    try:
-        return torch.from_numpy(array)
-    except (TypeError, ValueError):  # ValueError: the other byte order
-        return array

@@ -199,6 +199,7 @@ def _serve(
 ) -> None:
     """Runs the reading process: does tasks until the training sends None or the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # and its handler is not for this process
     for other in inherited:
         other.close()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

@@ -19,9 +19,17 @@ from monarch_py.util.units import format_size, parse_size
 
 log = logging.getLogger("monarch.loaders")
 
-# The variables by which launchers identify a job. Jobs do not share samples, because files may have
-# changed from one job to the next.
-JOBS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID", "MASTER_PORT")
+# What identifies a job, by launcher. Jobs share nothing: a file may have changed between them. One
+# without a launcher is known by its session, which a terminal or a service begins.
+JOBS = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "TORCHELASTIC_RUN_ID",
+    "PMIX_NAMESPACE",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "MASTER_PORT",
+)
 PAGE = mmap.PAGESIZE
 
 
@@ -60,17 +68,25 @@ class KeptDataset:
         self.dataset = dataset
         self._places = _places(keeps, len(dataset))
         n_bytes = _n_bytes(quota)
-        # The key is made before any sample is read, because a read may change the dataset.
-        key = _key(name, dataset, self._places, n_bytes)
+        # Before anything is read, since that may change the dataset.
+        identity = _identity(name, dataset)
         self.sample_form = form_of(dataset)
+        parts = [identity, self._places.tobytes(), str(n_bytes).encode()]
         if self.sample_form is not None:
             self.sizes: Ints = np.asarray(dataset.sizes, dtype=np.int64)
+            parts += [repr(self.sample_form).encode(), self.sizes.tobytes()]
+        key = _key(parts)
         kept = int(self._places.max(initial=-1)) + 1
         self._layout = _Layout(kept, n_bytes)
         self._shared = SharedMemory(key, self._layout.n_bytes, self._layout.begin)
 
     def __len__(self) -> int:
         return len(self._places)
+
+    @property
+    def labels(self) -> Any:
+        """Those of the dataset inside, if it has any."""
+        return self.dataset.labels
 
     def __getitem__(self, index: int) -> Any:
         place = int(self._places[index])
@@ -86,8 +102,10 @@ class KeptDataset:
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         if self.sample_form is None:
             return self._values(indices)
+        if not len(indices):
+            return []
         ends = np.cumsum(self.sizes[np.asarray(indices, dtype=np.int64)])
-        out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+        out = np.empty(int(ends[-1]), dtype=np.uint8)
         self.read_into(indices, out)
         return [self._value(memoryview(part.data)) for part in np.split(out, ends[:-1])]
 
@@ -113,12 +131,22 @@ class KeptDataset:
         lengths, memory = self.sizes[numbers], np.frombuffer(out, dtype=np.uint8)
         places = self._places[numbers]
         starts = np.cumsum(lengths) - lengths
+        if lengths.sum() > len(memory):
+            raise ConfigError(
+                f"out: {len(memory)} bytes, and the samples have {lengths.sum()}; give more"
+            )
         missing = np.zeros(len(numbers), dtype=np.uint8)
         target = ffi.from_buffer("char[]", memory, require_writable=True)
         store = self._store()
         lacking = int(
             lib.monarch_kept_take(
-                store, pointer(places), len(numbers), target, pointer(starts), pointer(missing)
+                store,
+                pointer(places),
+                len(numbers),
+                target,
+                pointer(starts),
+                pointer(lengths),
+                pointer(missing),
             )
         )
         lib.monarch_kept_count(store, len(numbers) - lacking, lacking)
@@ -129,15 +157,19 @@ class KeptDataset:
         self, numbers: Ints, places: Ints, starts: Ints, memory: Any, missing: Bools
     ) -> None:
         lengths = self.sizes[numbers[missing]]
-        # All missing samples are read by one call, which has all reads in flight at once.
-        whole = memory if missing.all() else np.empty(int(lengths.sum()), dtype=np.uint8)
+        # In one request, since then all reads are in flight at once.
+        whole = (
+            memory[: lengths.sum()]
+            if missing.all()
+            else np.empty(int(lengths.sum()), dtype=np.uint8)
+        )
         self.dataset.read_into(numbers[missing].tolist(), whole)
         ends = np.cumsum(lengths).tolist()
         for place, start, length, end in zip(
             places[missing].tolist(), starts[missing].tolist(), lengths.tolist(), ends, strict=True
         ):
             part = whole[end - length : end]
-            if whole is not memory:
+            if not missing.all():
                 memory[start : start + length] = part
             if place >= 0:
                 self._put(place, part)
@@ -235,18 +267,24 @@ def _places(keeps: Any, length: int) -> Ints:
     return places
 
 
-def _key(name: str | None, dataset: Any, places: Ints, quota: int) -> str:
+def _identity(name: str | None, dataset: Any) -> bytes:
     try:
-        identity = name.encode() if name is not None else pickle.dumps(dataset, 5)
+        found = name.encode() if name is not None else pickle.dumps(dataset, 5)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise ConfigError(
             f"name: the dataset cannot be pickled ({error}), by which it would be identified; give"
             " a name that no other dataset of the job has"
         ) from None
-    job = "/".join(os.environ.get(variable, "") for variable in JOBS)
-    kept = hashlib.sha256(places.tobytes()).digest()
-    parts = [type(dataset).__qualname__.encode(), identity, job.encode(), kept, str(quota).encode()]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
+    return type(dataset).__qualname__.encode() + b"\0" + found
+
+
+def _key(parts: Sequence[bytes]) -> str:
+    """The name of the memory: processes share it if they are of one job, and these parts are the
+    same for all of them."""
+    given = [os.environ.get(variable, "") for variable in JOBS]
+    job = "/".join(given) if any(given) else f"session {os.getsid(0)}"
+    digests = [hashlib.sha256(part).digest() for part in (job.encode(), *parts)]
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:32]
 
 
 def _n_bytes(quota: int | str) -> int:

@@ -7,7 +7,9 @@ has room for the largest batch allowed, but uses memory only for the largest bat
 
 import mmap
 import os
+import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any
 
@@ -19,6 +21,19 @@ from monarch_py.util.units import format_size
 
 Bytes = npt.NDArray[np.uint8]
 PAGE = mmap.PAGESIZE
+
+
+def check_owner(owner: int) -> None:
+    """Raises MonarchError in a forked child of the process that has made a loader over a ring."""
+    if owner != os.getpid():
+        raise MonarchError("loader: it was made in another process; make one in each process")
+
+
+@dataclass(frozen=True)
+class Pickled:
+    """Keys of samples that lie in a slot, pickled."""
+
+    n_bytes: int
 
 
 class Ring:
@@ -43,8 +58,8 @@ class Ring:
             ) from None
 
     def _map(self, fd: int) -> None:
-        self._fd = fd
         self.memory = mmap.mmap(fd, self.slots * self.slot_bytes)
+        self._fd = fd  # only now, since whoever has made it closes it if it cannot be mapped
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.memory.madvise(mmap.MADV_DONTDUMP)  # else core files hold empty pages
         whole = np.frombuffer(self.memory, dtype=np.uint8)
@@ -54,21 +69,28 @@ class Ring:
         """Returns the memory of a slot: (slot_bytes,) uint8, writable."""
         return self._slots[number]
 
-    def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Sequence[Any]:
-        """Writes the numbers of samples to the beginning of a slot, for the worker that will fill
-        the slot. In a pipe, they could fill one direction while the worker's answer fills the
-        other, so that both processes would wait forever. Returns the argument for `read_numbers`:
-        how many numbers were written; or the numbers themselves, if they are not integers or do not
-        fit."""
+    def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
+        """Writes the numbers of samples, or other keys, to the beginning of a slot, where the
+        worker finds them before it fills the slot. A pipe could be full of them while the worker's
+        answer fills the other direction. Returns what `read_numbers` needs: how many they are; for
+        keys that are no integers, how long their pickle is; or all of them, if the slot is too
+        small."""
         count = len(numbers)
         if not all(isinstance(each, (int, np.integer)) for each in numbers):
-            return numbers
+            pickled = pickle.dumps(list(numbers), 5)
+            if len(pickled) > self.slot_bytes:
+                return numbers
+            self._slots[slot][: len(pickled)] = np.frombuffer(pickled, dtype=np.uint8)
+            return Pickled(len(pickled))
         if 8 * count > self.slot_bytes:
             return numbers
         self._slots[slot][: 8 * count].view(np.int64)[:] = numbers
         return count
 
-    def read_numbers(self, slot: int, written: int | Sequence[Any]) -> Sequence[Any]:
+    def read_numbers(self, slot: int, written: int | Pickled | Sequence[Any]) -> Sequence[Any]:
+        if isinstance(written, Pickled):
+            keys: list[Any] = pickle.loads(self._slots[slot][: written.n_bytes].data)  # noqa: S301  ours
+            return keys
         if not isinstance(written, int):
             return written
         numbers: list[int] = self._slots[slot][: 8 * written].view(np.int64).tolist()

@@ -8,6 +8,7 @@ the list. If all processes are killed, only the list is left, and the next start
 import fcntl
 import mmap
 import os
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -49,15 +50,23 @@ class SharedMemory:
         directory = kept_directory()
         private_directory(directory)
         _remove_abandoned(directory)
-        with _locked(directory / self.key) as file:
-            lines = _alive(file)
-            fd = next((fd for line in lines if (fd := self._open(line)) is not None), None)
-            if fd is None:
-                lines, fd = [], self._create()
-            self._map(fd)
-            lines.append(f"{Identity.of(os.getpid())} {fd} {os.fstat(fd).st_ino}")
-            _write(file, lines)
-        line = lines[-1]
+        fd = None
+        try:
+            with _locked(directory / self.key) as file:
+                lines = _alive(file)
+                fd = next((fd for line in lines if (fd := self._open(line)) is not None), None)
+                if fd is None:
+                    lines, fd = [], self._create()
+                self._map(fd)
+                line = f"{Identity.of(os.getpid())} {fd} {os.fstat(fd).st_ino}"
+                _write(file, [*lines, line])
+        except OSError as error:
+            if fd is not None:
+                os.close(fd)
+            raise MonarchError(
+                f"{directory / self.key}: {error.strerror}; free some memory there, or set"
+                " MONARCH_SHM to another directory"
+            ) from error
         self._leave: weakref.finalize[Any, SharedMemory] = weakref.finalize(
             self, _leave, fd, directory / self.key, os.getpid(), line
         )
@@ -130,6 +139,8 @@ def _locked(path: Path) -> Iterator[int]:
                 yield fd
                 return
         finally:
+            # Said, since a child that was forked meanwhile has the descriptor too.
+            fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 
@@ -141,15 +152,20 @@ def _try_lock(fd: int) -> bool:
 
 
 def _alive(file: int) -> list[str]:
-    """Returns the lines of the processes that still run."""
-    lines = os.pread(file, LINE_BYTES, 0).decode().splitlines()
-    owners = {line: Identity.parsed(" ".join(line.split()[:2])) for line in lines}
+    """The lines of processes that still run. What is no such line, after a crash of the node or by
+    a hand, counts as that of one that has ended."""
+    lines = os.pread(file, LINE_BYTES, 0).decode(errors="replace").splitlines()
+    whole = [line for line in lines if re.fullmatch(r"[0-9]+ [0-9]+ [0-9]+ [0-9]+", line, re.ASCII)]
+    owners = {line: Identity.parsed(" ".join(line.split()[:2])) for line in whole}
     return [line for line, owner in owners.items() if owner is not None and not owner.has_ended]
 
 
 def _write(file: int, lines: list[str]) -> None:
-    os.ftruncate(file, 0)
-    os.pwrite(file, "".join(f"{line}\n" for line in lines).encode(), 0)
+    text = "".join(f"{line}\n" for line in lines).encode()
+    # First of all the room: a full file system then leaves the old lines.
+    os.posix_fallocate(file, 0, max(1, len(text)))
+    os.pwrite(file, text, 0)
+    os.ftruncate(file, len(text))
 
 
 def _leave(fd: int, path: Path, owner: int, line: str) -> None:
@@ -173,6 +189,7 @@ def _remove_abandoned(directory: Path) -> None:
         with suppress(OSError), open(path, "r+b", buffering=0) as file:
             if _try_lock(file.fileno()) and not _alive(file.fileno()) and _is_named(file, path):
                 path.unlink()
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _is_named(file: Any, path: Path) -> bool:

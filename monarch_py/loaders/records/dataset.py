@@ -2,7 +2,9 @@
 
 import mmap
 import os
+import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +13,9 @@ import numpy as np
 
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.records.chunked import Bands, Part, RowParts, plain_offsets
-from monarch_py.loaders.records.descriptors import Descriptors
+from monarch_py.loaders.records.descriptors import MOST_OPEN, Descriptors
 from monarch_py.loaders.records.files import KINDS, indexed
+from monarch_py.loaders.records.form import Form
 from monarch_py.loaders.records.hdf5 import Decoder, Rows, rows_of
 from monarch_py.loaders.records.joining import PIECE, Extents, join, pieces
 from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
@@ -25,6 +28,18 @@ from monarch_py.plan.index import Index
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # The bytes of a TFRecord's frame before and after its data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
+
+# The datasets of this process. A forked child gets new locks: a thread that has none of its own
+# there may have held the parent's.
+_OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for dataset in _OPEN:
+        dataset._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 class RecordDataset:
@@ -156,11 +171,13 @@ class RecordDataset:
     def _begin(self) -> None:
         """Creates what a process does not share: open files, decoders and the measured gap."""
         self._files = Descriptors(self._path, self.index.sizes)
+        self._lock = threading.RLock()  # threads share descriptors and decoders
+        _OPEN.add(self)
         self._decoders: dict[int, Decoder] = {}
         self._gap = None if self.join == "auto" else self.join
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_files", "_decoders", "_gap")
+        own = ("_files", "_decoders", "_gap", "_lock")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -169,11 +186,20 @@ class RecordDataset:
 
     def close(self) -> None:
         """Closes all files; the next read opens them again."""
-        self._files.close()
-        while self._decoders:
-            self._decoders.popitem()[1].close()
+        with self._lock:
+            self._files.close()
+            while self._decoders:
+                self._decoders.popitem()[1].close()
 
     # --- samples -------------------------------------------------------------------------------
+
+    @property
+    def sample_form(self) -> Form:
+        """What samples are; nothing is read for it."""
+        if self.rows:
+            return Form(self.rows[0].shape, self.rows[0].dtype, False)
+        is_even = len(self.sizes) > 0 and bool((self.sizes == self.sizes[0]).all())
+        return Form((int(self.sizes[0]),) if is_even else None, np.dtype(np.uint8), True)
 
     def __len__(self) -> int:
         return len(self._file)
@@ -192,7 +218,11 @@ class RecordDataset:
         size, offset = int(self.sizes[number]), int(self._offset[number])
         if size > PIECE:
             return None
-        descriptor = self._files.one(int(self._file[number]))
+        with self._lock:
+            return self._by_one_read(int(self._file[number]), size, offset)
+
+    def _by_one_read(self, file: int, size: int, offset: int) -> Any:
+        descriptor = self._files.one(file)
         try:
             if not self.rows:
                 content = os.pread(descriptor, size, offset)
@@ -249,13 +279,14 @@ class RecordDataset:
         extents = Extents(file, self._offset[wanted], length, start)
         plain = self._is_plain[file]
         parts: list[Part] = []
-        if not plain.all():
-            parts = self._parts(wanted, file, np.flatnonzero(~plain))
-            extents = extents.take(plain)
-        try:
-            self._read_all(extents, parts, out)
-        except OSError as error:
-            raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
+        with self._lock:
+            if not plain.all():
+                parts = self._parts(wanted, file, np.flatnonzero(~plain))
+                extents = extents.take(plain)
+            try:
+                self._read_all(extents, parts, out)
+            except OSError as error:
+                raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
         """Returns one Part for each file that has wanted rows in chunks.
@@ -302,7 +333,16 @@ class RecordDataset:
                 part.finish(content, table)
 
     def _read_extents(self, extents: Extents) -> None:
-        """Reads the extents; each one's `start` is an address in memory."""
+        """Reads extents whose `start` is an address, of at most MOST_OPEN files at once."""
+        if self.index.files > MOST_OPEN:
+            numbers = np.unique(extents.file)
+            for begin in range(0, len(numbers), MOST_OPEN):
+                some = numbers[begin : begin + MOST_OPEN]
+                self._read_of_open(extents.take(np.isin(extents.file, some)))
+        else:
+            self._read_of_open(extents)
+
+    def _read_of_open(self, extents: Extents) -> None:
         read_to(
             self._files.of(extents.file),
             extents.offset,

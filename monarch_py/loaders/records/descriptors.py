@@ -1,6 +1,8 @@
 """The files that a process holds open for a dataset."""
 
+import errno
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -24,6 +26,7 @@ class Descriptors:
     def __init__(self, path_of: Callable[[int], str], sizes: np.ndarray) -> None:
         self._path_of, self._sizes = path_of, sizes
         self._open: OrderedDict[int, int] = OrderedDict()
+        weakref.finalize(self, _close_all, self._open)
 
     def of(self, files: Int32s) -> Int32s:
         """Returns a descriptor for each of the files, (files,) int32. The descriptors stay open at
@@ -51,9 +54,9 @@ class Descriptors:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise MonarchError(
-                f"{path}: {error.strerror}; check the path and its permissions"
-            ) from error
+            is_full = error.errno == errno.EMFILE
+            what = "raise `ulimit -n`" if is_full else "check the path and its permissions"
+            raise MonarchError(f"{path}: {error.strerror}; {what}") from error
         size, indexed = os.fstat(descriptor).st_size, int(self._sizes[number])
         if size != indexed:
             os.close(descriptor)
@@ -65,5 +68,9 @@ class Descriptors:
         return descriptor
 
     def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
+        _close_all(self._open)
+
+
+def _close_all(opened: OrderedDict[int, int]) -> None:
+    while opened:
+        os.close(opened.popitem()[1])

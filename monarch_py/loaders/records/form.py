@@ -18,11 +18,10 @@ class Form(NamedTuple):
 
 
 def form_of(dataset: Any) -> Form | None:
-    """Returns the form of the samples; None if batches must be put together from `dataset[i]`.
-
-    A dataset may give its form as `sample_form`. Otherwise its first sample is read by both
-    `dataset[0]` and `read_into`, which must agree.
-    """
+    """The form of the samples; None if batches must be put together from `dataset[i]`. A dataset
+    that does not say its form is asked for its first sample, in both ways."""
+    if not _reads_what_it_gives(type(dataset)):
+        return None
     known = getattr(dataset, "sample_form", None)
     if isinstance(known, Form):
         return known
@@ -36,10 +35,20 @@ def form_of(dataset: Any) -> Form | None:
         found = Form(first.shape, first.dtype, False)
     else:
         return None
-    # A class may inherit read_into and override __getitem__, so the two need not agree.
     content = first if found.is_bytes else first.tobytes()
     if len(content) != sizes[0]:
         return None
     read = np.empty(len(content), dtype=np.uint8)
     dataset.read_into([0], read)
     return found if read.tobytes() == content else None
+
+
+def _reads_what_it_gives(cls: type) -> bool:
+    """Whether the class that defines `read_into` defines `dataset[i]` too. A class derived from it,
+    or one that forwards `read_into`, may change samples, and some only now and then."""
+    for each in cls.__mro__:
+        if "read_into" in vars(each):
+            return True
+        if vars(each).keys() & {"__getitem__", "__getitems__"}:
+            return False
+    return False

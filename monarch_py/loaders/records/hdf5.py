@@ -119,10 +119,10 @@ def rows_of(path: Path, dataset: str) -> Rows:
         if found.ndim == 0:
             raise MonarchError(f"{path}: {dataset!r} has no rows; correct dataset=")
         dtype = found.dtype
-        if dtype.hasobject or dtype.itemsize != found.id.get_type().get_size():
+        if dtype.hasobject or not _is_as_in_memory(found):
             raise MonarchError(
-                f"{path}: the elements of {dataset!r} ({dtype}) have no fixed size; read them"
-                " through h5py"
+                f"{path}: the elements of {dataset!r} ({dtype}) have no fixed bytes, or h5py"
+                " converts them; read them through h5py"
             )
         chunks = None if found.chunks is None else _chunks_of(found)
         offset = found.id.get_offset() if chunks is None else None
@@ -132,6 +132,13 @@ def rows_of(path: Path, dataset: str) -> Rows:
                 " read by offset; read it through h5py"
             )
         return Rows(found.shape[0], dtype, found.shape[1:], offset, chunks)
+
+
+def _is_as_in_memory(found: Any) -> bool:
+    """Whether the bytes in the file are those of h5py's arrays: numbers of fewer bits and strings
+    padded otherwise are not."""
+    kind = import_h5py().h5t.py_create(found.dtype, logical=True)
+    return bool(found.id.get_type().equal(kind))
 
 
 def _chunks_of(found: Any) -> Chunks:

@@ -36,18 +36,20 @@ class FileDataset:
         return len(self.sizes)
 
     def name(self, index: int) -> str:
-        """Returns the file's path, relative to the root."""
-        begin, end = int(self._starts[index]), int(self._starts[index + 1])
+        """The file's path below the root."""
+        number = range(len(self))[index]
+        begin, end = int(self._starts[number]), int(self._starts[number + 1])
         return os.fsdecode(self._pool[begin:end].tobytes())
 
     def __getitem__(self, index: int) -> bytes:
-        out = bytearray(int(self.sizes[index]))
-        self._read(index, memoryview(out))
+        number = range(len(self))[index]  # IndexError beyond them
+        out = bytearray(int(self.sizes[number]))
+        self._read(number, memoryview(out))
         return bytes(out)
 
     def read_into(self, samples: Sequence[int], out: Any) -> None:
-        """Reads the samples back to back into a writable buffer. Raises OSError, with the path, if
-        a file is missing, or shorter than the index says."""
+        """Reads the samples back to back into a writable buffer. Raises OSError, with the path, for
+        a file that is missing, or has another size than when the index was made."""
         parts = list(self._parts(samples, memoryview(out).cast("B")))
         began = time.perf_counter()
         for number, (sample, part) in enumerate(parts):
@@ -67,13 +69,14 @@ class FileDataset:
         path = os.path.join(self.root, self.name(sample))
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            done = 0
-            while done < len(out):
+            done, size = 0, os.fstat(descriptor).st_size
+            while size == len(out) and done < size:
                 got = os.preadv(descriptor, [out[done:]], done)
-                if not got:
-                    text = f"it has {done} bytes, and the index says {len(out)}; index it again"
-                    raise OSError(errno.EIO, text, path)
+                size = size if got else done
                 done += got
+            if size != len(out):
+                text = f"it has {size} bytes, and the index says {len(out)}; index it again"
+                raise OSError(errno.EIO, text, path)
         finally:
             os.close(descriptor)
 

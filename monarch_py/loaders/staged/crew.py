@@ -150,6 +150,8 @@ class Crew:
         now = time.monotonic()
         for worker in self._workers.values():
             pid = worker.process.pid
+            if worker.process.exitcode is not None:  # a child of it may hold its pipe open
+                raise self._gone(worker)
             if not _is_stopped(pid):
                 self._stopped_since.pop(pid, None)
             elif now - self._stopped_since.setdefault(pid, now) > STOPPED_S:

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.memory.ring import Bytes, Ring
+from monarch_py.loaders.memory.ring import Bytes, Ring, check_owner
+from monarch_py.loaders.memory.tensors import as_tensor, has_torch
 from monarch_py.loaders.records.form import form_of
 from monarch_py.loaders.staged.advice import Advisor
 from monarch_py.loaders.staged.pinning import Pinned
-from monarch_py.loaders.staged.placing import as_tensor, copied, has_torch, take, view_of
+from monarch_py.loaders.staged.placing import copied, take, view_of
 from monarch_py.loaders.staged.sources import daemon_sources
-from monarch_py.loaders.staged.stage import Batch, Stage, check_owner
+from monarch_py.loaders.staged.stage import Batch, Stage
 from monarch_py.loaders.staged.work import Failure, Work
 from monarch_py.util.units import parse_size
 
@@ -39,20 +40,19 @@ class StagedLoader:
 
     The arrays of a batch are views of shared memory, valid until the next batch is asked for.
 
-    dataset : gives samples by `dataset[i]` or `__getitems__(list)`. If samples are bytes or arrays,
-        the dataset has `read_into(samples, out)` and `sizes`, and there is no collate_fn, samples
-        are read in place: a batch is then one array (samples, *shape), or a list of arrays of bytes
-        if sizes differ
-    batch_sampler : an iterable of lists of samples. It is asked to resume an epoch by itself if it
-        has load_state_dict and state_dict(done=batches)
-    workers : the number of processes; 0 reads in the training's process; "auto" begins with one,
-        and chooses the number for each epoch by the times of those before (Lobster 4.1)
-    copy : True gives each batch memory of its own, so that the training may keep it
-    pin_memory : registers the ring's memory with CUDA, once. A slot is then written again only when
-        the current stream has done all that was queued on it before the next batch was asked for
-    collate_fn : makes a batch from samples, in the worker; None stacks them as torch does
-    tensors : None gives tensors if torch is installed, else arrays; False always gives arrays
-    prefetch : the number of batches that are read ahead, per worker
+    dataset : has `dataset[i]`, or `__getitems__(list)`. Its `read_into(samples, out)` and `sizes`
+        are used, where one class defines them and `dataset[i]`, if samples are bytes or arrays and
+        there is no collate_fn: a batch is then one array (samples, *shape), or a list of arrays of
+        bytes if sizes differ
+    batch_sampler : an iterable of lists of samples; one that resumes has state_dict(done=batches)
+    workers : processes; 0 reads in this one; "auto" begins with one, and changes them between
+        epochs, by what was measured (Lobster 4.1)
+    copy : True gives batches memory of their own, so that they may be kept
+    pin_memory : registers the ring's memory with CUDA, once. A slot is then used again when the
+        current stream has done what was asked of it before the next batch
+    collate_fn : makes a batch of samples, in the worker; None puts them together as torch does
+    tensors : None gives tensors if torch is installed, False arrays
+    prefetch : batches that are read ahead, per worker
     persistent : False ends the workers after each epoch
     max_batch : the largest batch, in bytes or as text; memory is used only as far as batches reach
     multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
@@ -141,14 +141,15 @@ class StagedLoader:
         return _Epoch(self, lambda batch: batch)
 
     def begin_epoch(self) -> int:
-        """Begins an epoch. Returns its number for `next_batch`, which from now on takes no other:
-        iterators of earlier epochs end."""
-        check_owner(self._owner, os.getpid())
+        """Begins an epoch. Returns its number, with which alone one gets batches from now on."""
+        check_owner(self._owner)
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
-        skip, self._skip = self._skip, 0
-        self._delivered = skip
-        self._sampled_epoch = _epoch_of(self.batch_sampler)
+        if self._pinned is not None:
+            self._pinned.passed_on()  # the last batch of an epoch that was left early
+        epoch = _epoch_of(self.batch_sampler)
+        skip = self._skip if epoch == self._sampled_epoch else 0  # else the state is of another one
+        self._delivered, self._skip, self._sampled_epoch = skip, 0, epoch
         batches = iter(self.batch_sampler)
         if not _resumes(self.batch_sampler):
             batches = islice(batches, skip, None)
@@ -165,16 +166,23 @@ class StagedLoader:
         done = 0 if is_new else self._delivered
         sampler: Any = self.batch_sampler
         if not _resumes(sampler):
-            return {"delivered": done}
+            return {"delivered": done, "epoch": _epoch_of(sampler)}
         return {"delivered": done, "batch_sampler": sampler.state_dict(done=done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Lets the next iteration begin after the batches that the state has counted."""
+        """The state's epoch goes on after the batches that the state has counted. Any other epoch
+        that `set_epoch` names before the iteration begins at its first batch; so does the iteration
+        after a whole epoch of a sampler that knows no epochs."""
         self._epoch += 1
-        self._skip = self._delivered = int(state["delivered"])
+        done = int(state["delivered"])
         sampler: Any = self.batch_sampler
         if _resumes(sampler):
             sampler.load_state_dict(state["batch_sampler"])
+        elif state.get("epoch") is not None:
+            self.set_epoch(state["epoch"])
+        elif hasattr(sampler, "__len__") and done == len(sampler):
+            done = 0
+        self._skip = self._delivered = done
         self._sampled_epoch = _epoch_of(self.batch_sampler)
 
     # --- what it has done -----------------------------------------------------------------------
@@ -211,11 +219,9 @@ class StagedLoader:
     # --- one batch ------------------------------------------------------------------------------
 
     def next_batch(self, epoch: int) -> Batch:
-        """Returns the next batch, in its slot. Raises StopIteration at the end of the epoch, or if
-        a later epoch has begun.
-
-        epoch : the number that `begin_epoch` returned
-        """
+        """The next batch in its slot. Raises StopIteration at the end, and in an iterator that is
+        not the newest one."""
+        check_owner(self._owner)
         if epoch != self._epoch:
             raise StopIteration
         if self._pinned is not None:

@@ -100,6 +100,8 @@ class Job:
 
     def _begin(self) -> None:
         self._epoch = -1
+        self._is_cut = False  # whether a worker was lost in this epoch
+        self.iterated = 0  # epochs that loaders of this job have begun
         self._batches: Any = None
         self._samples: Iterator[tuple[memoryview, Any]] = iter(())
 
@@ -115,20 +117,21 @@ class Job:
         return self._loader
 
     def get(self) -> tuple[memoryview, Any]:
-        """Returns the next sample of this rank, as a view of the buffer, and its label (None
-        without labels). The view is valid until the first sample of the next batch is asked for.
-        Raises MonarchError after the last epoch, or if a worker is gone."""
+        """The next sample of this rank, where it was read to, and its label (None without labels).
+        The memory is the sample's until the first sample of the next batch is asked for. Raises
+        MonarchError after the last epoch, or if a worker is gone; the next call then goes on with
+        the batch that was due."""
         for sample in self._samples:
             return sample
         self._samples = self._of_batch()
         return self.get()
 
     def _of_batch(self) -> Iterator[tuple[memoryview, Any]]:
-        """Returns the samples of the next batch, with their labels."""
-        batch = None if self._batches is None else next(self._batches, None)
+        """The samples of the next batch."""
+        batch = None if self._batches is None else self._next_batch()
         while batch is None:
             self._next_epoch()
-            batch = next(self._batches, None)
+            batch = self._next_batch()
         loader = self.loader
         memory = memoryview(loader.ring.slot(batch.slot).data)
         views = [memory[begin:end] for begin, end in loader.bounds(batch)]
@@ -136,11 +139,22 @@ class Job:
         of = [None] * len(views) if labels is None else [labels[i] for i in batch.indices]
         return zip(views, of, strict=True)
 
+    def _next_batch(self) -> Any:
+        try:
+            return next(self._batches, None)
+        except MonarchError:
+            # The loader's epoch has ended; the next one begins behind what was delivered.
+            self.loader.load_state_dict(self.loader.state_dict())
+            self._batches, self._is_cut = None, True
+            raise
+
     def _next_epoch(self) -> None:
-        if self._epoch + 1 >= self.epochs:
-            raise MonarchError(f"job: all {self.epochs} epochs were delivered; make a new job")
-        self._epoch += 1
-        self.sampler.set_epoch(self._epoch)
+        if not self._is_cut:
+            if self._epoch + 1 >= self.epochs:
+                raise MonarchError(f"job: all {self.epochs} epochs were delivered; make a new job")
+            self._epoch += 1
+            self.sampler.set_epoch(self._epoch)
+        self._is_cut = False
         self._batches = self.loader.iterate_slots()
 
     @property
@@ -194,6 +208,8 @@ class NoPFSImageFolder:
         return self._decoded(self._files[index], index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        if not len(indices):
+            return []
         sizes = self._files.sizes[np.asarray(indices, dtype=np.int64)]
         content = np.empty(int(sizes.sum()), dtype=np.uint8)
         self._files.read_into(indices, content)
@@ -223,7 +239,7 @@ def _decode(content: Any) -> Any:
 
 class NoPFSDataLoader:
     """Batches of a job's images, decoded and transformed by the workers. Each iteration is the
-    job's next epoch.
+    job's next epoch, whether this loader or another one of the job had the last one.
 
     settings : further arguments of StagedLoader, such as collate_fn or pin_memory
     """
@@ -233,16 +249,16 @@ class NoPFSDataLoader:
         self.loader = StagedLoader(
             dataset, batch_sampler=self.job.sampler, **{**self.job.settings, **settings}
         )
-        self._epoch = 0
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._epoch >= self.job.epochs:
-            raise MonarchError(f"job: all {self.job.epochs} epochs were delivered; make a new job")
-        self.loader.set_epoch(self._epoch)
-        self._epoch += 1
+        job = self.job
+        if job.iterated >= job.epochs:
+            raise MonarchError(f"job: all {job.epochs} epochs were delivered; make a new job")
+        self.loader.set_epoch(job.iterated)
+        job.iterated += 1
         return iter(self.loader)
 
     def statistics(self) -> dict[str, Any]:

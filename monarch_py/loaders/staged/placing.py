@@ -4,27 +4,21 @@ Arrays, and torch's tensors in the processor's memory, are written into the slot
 a batch (names, numbers, objects) stays in the tree, which is pickled and sent to the training.
 """
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.memory.ring import Bytes
+from monarch_py.loaders.memory.tensors import as_tensor
 from monarch_py.native import Array
 from monarch_py.util.units import format_size
 
 # Arrays begin at multiples of this in a slot [bytes]: a cache line, which suits every dtype.
 ALIGNMENT = 64
-
-
-@cache
-def has_torch() -> bool:
-    return importlib.util.find_spec("torch") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +125,6 @@ def view_of(slot: Bytes, offset: int, shape: tuple[int, ...], dtype: Any) -> Arr
     end = offset + dtype.itemsize * math.prod(shape)
     found: Array = slot[offset:end].view(dtype).reshape(shape)
     return found
-
-
-def as_tensor(array: Array) -> Any:
-    """Returns a tensor over the array's memory; the array itself if torch lacks its dtype."""
-    import torch
-
-    try:
-        return torch.from_numpy(array)
-    except TypeError:
-        return array
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:

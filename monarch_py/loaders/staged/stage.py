@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_py.errors import MonarchError
 from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.crew import Crew
 from monarch_py.loaders.staged.work import Clock, Done, Failure, Times, Work
@@ -150,6 +149,8 @@ class Stage:
         clock = Clock()
         try:
             tree, n_bytes = self._work.read(indices, self.ring.slot(slot))
+        except Exception as error:
+            tree, n_bytes = Failure(error, ""), 0
         finally:
             times = clock.stop()
             clock.close()
@@ -195,9 +196,11 @@ class Stage:
     def _wait(self) -> Done:
         began, is_stall = time.perf_counter(), False
         self._hear(wait=False)
-        while not self._ahead.order and self._ahead.has_more:  # no slot was free when it asked
-            self._hear(wait=False)
-            time.sleep(BUSY_S)
+        while not self._ahead.order and self._ahead.has_more:  # no slot was free
+            # Either workers still fill slots for an epoch that was left, or copies to a GPU end.
+            self._hear(wait=bool(self._asked))
+            if not self._asked:
+                time.sleep(BUSY_S)
             self._ask()
         if not self._ahead.order:
             raise StopIteration
@@ -249,9 +252,3 @@ def _base_seed() -> int:
     if torch is not None:
         return int(torch.empty((), dtype=torch.int64).random_().item())
     return random.getrandbits(63)
-
-
-def check_owner(owner: int, here: int) -> None:
-    """Raises MonarchError in a forked child of the process that has made the loader."""
-    if owner != here:
-        raise MonarchError("loader: it was made in another process; make one in each process")

@@ -102,9 +102,9 @@ class Clock:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception raised while a batch was read, in a form that can be sent from a worker.
+    """What a batch's reading has raised, as it travels from a worker.
 
-    error : the exception; None if it cannot be pickled;  text : its traceback
+    text : the worker's traceback; "" if the training's own process has read
     """
 
     error: BaseException | None
@@ -120,10 +120,14 @@ class Failure:
         return cls(error, text)
 
     def raise_in_training(self, where: str) -> None:
-        """Raises the worker's exception, with the worker's traceback as its cause. An exception
-        that could not be pickled is raised as a RuntimeError."""
-        cause = WorkerTraceback(f"\n{where}:\n{self.text}")
-        raise (self.error or RuntimeError(self.text.strip().splitlines()[-1])) from cause
+        """Raises the exception; a worker's with the worker's traceback as its cause. StopIteration
+        becomes a RuntimeError, as in a generator: it would end the epoch."""
+        error = self.error or RuntimeError(self.text.strip().splitlines()[-1])
+        if isinstance(error, StopIteration):
+            error = RuntimeError("the dataset has raised StopIteration")
+        if not self.text:
+            raise error
+        raise error from WorkerTraceback(f"\n{where}:\n{self.text}")
 
 
 class WorkerTraceback(Exception):  # noqa: N818  not raised: it shows another's traceback

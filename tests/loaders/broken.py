@@ -1,0 +1,3 @@
+"""A training program that cannot be imported."""
+
+raise ZeroDivisionError("no steps")
