@@ -144,7 +144,7 @@ def first_configuration(sources: Sequence[Path]) -> str:
         raise ConfigError(f"{path}: does not answer within {LIMIT_S:.0f} s; its file system hangs")
     for path in sources:
         if not os.path.isdir(path):
-            raise ConfigError(f"{path}: no directory; name the dataset's directory")
+            raise ConfigError(f"{path}: not a directory; name the dataset's directory")
     tiers = []
     taken = {os.stat(source).st_dev for source in sources}
     if (ram := shared_memory()) is not None and ram.device not in taken:

@@ -47,7 +47,9 @@ class State:
         """
         names = {each.name for each in fields(cls)}
         if not isinstance(text, dict) or text.get("monarch") != VERSION or names - text.keys():
-            raise ConfigError("state: this is no state of Monarch's samplers; give state_dict()'s")
+            raise ConfigError(
+                "state: not a state of Monarch's samplers; give state_dict()'s result"
+            )
         for each in fields(cls):
             value, least = text[each.name], LEAST.get(each.name)
             if type(value) is not each.type or (least is not None and value < least):

@@ -34,6 +34,6 @@ def _repeated(batches: Iterable[T], left: int) -> Iterator[T]:
                 f"batches: there is none in another pass, and {left} are missing; give a loader"
                 " that can be iterated over again, and no iterator"
                 if passes
-                else "batches: there is none; give a shard to every rank"
+                else "batches: there are none; give every rank a shard with batches"
             )
         passes += 1
