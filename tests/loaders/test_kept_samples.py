@@ -315,6 +315,7 @@ def test_a_full_directory_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    gc.collect()
     before = os.listdir("/proc/self/fd")
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
