@@ -39,18 +39,16 @@ class Images:
 
 
 def changed(program: str, change: str) -> str:
-    """The program with the lines of a change. Lines that are added at the end take the place of
-    the first that is removed; a line `@@ before: X` puts the last one before the line X."""
-    lines = program.splitlines()
-    steps = change.splitlines()
-    before = [step.removeprefix("@@ before: ") for step in steps if step.startswith("@@")]
+    """The program with the lines of a change. The first line that is added goes to the top. A last
+    one with a line of the program behind it goes before that line; all others take the place of the
+    first line that is removed."""
+    lines, steps = program.splitlines(), change.splitlines()
     plus = [step[1:] for step in steps if step.startswith("+")]
     minus = [step[1:] for step in steps if step.startswith("-")]
     assert len(plus) + len(minus) <= MOST_LINES, change
     assert all(line in lines for line in minus), change
-    if before:
-        (place,) = (i for i, line in enumerate(lines) if line.strip() == before[0])
-        lines.insert(place, plus.pop())
+    if steps[-1].startswith(" "):
+        lines.insert(lines.index(steps[-1][1:]), plus.pop())
     at = lines.index(minus[0])
     lines = [line for line in lines if line not in minus]
     return "\n".join([plus[0], *lines[:at], *plus[1:], *lines[at:]]) + "\n"
