@@ -262,13 +262,25 @@ def _run_daemon(command: Sequence[str]) -> None:
     main()
 
 
+def _enter(network: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(network, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(network)
+
+
+def _enter_tests_network() -> None:
+    """A thread of the test's process in the network of one of its nodes may have started this
+    process: what it forks must not be there."""
+    theirs = f"/proc/{os.getppid()}/ns/net"
+    if os.readlink(theirs) != os.readlink("/proc/self/ns/net"):
+        _enter(os.open(theirs, os.O_RDONLY))
+
+
 def _run_told_daemon(request: dict[str, Any], listener: int, network: int | None = None) -> None:
     os.setsid()
     if network is not None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(network, CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), "setns")
-        os.close(network)
+        _enter(network)
     told = json.dumps({**request["startup"], "listener": listener})
     _run_daemon(_command(Path(request["daemon"]), [str(written(told.encode()))]))
 
@@ -294,4 +306,5 @@ if __name__ == "__main__":
     import monarch_py.cli.lifecycle
     import monarch_py.daemon.lifecycle  # noqa: F401
 
+    _enter_tests_network()
     _serve(socket.socket(fileno=int(sys.argv[1])))
