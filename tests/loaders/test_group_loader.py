@@ -436,7 +436,7 @@ def test_classes_of_groups() -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"group": 0}, "group: 0"),
         ({"memory": 1000}, "group: two groups of 50 samples take"),
-        ({"memory": "much"}, "memory: .* write it like 4GiB"),
+        ({"memory": "much"}, "memory: .* give bytes, or a size such as"),
         ({"labels": [1, 2]}, "labels: 2 for 100 samples"),
         ({"rank": 2}, "rank: 2"),
         ({"dataset": [1, 2]}, "dataset: list has no read_into"),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from monarch_py.loaders.samplers.held import HeldSampler
 from monarch_py.loaders.samplers.local_first import LocalFirstSampler
-from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
 
 LENGTH = 1200
@@ -59,7 +59,7 @@ def content(at: int, size: int) -> bytes:
     return np.random.default_rng(at).bytes(size)
 
 
-def solar(dataset: Counted, share: float) -> list[ScheduledSampler]:
+def solar(dataset: Counted, share: float) -> list[HeldSampler]:
     quota = int(dataset.sizes.sum() * share / 4)
     return [
         SolarSampler(dataset, 8, rank=rank, world_size=4, ranks_per_node=1, quota=quota)
@@ -67,7 +67,7 @@ def solar(dataset: Counted, share: float) -> list[ScheduledSampler]:
     ]
 
 
-def own_of(sampler: ScheduledSampler) -> Any:
+def own_of(sampler: HeldSampler) -> Any:
     return np.flatnonzero(sampler.holders.reshape(LENGTH, -1)[:, 0] == sampler.ranks.node)
 
 

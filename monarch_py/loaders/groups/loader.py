@@ -19,12 +19,13 @@ from monarch_py.loaders.groups.reader import GroupReader
 from monarch_py.loaders.groups.runs import RankGroups, Run
 from monarch_py.loaders.groups.size import fitting, largest, warn
 from monarch_py.loaders.memory.ring import check_owner
+from monarch_py.loaders.memory.sizes import n_bytes
 from monarch_py.loaders.memory.tensors import as_tensor
 from monarch_py.loaders.records.form import form_of
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.native import Array, Int32s, Ints
 from monarch_py.plan.schedule import EpochSchedule, group_schedule
-from monarch_py.util.units import format_size, parse_size
+from monarch_py.util.units import format_size
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class GroupLoader:
             raise ConfigError(
                 f"labels: {len(self.labels)} for {len(dataset)} samples; give one for each"
             )
-        room = _room(memory)
+        room = n_bytes("memory", memory)
         sizes, ranks = np.asarray(dataset.sizes), self.ranks.world_size
         self.group = fitting(sizes, epochs, ranks, room) if group == "auto" else group
         self._start_method = start_method
@@ -304,13 +305,6 @@ class GroupLoader:
         if self._reader is not None:
             self._reader.close()
             self._reader = self._ahead = None
-
-
-def _room(memory: int | str) -> int:
-    try:
-        return memory if isinstance(memory, int) else parse_size(memory)
-    except ValueError as error:
-        raise ConfigError(f"memory: {error}; write it like 4GiB") from None
 
 
 class _Groups:

@@ -12,10 +12,11 @@ import numpy as np
 
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.memory.shared import SharedMemory
+from monarch_py.loaders.memory.sizes import n_bytes
 from monarch_py.loaders.records.form import form_of
 from monarch_py.native import Bools, Ints, ffi, lib, pointer
 from monarch_py.storage.memory import available_bytes
-from monarch_py.util.units import format_size, parse_size
+from monarch_py.util.units import format_size
 
 log = logging.getLogger("monarch.loaders")
 
@@ -67,17 +68,17 @@ class KeptDataset:
     ) -> None:
         self.dataset = dataset
         self._places = _places(keeps, len(dataset))
-        n_bytes = _n_bytes(quota)
+        room = n_bytes("quota", quota)
         # Before anything is read, since that may change the dataset.
         identity = _identity(name, dataset)
         self.sample_form = form_of(dataset)
-        parts = [identity, self._places.tobytes(), str(n_bytes).encode()]
+        parts = [identity, self._places.tobytes(), str(room).encode()]
         if self.sample_form is not None:
             self.sizes: Ints = np.asarray(dataset.sizes, dtype=np.int64)
             parts += [repr(self.sample_form).encode(), self.sizes.tobytes()]
         key = _key(parts)
         kept = int(self._places.max(initial=-1)) + 1
-        self._layout = _Layout(kept, n_bytes)
+        self._layout = _Layout(kept, room)
         self._shared = SharedMemory(key, self._layout.n_bytes, self._layout.begin)
 
     def __len__(self) -> int:
@@ -285,13 +286,3 @@ def _key(parts: Sequence[bytes]) -> str:
     job = "/".join(given) if any(given) else f"session {os.getsid(0)}"
     digests = [hashlib.sha256(part).digest() for part in (job.encode(), *parts)]
     return hashlib.sha256(b"".join(digests)).hexdigest()[:32]
-
-
-def _n_bytes(quota: int | str) -> int:
-    try:
-        found = parse_size(str(quota))
-    except ValueError as error:
-        raise ConfigError(f'quota: {error}; give a size such as "8GiB"') from None
-    if found < 1:
-        raise ConfigError('quota: 0 bytes keep nothing; give a size such as "8GiB"')
-    return found

@@ -16,6 +16,7 @@ from monarch_py.config.load import load_config
 from monarch_py.config.patterns import PathFilter
 from monarch_py.config.schema import Config, SourceConfig
 from monarch_py.errors import ConfigError
+from monarch_py.loaders.memory.sizes import n_bytes
 from monarch_py.loaders.samplers.agreement import once
 from monarch_py.native import Int32s, Ints, Uints, lib
 from monarch_py.plan.index import Index
@@ -23,7 +24,6 @@ from monarch_py.plan.samplers import NONE
 from monarch_py.policies.holding import held_by_hash
 from monarch_py.policies.placement import UNIT, slack_of
 from monarch_py.policies.rendezvous import file_keys
-from monarch_py.util.units import parse_size
 
 log = logging.getLogger("monarch.loaders")
 
@@ -111,10 +111,7 @@ def quotas_of(quota: Quota, nodes: int) -> Ints:
     each = list(quota)
     if len(each) != nodes:
         raise ConfigError(f"quota: {len(each)} were given for {nodes} nodes; give one for each")
-    try:
-        return np.array([parse_size(str(size)) for size in each], dtype=np.int64)
-    except ValueError as error:
-        raise ConfigError(f'quota: {error}; give bytes, or a size such as "8GiB"') from None
+    return np.array([n_bytes("quota", size, least=0) for size in each], dtype=np.int64)
 
 
 def given_holders(holders: Any, samples: int) -> Int32s:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.memory.kept import KeptDataset
 from monarch_py.loaders.samplers.agreement import Agreement, process_group
 from monarch_py.loaders.samplers.misuse import found_misuse
 from monarch_py.loaders.samplers.ranks import Ranks
@@ -27,9 +26,6 @@ from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.plan.schedule import EpochSchedule
 
 log = logging.getLogger("monarch.loaders")
-
-# What pickling adds to a sample at most, for which there is room in a node's memory [bytes].
-PICKLED_BYTES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +106,6 @@ class ScheduledSampler(ABC):
     one sample, and `weight` corrects the loss for it.
     """
 
-    holders: Int32s  # (samples,) or (samples, any) the nodes that hold each sample
-
     def __init__(
         self,
         length: int,
@@ -119,7 +113,6 @@ class ScheduledSampler(ABC):
         seed: int,
         ranks: Ranks,
         *,
-        sizes: Ints | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
@@ -138,7 +131,6 @@ class ScheduledSampler(ABC):
             drop_last=bool(drop_last),
         )
         self._agreement = Agreement() if _is_dealing(ranks) else None
-        self._sizes = sizes  # of the samples, if ranks keep them; None if daemons do
         self._begin = 0  # the step at which the next iteration begins
         self._given = 0  # how many of the epoch's batches were handed out
         self._weighed = 0  # the first step for which `weight` was not called
@@ -247,20 +239,6 @@ class ScheduledSampler(ABC):
     def _move(self, epoch: int, done: int) -> None:
         self._at = replace(self._at, epoch=int(epoch))
         self._begin = self._given = self._weighed = done
-
-    # --- without daemons ------------------------------------------------------------------------
-
-    def keep(self, dataset: Any) -> KeptDataset:
-        """The dataset, whose samples stay in the memory of the node that holds them: give it to the
-        loader in the dataset's place. A held sample stays as it was first read: put random
-        augmentations around this dataset, and not into the one that is kept. Raises ConfigError for
-        a sampler without a quota, because daemons keep the files then."""
-        if self._sizes is None:
-            raise ConfigError("quota: daemons keep the files; use the dataset as it is")
-        owner = self.holders if self.holders.ndim == 1 else self.holders[:, 0]
-        own = np.flatnonzero(owner == self.ranks.node)
-        room = int(self._sizes[own].sum()) + PICKLED_BYTES * len(own)
-        return KeptDataset(dataset, own, max(room, 1))
 
     # --- unequal batches ------------------------------------------------------------------------
 

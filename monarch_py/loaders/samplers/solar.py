@@ -1,25 +1,14 @@
 """SolarSampler: batches that differ in size, so that nodes load equally many samples (SOLAR)."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.samplers.holders import (
-    Files,
-    Quota,
-    given_holders,
-    kept_by_daemons,
-    kept_here,
-)
-from monarch_py.loaders.samplers.misuse import refuse_sampler
-from monarch_py.loaders.samplers.ranks import Ranks
-from monarch_py.loaders.samplers.sampler import ScheduledSampler
+from monarch_py.loaders.samplers.held import HeldSampler
 from monarch_py.loaders.samplers.state import State
 from monarch_py.native import Int32s, Ints
 from monarch_py.plan.samplers import NONE, DistributedSampler
@@ -29,7 +18,7 @@ from monarch_py.policies.solar.epochs import edge_costs, order_epochs, path_cost
 log = logging.getLogger("monarch.loaders")
 
 
-class SolarSampler(ScheduledSampler):
+class SolarSampler(HeldSampler):
     """Deals the samples of each global batch so that a node takes all samples that it holds, up to
     a cap, and all nodes load equally many of the other samples (SOLAR 4.3).
 
@@ -43,8 +32,10 @@ class SolarSampler(ScheduledSampler):
         summed (`weight`)
     epoch_order : whether to run the epochs in the order that loads the fewest samples (SOLAR 4.2)
     epochs : the number of epochs, which `epoch_order` needs
-    The other arguments are those of LocalFirstSampler.
+    more : the other arguments of HeldSampler
     """
+
+    EXTRA = False
 
     def __init__(
         self,
@@ -56,44 +47,18 @@ class SolarSampler(ScheduledSampler):
         least: int = 1,
         epoch_order: bool = False,
         epochs: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        ranks_per_node: int | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        quota: Quota | None = None,
-        config: str | Path | None = None,
-        others: Sequence[str] = (),
-        holders: Int32s | None = None,
+        **more: Any,
     ) -> None:
-        refuse_sampler(files)
-        ranks, found = Ranks.found(rank, world_size, ranks_per_node), Files(files)
-        sizes = None if quota is None else found.sample_sizes
-        super().__init__(
-            found.samples,
-            batch_size,
-            seed,
-            ranks,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            sizes=sizes,
-        )
+        super().__init__(files, batch_size, seed, **more)
         if epoch_order and epochs is None:
             raise ConfigError("epochs: an order of the epochs needs their number; give epochs=")
         if epochs is not None and epochs < 1:
             raise ConfigError(f"epochs: {epochs} is out of range; write 1 or more")
         self.cap, self.least = cap, least
         self._may_be_empty = least == 0
-        if holders is not None:
-            held = given_holders(holders, found.samples)
-        elif quota is None:
-            held = kept_by_daemons(found, ranks.nodes, config, others, extra=False)
-        else:
-            held = kept_here(found, ranks.nodes, quota)
-        self.holders = np.ascontiguousarray(held[:, 0])
         self._deal()
         if epoch_order:
-            capacity = int(np.count_nonzero(self.holders != NONE))
+            capacity = int(np.count_nonzero(self.holders[:, 0] != NONE))
             self._at = replace(self._at, epochs=epochs or 0, capacity=capacity)
 
     def _deal(self) -> Deal:
@@ -101,10 +66,10 @@ class SolarSampler(ScheduledSampler):
         return Deal(self._at.per_step, ranks.world_size, ranks.nodes, self.cap, self.least)
 
     def _dealt_by(self) -> list[Any]:
-        return [*super()._dealt_by(), self._deal(), self.holders.data]
+        return [*super()._dealt_by(), self._deal()]
 
     def _dealt(self, order: Int32s) -> EpochSchedule:
-        return self._deal().schedule(order, self.holders)
+        return self._deal().schedule(order, np.ascontiguousarray(self.holders[:, 0]))
 
     # --- the order of the epochs ----------------------------------------------------------------
 

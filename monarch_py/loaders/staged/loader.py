@@ -20,6 +20,7 @@ import numpy as np
 
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.memory.ring import Bytes, Ring, check_owner
+from monarch_py.loaders.memory.sizes import n_bytes
 from monarch_py.loaders.memory.tensors import as_tensor, has_torch
 from monarch_py.loaders.records.form import form_of
 from monarch_py.loaders.staged.advice import Advisor
@@ -28,7 +29,6 @@ from monarch_py.loaders.staged.placing import copied, take, view_of
 from monarch_py.loaders.staged.sources import daemon_sources
 from monarch_py.loaders.staged.stage import Batch, Stage
 from monarch_py.loaders.staged.work import Failure, Work
-from monarch_py.util.units import parse_size
 
 # The most workers that "auto" starts. Whether a job may use more processes is for the node's owner
 # to decide.
@@ -91,7 +91,7 @@ class StagedLoader:
             raise ConfigError(f"prefetch: {prefetch} batches ahead; give 1 or more")
         self._stage = Stage(
             Work(dataset, sizes, collate_fn),
-            _n_bytes(max_batch),
+            n_bytes("max_batch", max_batch),
             workers=count,
             prefetch=prefetch,
             most_workers=MOST_AUTO_WORKERS if self._advisor else count,
@@ -289,16 +289,6 @@ def _check_workers(workers: int | str) -> int:
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
         raise ConfigError(f'workers: {workers!r} is not possible; give 0 or more, or "auto"')
     return workers
-
-
-def _n_bytes(size: int | str) -> int:
-    try:
-        found = parse_size(str(size))
-    except ValueError as error:
-        raise ConfigError(f'max_batch: {error}; give a size such as "1GiB"') from None
-    if found < 1:
-        raise ConfigError('max_batch: 0 bytes hold no batch; give a size such as "1GiB"')
-    return found
 
 
 def _resumes(batch_sampler: Any) -> bool:

@@ -1,0 +1,19 @@
+"""Sizes of memory as users give them to loaders."""
+
+from monarch_py.errors import ConfigError
+from monarch_py.util.units import parse_size
+
+
+def n_bytes(argument: str, given: int | str, *, least: int = 1) -> int:
+    """Returns a size in bytes. Raises ConfigError, which names the argument, for what is no size,
+    and for less than `least` bytes.
+
+    given : bytes, or a size such as "8GiB"
+    """
+    try:
+        found = parse_size(str(given))
+    except ValueError as error:
+        raise ConfigError(f'{argument}: {error}; give bytes, or a size such as "1GiB"') from None
+    if found < least:
+        raise ConfigError(f'{argument}: 0 bytes hold nothing; give a size such as "1GiB"')
+    return found

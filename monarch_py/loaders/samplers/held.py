@@ -1,0 +1,90 @@
+"""Batch samplers that deal samples to the nodes that hold them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from monarch_py.errors import ConfigError
+from monarch_py.loaders.memory.kept import KeptDataset
+from monarch_py.loaders.samplers.holders import (
+    Files,
+    Quota,
+    given_holders,
+    kept_by_daemons,
+    kept_here,
+)
+from monarch_py.loaders.samplers.misuse import refuse_sampler
+from monarch_py.loaders.samplers.ranks import Ranks
+from monarch_py.loaders.samplers.sampler import ScheduledSampler
+from monarch_py.native import Int32s
+
+# The most that pickling adds to a sample; kept samples get this much more room each [bytes].
+PICKLED_BYTES = 512
+
+
+class HeldSampler(ScheduledSampler):
+    """Knows which nodes hold each sample.
+
+    files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`. With
+        `quota`, sizes are to be those of the samples as the dataset returns them
+    batch_size : samples of a rank in a step;  seed, shuffle, drop_last : as DistributedSampler's
+    rank, world_size : None for torch.distributed's
+    ranks_per_node : None for the number that the launcher has set
+    quota : how much each node keeps in memory without daemons, for example "8GiB"; None if daemons
+        keep files
+    config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
+    others : further files of the sources that the daemons keep
+    holders : (samples, any) the nodes that hold each sample, filled up with -1, if a plan fixes
+        them (planned.py); else None
+    """
+
+    # Whether the second copies count that daemons make in the room that is left.
+    EXTRA: ClassVar[bool]
+    holders: Int32s  # (samples, any)
+
+    def __init__(
+        self,
+        files: Any,
+        batch_size: int = 64,
+        seed: int = 17,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        ranks_per_node: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        quota: Quota | None = None,
+        config: str | Path | None = None,
+        others: Sequence[str] = (),
+        holders: Int32s | None = None,
+    ) -> None:
+        refuse_sampler(files)
+        ranks, found = Ranks.found(rank, world_size, ranks_per_node), Files(files)
+        super().__init__(
+            found.samples, batch_size, seed, ranks, shuffle=shuffle, drop_last=drop_last
+        )
+        # The sizes of the samples, if ranks keep them; None if daemons keep files.
+        self._sizes = None if quota is None else found.sample_sizes
+        if holders is not None:
+            held = given_holders(holders, found.samples)
+        elif quota is None:
+            held = kept_by_daemons(found, ranks.nodes, config, others, extra=self.EXTRA)
+        else:
+            held = kept_here(found, ranks.nodes, quota)
+        self.holders = np.ascontiguousarray(held)
+
+    def _dealt_by(self) -> list[Any]:
+        return [*super()._dealt_by(), self.holders.data]
+
+    def keep(self, dataset: Any) -> KeptDataset:
+        """Returns the dataset with the samples that this node holds kept in its memory: give it to
+        the loader in the dataset's place. A held sample stays as it was first read, so put random
+        augmentations around this dataset, not into the one that is kept. Raises ConfigError for a
+        sampler without a quota, because daemons keep the files then."""
+        if self._sizes is None:
+            raise ConfigError("quota: daemons keep the files; use the dataset as it is")
+        own = np.flatnonzero(self.holders[:, 0] == self.ranks.node)
+        room = int(self._sizes[own].sum()) + PICKLED_BYTES * len(own)
+        return KeptDataset(dataset, own, max(room, 1))
