@@ -360,7 +360,7 @@ int monarch_engine_reads_sources(struct monarch_engine *e);
 void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n);
 /* Reads the flows of the sources, then those of each peer by its number; `n` in all. */
 void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, uint32_t n);
-/* What the engine counts: bytes read from sources and files filled from them; bytes got from peers
+/* The engine's counters: bytes read from sources and files filled from them; bytes got from peers
  * and files filled from peers alone. */
 enum monarch_count {
     MONARCH_BYTES,

@@ -1,1 +1,1 @@
-"""What loaders do for training programs that may be changed, beside what they are compared with."""
+"""Benchmarks of monarch_py.loaders, each beside the loader that it is compared with."""

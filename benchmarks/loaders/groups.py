@@ -56,7 +56,7 @@ class Groups:
         self._slow, self._path = slow, slow.mountpoint / "train.h5"
 
     def epoch(self, compute_s: float = 0.0) -> tuple[GroupTimes, float, dict[str, int]]:
-        """What an epoch has taken, its time [s], and what the source was asked for.
+        """Runs an epoch. Returns its group times, its time [s], and the requests to the source.
 
         compute_s : how long the training computes for a group [s]
         """

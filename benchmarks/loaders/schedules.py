@@ -1,4 +1,4 @@
-"""What schedules cost, and what they save: samples from other nodes, loads, CPU time, memory.
+"""Schedules: what they save (samples from other nodes, loads), and their CPU time and memory.
 
     python -m benchmarks.loaders.schedules [--only ROW ...] [--json FILE]
 
@@ -235,7 +235,7 @@ def loader() -> Iterator[Result]:
             first = epoch_of(ours, ours.set_epoch, number)
             second = epoch_of(BatchSampler(theirs, BATCH, False), theirs.set_epoch, number)
             third = epoch_of(ours, ours.set_epoch, number)
-            # What begins a round has no advantage.
+            # The samplers take the first place in turn, so that neither gains from it.
             pairs.append(((first + third) / 2, second))
         what = "DataLoader, present dataset: CPU, our sampler / torch's"
         yield paired("loader", what, pairs[2:], limit=1.02, operations=FILES // 2)

@@ -36,6 +36,17 @@ class Files:
         return Path(self.paths[index]).read_bytes()
 
 
+def epochs_of(loader: Any, sampler: Any) -> Loader:
+    """The lengths of the samples in each epoch. sampler : is told which epoch begins"""
+
+    def epoch(number: int) -> Iterator[int]:
+        sampler.set_epoch(number)
+        for batch in loader:
+            yield from map(len, batch)
+
+    return epoch
+
+
 def torch_files(root: Path, rank: int, ranks: int, workers: int) -> Loader:
     from torch.utils.data import DataLoader, DistributedSampler
 
@@ -50,12 +61,7 @@ def torch_files(root: Path, rank: int, ranks: int, workers: int) -> Loader:
         persistent_workers=True,
     )
 
-    def epoch(number: int) -> Iterator[int]:
-        sampler.set_epoch(number)
-        for batch in loader:
-            yield from map(len, batch)
-
-    return epoch
+    return epochs_of(loader, sampler)
 
 
 def local_first(root: Path, rank: int, ranks: int, workers: int) -> Loader:
@@ -75,12 +81,7 @@ def local_first(root: Path, rank: int, ranks: int, workers: int) -> Loader:
         persistent_workers=True,
     )
 
-    def epoch(number: int) -> Iterator[int]:
-        sampler.set_epoch(number)
-        for batch in loader:
-            yield from map(len, batch)
-
-    return epoch
+    return epochs_of(loader, sampler)
 
 
 def solar(root: Path, rank: int, ranks: int, workers: int) -> Loader:
@@ -93,12 +94,7 @@ def solar(root: Path, rank: int, ranks: int, workers: int) -> Loader:
     sampler = SolarSampler(index, BATCH, SEED, rank=rank, world_size=ranks, ranks_per_node=1)
     loader = StagedLoader(FileDataset(index), batch_sampler=sampler, workers=workers, tensors=False)
 
-    def epoch(number: int) -> Iterator[int]:
-        sampler.set_epoch(number)
-        for batch in loader:
-            yield from map(len, batch)
-
-    return epoch
+    return epochs_of(loader, sampler)
 
 
 def webdataset(root: Path, rank: int, ranks: int, workers: int) -> Loader:

@@ -5,8 +5,8 @@
 
 /* --- orders by entry --- */
 
-/* Returns whether the order is of a kind that readers may wait for. Such an order is found by its
- * entry from monarch_remember until it begins. */
+/* Returns whether readers may wait for an order of this kind. An order for which they may wait is
+ * found by its entry from monarch_remember until it begins. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
 /* Returns the order to fill this entry if there is one that no thread has begun, else NULL. */

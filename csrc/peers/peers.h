@@ -1,7 +1,7 @@
 /* Sends ranges of files from one node's copies to another's, over a connected stream socket.
  *
- * The server answers many connections with a few threads. Such a thread may wait for its own disk;
- * it waits for a peer only briefly, and only while enough other threads are free
+ * The server answers many connections with a few threads. A server thread may wait for its own
+ * disk; it waits for a peer only briefly, and only while enough other threads are free
  * (MONARCH_PEER_STAY_MS). The client has no threads: the thread that wants the bytes calls it.
  * Nothing here decides who holds what, connects, or knows a secret: Python does that
  * (monarch_py/peers). */

@@ -284,8 +284,8 @@ struct monarch_bell {
     uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
 };
 
-/* What the processes of one rank have opened: the bytes of all opened files, and the bytes of those
- * opened files that were to have a copy and had none yet. */
+/* The bytes of all files that the processes of one rank have opened, and the bytes of the opened
+ * files that were to have a copy and had none yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,28 @@ from monarch_py.packs.tar import write_pack
 FILES, SIZE = 300, 8 << 10
 
 
-def test_no_node_opens_a_file_that_is_in_the_pack(
-    mounts: Callable[[int], list[SlowSource]], tmp_path: Path
-) -> None:
-    sources = mounts(2)
+@contextmanager
+def packed(sources: list[SlowSource], place: Path, count: int, size: int) -> Iterator[Nodes]:
+    """A node for each mount of one dataset, whose files are all in a pack, once all are idle."""
     backing = sources[0].backing
-    make_files(backing / "data", FILES, SIZE)
+    make_files(backing / "data", count, size)
     age(backing / "data")
     write_pack(backing / "data", backing / "train.tar")
     served: list[Any] = [
         [{"path": str(mount.mountpoint / "data"), "pack": str(mount.mountpoint / "train.tar")}]
         for mount in sources
     ]
-    with Nodes(tmp_path / "nodes", served, [64 * MIB] * 2, prefetch="eager") as nodes:
+    with Nodes(place / "nodes", served, [64 * MIB] * len(sources), prefetch="eager") as nodes:
         nodes.start()
         nodes.wait_idle()
+        yield nodes
+
+
+def test_no_node_opens_a_file_that_is_in_the_pack(
+    mounts: Callable[[int], list[SlowSource]], tmp_path: Path
+) -> None:
+    sources = mounts(2)
+    with packed(sources, tmp_path, FILES, SIZE) as nodes:
         # The pack and its index, on each node.
         assert sum(source.counts()["open"] for source in sources) <= 4
         totals = [node.totals() for node in nodes.all]
@@ -49,15 +57,5 @@ def test_a_node_reads_none_of_another_nodes_files_along(
 ) -> None:
     """Of large members, a window would have many of the other nodes' if these counted as wanted."""
     sources, count, size = mounts(3), 200, 100 << 10
-    backing = sources[0].backing
-    make_files(backing / "data", count, size)
-    age(backing / "data")
-    write_pack(backing / "data", backing / "train.tar")
-    served: list[Any] = [
-        [{"path": str(mount.mountpoint / "data"), "pack": str(mount.mountpoint / "train.tar")}]
-        for mount in sources
-    ]
-    with Nodes(tmp_path / "nodes", served, [64 * MIB] * 3, prefetch="eager") as nodes:
-        nodes.start()
-        nodes.wait_idle()
+    with packed(sources, tmp_path, count, size):
         assert sum(source.counts()["bytes_read"] for source in sources) <= 1.3 * count * size

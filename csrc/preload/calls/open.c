@@ -124,8 +124,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     return fd;
 }
 
-/* Opens a path that may be the name of a copy's descriptor in /proc. Such a name stands for the
- * source's file, as that file is now. */
+/* Opens a path that may be the name of a copy's descriptor in /proc. For that name, the source's
+ * file is opened, as that file is now. */
 __attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
     char real[MONARCH_PATH_MAX];
     if (monarch_names_copy(path, real) && real[0])

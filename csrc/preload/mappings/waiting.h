@@ -11,6 +11,6 @@ static inline int monarch_mappings_exist(void) {
     return __builtin_expect(__atomic_load_n(&monarch_mappings_waiting, __ATOMIC_RELAXED) != 0, 0);
 }
 
-/* What is to happen to a range of addresses. MONARCH_FORGET means that the range is never replaced;
+/* The change of a range of addresses. MONARCH_FORGET means that the range is never replaced;
  * any other value is an advice of madvise. */
 #define MONARCH_FORGET (-1)
