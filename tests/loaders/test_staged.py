@@ -323,7 +323,8 @@ def test_nothing_is_left_when_the_training_is_killed(tmp_path: Path, method: str
         assert training.stdout is not None and training.stdout.readline() == b"reads\n"
         children = psutil.Process(training.pid).children(recursive=True)
         assert len(children) >= 2
-        maps = "".join(Path(f"/proc/{x.pid}/maps").read_text() for x in [training, *children])
+        pids = [training.pid, *(child.pid for child in children)]
+        maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
         training.kill()
     _, alive = psutil.wait_procs(children, timeout=LIMIT_S)
     assert not alive
