@@ -388,8 +388,12 @@ def test_copies_of_an_earlier_session_are_there(session_factory: Factory, source
     tiers = [{"mount_point": tier, "max_storage_quota": 64 * MIB, "persistent": True}]
     session = session_factory(source, tiers=tiers, prefetch="none").start()
     assert warm(session, source / "a", source / "b").returncode == 0
-    # Files that changed just now are recorded two seconds later only.
-    wait_until(lambda: not session.status()["pending"], what="the second look")
+
+    def is_recorded() -> bool:
+        # Files that changed just now are recorded two seconds later only.
+        return session.totals()["fills"] == 2 and not session.status()["pending"]
+
+    wait_until(is_recorded, what="the second look")
     session.stop()
     session.start()
     done = warm(session)

@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 INCLUDES = ["-D_GNU_SOURCE", f"-I{CSRC}"]
 HERE = Path(__file__).resolve().parent
+# With this option, the compiler writes a file beside the object.
+BESIDE = "-fcallgraph-info"
 # Locked at a place for each object that is compiled.
 COMPILING = ROOT / "build" / "compiling.lock"
 
@@ -61,9 +63,11 @@ def compiler() -> list[str]:
 
 def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT) -> None:
     """Runs the compiler; what it says goes into the failure. ccache, where it is installed, knows
-    the objects that other tests have compiled in the same way, also in another directory."""
+    the objects that other tests have compiled in the same way, also in another directory; it does not
+    keep what a compiler writes beside them."""
     command = [*(compiler_words or compiler()), *(str(word) for word in words)]
-    cached = "-c" in words and shutil.which("ccache")
+    is_object = "-c" in words and not any(str(word).startswith(BESIDE) for word in words)
+    cached = is_object and shutil.which("ccache")
     with _no_other_compiles(command) if cached else nullcontext():
         done = subprocess.run(
             ["ccache", *command] if cached else command,
