@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "loaders/loaders.h"
@@ -12,8 +13,9 @@
 /* The stack of a thread. Reading needs little; a preloaded library may need more. */
 #define STACK_BYTES (256 << 10)
 
-/* A read has waited for a disk or a network if it takes longer than this plus 1 ns per byte [ns].
- * Reads of files in memory take a tenth of that. */
+/* A read has waited for a disk or a network if its thread slept and it took longer than this plus
+ * 1 ns per byte [ns]. Reads of files in memory take a tenth of that, unless the thread has to wait
+ * for a processor, which is no sleep. */
 #define SLOW_NS 100000
 
 /* A call of monarch_read_all. It lies on the stack of the caller, who returns only when no thread
@@ -82,9 +84,15 @@ static void fail(struct call *c, uint64_t i, int error) {
     pthread_mutex_unlock(&lock);
 }
 
+/* Returns how often this thread has slept. */
+static long sleeps(void) {
+    struct rusage usage;
+    return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
+}
+
 /* Makes reads until none is left, or, if `is_alone`, until a read had to wait. */
 static void work(struct call *c, int is_alone) {
-    for (;;) {
+    for (long slept = sleeps(), before = slept;; before = slept) {
         uint64_t i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);
         if (i >= c->n)
             return;
@@ -93,6 +101,9 @@ static void work(struct call *c, int is_alone) {
         if (error)
             fail(c, i, error);
         if (monarch_now_ns() - begin <= SLOW_NS + (uint64_t)c->lengths[i])
+            continue;
+        slept = sleeps();
+        if (slept == before)
             continue;
         __atomic_fetch_add(&c->slow, 1, __ATOMIC_RELAXED);
         if (is_alone)

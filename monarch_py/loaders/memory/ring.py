@@ -76,7 +76,7 @@ class Ring:
         keys that are no integers, how long their pickle is; or all of them, if the slot is too
         small."""
         count = len(numbers)
-        if not all(isinstance(each, (int, np.integer)) for each in numbers):
+        if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, numbers))):
             pickled = pickle.dumps(list(numbers), 5)
             if len(pickled) > self.slot_bytes:
                 return numbers

@@ -261,10 +261,12 @@ class RecordDataset:
 
     def _checked(self, samples: Sequence[int] | Array) -> Ints:
         wanted = np.asarray(samples, dtype=np.int64)
-        count = len(self)
-        if len(wanted) and not -count <= wanted.min() <= wanted.max() < count:
-            raise IndexError(f"samples {wanted.min()} to {wanted.max()} of {count}")
-        return np.where(wanted < 0, wanted + count, wanted)
+        if not len(wanted):
+            return wanted
+        least, most, count = wanted.min(), wanted.max(), len(self)
+        if not -count <= least <= most < count:
+            raise IndexError(f"samples {least} to {most} of {count}")
+        return wanted if least >= 0 else np.where(wanted < 0, wanted + count, wanted)
 
     # --- reads ---------------------------------------------------------------------------------
 
@@ -314,7 +316,7 @@ class RecordDataset:
 
     def _read_all(self, extents: Extents, parts: list[Part], out: Array) -> None:
         joined = join(extents, self._gap or 0)
-        if self._gap is None and len(joined.reads) > 1:
+        if self._gap is None and len(joined.reads) > 1 and extents.length.min() < PIECE:
             joined = join(extents, self._measured_gap(extents))
         scratch = np.empty(joined.scratch, dtype=np.uint8)
         base = np.where(joined.in_scratch, address(scratch), address(out))

@@ -32,6 +32,11 @@ class Descriptors:
         """Returns a descriptor for each of the files, (files,) int32. The descriptors stay open at
         least until the next call. Raises MonarchError, which names the file, if it cannot be opened
         or its size differs from the index."""
+        if len(files) and files.min() == files.max():
+            return np.full(len(files), self.one(int(files[0])), dtype=np.int32)
+        return self._of_several(files)
+
+    def _of_several(self, files: Int32s) -> Int32s:
         numbers, place = np.unique(files, return_inverse=True)
         wanted = numbers.tolist()
         while self._open and len(self._open.keys() | wanted) > max(MOST_OPEN, len(wanted)):
@@ -44,7 +49,7 @@ class Descriptors:
         """Returns the descriptor of one file, as `of` does for several."""
         if number in self._open:
             return self._open[number]
-        return int(self.of(np.array([number], dtype=np.int32))[0])
+        return int(self._of_several(np.array([number], dtype=np.int32))[0])
 
     def _opened(self, number: int) -> int:
         if number in self._open:

@@ -67,6 +67,8 @@ def join(extents: Extents, gap: int) -> Joined:
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)
     rising = extents.take(np.lexsort((extents.offset, extents.file)))
     first = _beginnings(rising, gap)
+    if len(first) == len(rising):  # the common case under a full shuffle
+        return Joined(rising, np.zeros(len(first), dtype=np.bool_), 0, rising.take(first[:0]))
     end = np.append(first[1:], len(rising))
     low = rising.offset[first]
     length = np.maximum.reduceat(rising.offset + rising.length, first) - low
@@ -91,7 +93,7 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
     rising : the extents, sorted by file and offset
     """
     reach = rising.offset + rising.length
-    if np.any(reach[:-1] > reach[1:]):  # an extent may lie within an earlier one
+    if (reach[:-1] > reach[1:]).any():  # an extent may lie within an earlier one
         for file in np.unique(rising.file):
             of = rising.file == file
             reach[of] = np.maximum.accumulate(reach[of])

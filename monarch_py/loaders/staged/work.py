@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import select
 import signal
 import sys
 import time
@@ -179,8 +180,9 @@ def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None
             start.init(start.number)
     except Exception as error:
         problem = error
-    clock = Clock()
-    while (task := _next_task(link, start.parent)) is not None:
+    clock, poll = Clock(), select.poll()
+    poll.register(link, select.POLLIN)
+    while (task := _next_task(link, poll, start.parent)) is not None:
         done = _do(start, task, clock, problem)
         try:
             link.send_bytes(_dumps(done))
@@ -197,10 +199,10 @@ def _dumps(done: Done) -> bytes:
         return pickle.dumps(done._replace(tree=Failure.of(error)), 5)
 
 
-def _next_task(link: Connection, parent: Identity) -> Any:
+def _next_task(link: Connection, poll: select.poll, parent: Identity) -> Any:
     """Waits for a task and returns it; None if the training has ended or has no more tasks."""
     with suppress(OSError, EOFError):
-        while not link.poll(ORPHAN_S):
+        while not poll.poll(ORPHAN_S * 1000):
             if parent.has_ended:
                 return None
         return pickle.loads(link.recv_bytes())  # noqa: S301  the training's own
