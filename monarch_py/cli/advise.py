@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from monarch_py.cli.options import as_json
+from monarch_py.cli.options import as_json, examples
 from monarch_py.cli.screen import print_table
 from monarch_py.util.units import counted
 
@@ -25,7 +25,7 @@ def _seconds(_context: Any, _parameter: Any, value: str) -> float:
         raise click.BadParameter(str(error)) from None
 
 
-@advise.command()
+@advise.command(epilog=examples("monarch advise workers train:dataset --batch 64 --step 50ms"))
 @click.argument("dataset", metavar="MODULE:DATASET")
 @click.option("--batch", type=click.IntRange(1), required=True, help="Samples of a batch.")
 @click.option(
@@ -58,9 +58,6 @@ def workers(
     MODULE:DATASET names a dataset, or a function that makes one. Its samples are read with 1, 2, 3
     and more workers, until more are of no use. What a sample then costs is modelled by the number
     of workers: waiting and computing apart, and by size.
-
-    \b
-    monarch advise workers train:dataset --batch 64 --step 50ms
     """
     from monarch_py.commands.advise import load_dataset, load_object, to_document
     from monarch_py.loaders.staged.measuring import advise as measure

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from monarch_py.cli.messages import tell
-from monarch_py.cli.options import as_json, checked, config_option, optional_config_option
+from monarch_py.cli.options import as_json, checked, config_option, examples, optional_config_option
 from monarch_py.cli.screen import show
 from monarch_py.commands.doctor import Finding, examine
 from monarch_py.commands.verify import clear_tiers, tiers_out_of_use, verify_copies
@@ -23,7 +23,10 @@ COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
 WIDTHS = (7, 15)
 
 
-@click.command(short_help="Check this machine and a configuration.")
+@click.command(
+    short_help="Check this machine and a configuration.",
+    epilog=examples("monarch doctor", "monarch doctor -c tiers.yaml"),
+)
 @optional_config_option
 @as_json
 def doctor(config_file: Path | None, as_json: bool) -> None:
@@ -53,7 +56,10 @@ def _print_finding(finding: Finding) -> None:
     sys.stdout.flush()
 
 
-@click.command(short_help="Check the copies against their checksums.")
+@click.command(
+    short_help="Check the copies against their checksums.",
+    epilog=examples("monarch verify -c tiers.yaml --source"),
+)
 @config_option
 @click.option(
     "--source",
@@ -92,7 +98,10 @@ def _tell_out_of_use(sentences: list[str]) -> None:
         sys.exit(TierError.exit_status)
 
 
-@click.command(short_help="Remove all copies from this configuration's tiers.")
+@click.command(
+    short_help="Remove all copies from this configuration's tiers.",
+    epilog=examples("monarch clear -c tiers.yaml"),
+)
 @config_option
 def clear(config_file: Path) -> None:
     """Remove all copies from this configuration's tiers. The sources stay as they are.

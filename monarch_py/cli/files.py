@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from monarch_py.cli.messages import tell
-from monarch_py.cli.options import as_json, served_config_option
+from monarch_py.cli.options import as_json, examples, served_config_option
 from monarch_py.cli.screen import print_table
 from monarch_py.commands.files import FilePlace, NamedFiles
 from monarch_py.ipc.session import SessionDir
@@ -48,7 +48,10 @@ def _print_sums(places: Iterator[FilePlace]) -> None:
     print_table("", ["where", "state", "files", "size"], rows, left=2)
 
 
-@click.command(short_help="Show which of your files have copies, and where.")
+@click.command(
+    short_help="Show which of your files have copies, and where.",
+    epilog=examples("monarch ls --sum", "monarch ls /pfs/imagenet/train"),
+)
 @served_config_option
 @click.option("--sum", "as_sum", is_flag=True, help="Show only how many files are in each place.")
 @as_json
@@ -69,7 +72,10 @@ def ls(config_file: Path, as_sum: bool, as_json: bool, paths: tuple[str, ...]) -
     _end(named)
 
 
-@click.command(short_help="Drop the copies of the files that you name.")
+@click.command(
+    short_help="Drop the copies of the files that you name.",
+    epilog=examples("monarch evict /pfs/imagenet/val"),
+)
 @served_config_option
 @click.argument("paths", metavar="PATH ...", nargs=-1, required=True)
 def evict(config_file: Path, paths: tuple[str, ...]) -> None:

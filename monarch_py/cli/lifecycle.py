@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from monarch_py.cli.messages import tell, warn
-from monarch_py.cli.options import checked, config_option, served_config_option
+from monarch_py.cli.options import checked, config_option, examples, served_config_option
 from monarch_py.cluster.collective import listed
 from monarch_py.cluster.nodes import Node, bring_up
 from monarch_py.commands.doctor import is_disabled, switches
@@ -30,6 +30,10 @@ STOP_LIMIT_S = 60.0
 @click.command(
     short_help="Run a command with its dataset served from the tiers.",
     context_settings={"allow_interspersed_args": False},
+    epilog=examples(
+        "monarch run -c tiers.yaml python train.py --epochs 90",
+        "monarch run -c tiers.yaml --json report.json -- python train.py",
+    ),
 )
 @config_option
 @click.option(
@@ -39,9 +43,6 @@ STOP_LIMIT_S = 60.0
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[str, ...]) -> None:
     """Run COMMAND with its dataset served from the tiers, and exit with the status of COMMAND.
-
-    \b
-    monarch run -c tiers.yaml python train.py --epochs 90
 
     Options of `monarch run` go before COMMAND. Everything after COMMAND is passed to it.
     """
@@ -138,15 +139,17 @@ def _tell(node: Node, config_file: Path) -> None:
         )
 
 
-@click.command(short_help="Start a daemon that stays until `monarch stop`.")
+@click.command(
+    short_help="Start a daemon that stays until `monarch stop`.",
+    epilog=examples(
+        "monarch start -c tiers.yaml",
+        "mpiexec -ppn 1 monarch start -c tiers.yaml     # one on each node, joined",
+    ),
+)
 @config_option
 @alone_option
 def start(config_file: Path, alone: bool) -> None:
-    """Start a daemon that stays until `monarch stop`.
-
-    \b
-    mpiexec -ppn 1 monarch start -c tiers.yaml     one on each node, joined
-    """
+    """Start a daemon that stays until `monarch stop`."""
     if (launch := _with_others(alone)) is not None:
         node = bring_up(config_file, launch)
         node.detach()
@@ -166,15 +169,17 @@ def start(config_file: Path, alone: bool) -> None:
         tell(trouble)
 
 
-@click.command(short_help="Run the daemon in the foreground (Slurm, containers).")
+@click.command(
+    short_help="Run the daemon in the foreground (Slurm, containers).",
+    epilog=examples(
+        "monarch serve -c tiers.yaml &",
+        "srun --overlap --ntasks-per-node=1 monarch serve -c tiers.yaml &     # one on each node",
+    ),
+)
 @config_option
 @alone_option
 def serve(config_file: Path, alone: bool) -> None:
-    """Run the daemon in the foreground (a Slurm step, a container).
-
-    \b
-    srun --overlap --ntasks-per-node=1 monarch serve -c tiers.yaml &
-    """
+    """Run the daemon in the foreground (a Slurm step, a container)."""
     ignore_the_jobs()
     if (launch := _with_others(alone)) is None:
         from monarch_py.daemon import lifecycle
@@ -204,7 +209,10 @@ def _asked_to_stop(session: SessionDir) -> Identity:
         raise NoDaemonError(text) from None
 
 
-@click.command(short_help="Stop the daemon; jobs go on with the source.")
+@click.command(
+    short_help="Stop the daemon; jobs go on with the source.",
+    epilog=examples("monarch stop", "monarch stop -c tiers.yaml"),
+)
 @served_config_option
 def stop(config_file: Path) -> None:
     """Stop the daemon. Running jobs go on, and read from the source."""

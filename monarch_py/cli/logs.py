@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from monarch_py.cli.options import served_config_option
+from monarch_py.cli.options import examples, served_config_option
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir
 
@@ -24,7 +24,10 @@ FIRST_BYTES = 64
 INTERRUPTED = 130
 
 
-@click.command(short_help="Print the log of the daemon, and of the one before it.")
+@click.command(
+    short_help="Print the log of the daemon, and of the one before it.",
+    epilog=examples("monarch logs", "monarch logs -n 50"),
+)
 @served_config_option
 @click.option(
     "-n",

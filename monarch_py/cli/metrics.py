@@ -18,7 +18,7 @@ import click
 from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app, write_to_textfile
 
 from monarch_py.cli.messages import tell
-from monarch_py.cli.options import served_config_option
+from monarch_py.cli.options import examples, served_config_option
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
@@ -104,7 +104,14 @@ def _print_dashboard(context: click.Context, _parameter: Any, is_asked: bool) ->
         context.exit()
 
 
-@click.command(short_help="Give the daemon's counters to Prometheus.")
+@click.command(
+    short_help="Give the daemon's counters to Prometheus.",
+    epilog=examples(
+        "monarch metrics",
+        "monarch metrics --textfile /var/lib/node_exporter/monarch.prom",
+        "monarch metrics --dashboard > monarch.json",
+    ),
+)
 @served_config_option
 @click.option(
     "--socket", "socket_file", type=click.Path(path_type=Path), help="Serve on this Unix socket."

@@ -76,6 +76,11 @@ served_config_option = _config(_served, "$MONARCH_CONFIG, else that of your only
 optional_config_option = _config(_optional)
 
 
+def examples(*lines: str) -> str:
+    """Returns the end of a command's help: lines that a user can copy. Tests run each of them."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
 def as_size(_context: Any, _parameter: Any, value: str | None) -> int | None:
     """The callback of an option that is a size."""
     try:

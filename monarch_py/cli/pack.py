@@ -8,13 +8,17 @@ from pathlib import Path
 import click
 
 from monarch_py.cli.messages import warn
+from monarch_py.cli.options import examples
 
 _PATH = click.Path(path_type=Path)
 # The most names of left-out files that are printed.
 NAMED = 10
 
 
-@click.command(short_help="Put the small files of a dataset into one tar.")
+@click.command(
+    short_help="Put the small files of a dataset into one tar.",
+    epilog=examples("monarch pack /pfs/imagenet/train -o train.tar"),
+)
 @click.argument("directory", metavar="DIR", type=_PATH)
 @click.option("-o", "--output", type=_PATH, required=True, help="The tar.")
 @click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from monarch_py.cli.options import as_json, as_size
+from monarch_py.cli.options import as_json, as_size, examples
 from monarch_py.cli.screen import print_table
 from monarch_py.util.units import counted, format_size
 
@@ -34,7 +34,7 @@ def _needed(value: Any, option: str, kind: str) -> Any:
     return value
 
 
-@plan.command()
+@plan.command(epilog=examples("monarch plan index image_folder /pfs/imagenet/train -o train.npz"))
 @click.argument("kind", metavar="KIND", type=click.Choice(KINDS))
 @click.argument("root", type=_PATH)
 @click.option("-o", "--output", type=_PATH, required=True, help="The index to write (.npz).")
@@ -93,7 +93,7 @@ def index(
     )
 
 
-@plan.command()
+@plan.command(epilog=examples("monarch plan make -c plan.yaml -o plan.npz"))
 @click.option(
     "-c", "--config", "recipe", type=_PATH, required=True, help="The description (plan.yaml)."
 )
@@ -122,7 +122,10 @@ def _summary(plan: Plan) -> str:
     )
 
 
-@plan.command(short_help="Show how often each node reads what, and from where.")
+@plan.command(
+    short_help="Show how often each node reads what, and from where.",
+    epilog=examples("monarch plan show plan.npz --quota 200GiB"),
+)
 @click.argument("plan_file", metavar="PLAN", type=_PATH)
 @click.option("--node", default=0, show_default=True, help="The node whose frequencies are shown.")
 @click.option(

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from monarch_py import __version__
-from monarch_py.cli.options import as_size, checked, config_option, optional_config_option
+from monarch_py.cli.options import as_size, checked, config_option, examples, optional_config_option
 from monarch_py.cli.screen import console
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config
@@ -47,7 +47,10 @@ def _modulefile(config_file: Path | None) -> str:
     return text + config
 
 
-@click.command(short_help="Print the export lines for a job script.")
+@click.command(
+    short_help="Print the export lines for a job script.",
+    epilog=examples('eval "$(monarch env -c tiers.yaml)"', 'eval "$(monarch env --unset)"'),
+)
 @optional_config_option
 @click.option("--library", is_flag=True, help="Print the path of the preload library.")
 @click.option(
@@ -55,12 +58,7 @@ def _modulefile(config_file: Path | None) -> str:
 )
 @click.option("--unset", is_flag=True, help="Print the lines that undo the exports.")
 def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -> None:
-    """Print the export lines for a job script.
-
-    \b
-    eval "$(monarch env -c tiers.yaml)"
-    eval "$(monarch env --unset)"
-    """
+    """Print the export lines for a job script."""
     if unset:
         others = os.environ.get("LD_PRELOAD", "").strip(" :")  # cli.main has removed ours
         click.echo(f"export LD_PRELOAD={shlex.quote(others)}" if others else "unset LD_PRELOAD")
@@ -79,7 +77,10 @@ def env(config_file: Path | None, library: bool, as_module: bool, unset: bool) -
             click.echo(f"export MONARCH_CONFIG={shlex.quote(str(config_file.resolve()))}")
 
 
-@click.command(short_help="Show the gain with a small training on a slow source.")
+@click.command(
+    short_help="Show the gain with a small training on a slow source.",
+    epilog=examples("monarch demo --size 16MiB"),
+)
 @click.option(
     "--size", default="64MiB", callback=as_size, show_default=True, help="Size of the dataset."
 )
@@ -94,7 +95,12 @@ def demo(size: int, workdir: Path | None, keep: bool) -> None:
         sys.exit(run_demo(console(), size_bytes=size, workdir=workdir, keep=keep))
 
 
-@click.command(short_help="Write a first configuration for this node.")
+@click.command(
+    short_help="Write a first configuration for this node.",
+    epilog=examples(
+        "monarch init /pfs/imagenet -o imagenet.yaml", "monarch init -o - /pfs/imagenet"
+    ),
+)
 @click.option(
     "-o",
     "--output",
@@ -139,7 +145,9 @@ def config() -> None:
     """Help with writing a configuration."""
 
 
-@config.command(short_help="Check a configuration.")
+@config.command(
+    short_help="Check a configuration.", epilog=examples("monarch config check -c tiers.yaml")
+)
 @config_option
 def check(config_file: Path) -> None:
     """Check that a configuration can work on this node, without starting anything.
@@ -150,13 +158,12 @@ def check(config_file: Path) -> None:
     click.echo(f"{config_file}: can be used on this node")
 
 
-@config.command(short_help="Print the JSON schema of a configuration.")
+@config.command(
+    short_help="Print the JSON schema of a configuration.",
+    epilog=examples("monarch config schema > monarch.schema.json"),
+)
 def schema() -> None:
-    """Print the JSON schema of a configuration, by which editors complete and check its keys.
-
-    \b
-    monarch config schema > monarch.schema.json
-    """
+    """Print the JSON schema of a configuration, by which editors complete and check its keys."""
     from monarch_py.document.keys import schema
 
     click.echo(json.dumps(schema(Config), indent=2))

@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from monarch_py.cli.options import as_json, checked, config_option
+from monarch_py.cli.options import as_json, checked, config_option, examples
 from monarch_py.cli.screen import print_table, show
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.util.spelling import hint
@@ -34,7 +34,13 @@ def _scenario_file(given: str) -> Path:
     return path
 
 
-@click.command(short_help="Simulate a training job under several policies.")
+@click.command(
+    short_help="Simulate a training job under several policies.",
+    epilog=examples(
+        "monarch simulate --list",
+        "monarch simulate mine.yaml -p naive -p first-fit --plot mine.png",
+    ),
+)
 @click.argument("scenario", required=False)
 @click.option(
     "-p", "--policy", "policies", multiple=True, help="Simulate only this policy; may be repeated."
@@ -55,10 +61,6 @@ def simulate(
     """Simulate a training job under several policies.
 
     SCENARIO is a YAML file, or the name of one that comes with Monarch.
-
-    \b
-    monarch simulate nopfs_fig8_1
-    monarch simulate mine.yaml -p naive -p first-fit --plot mine.png
     """
     from monarch_py.policies.named import NAMES
     from monarch_py.simulator.comparison import compare
@@ -164,7 +166,10 @@ def _number(value: float) -> str:
     return f"{value:.{places}f}"
 
 
-@click.command(short_help="Measure tiers and source, for `monarch simulate`.")
+@click.command(
+    short_help="Measure tiers and source, for `monarch simulate`.",
+    epilog=examples("monarch calibrate -c tiers.yaml -o mine.yaml"),
+)
 @config_option
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write the scenario to this file."

@@ -17,7 +17,7 @@ import click
 from rich.console import Group
 from rich.live import Live
 
-from monarch_py.cli.options import served_config_option
+from monarch_py.cli.options import examples, served_config_option
 from monarch_py.cli.screen import console, show
 from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import DaemonConnection
@@ -104,7 +104,10 @@ def _ends(keys: bytes) -> bool:
     return not keys or others == ESCAPE or not QUIT.isdisjoint(others)
 
 
-@click.command(short_help="Watch tiers, rates and programs.")
+@click.command(
+    short_help="Watch tiers, rates and programs.",
+    epilog=examples("monarch top --count 1     # one look, for a log"),
+)
 @served_config_option
 @click.option(
     "-d",

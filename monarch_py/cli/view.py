@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from monarch_py.cli.options import as_json, served_config_option
+from monarch_py.cli.options import as_json, examples, served_config_option
 from monarch_py.cli.screen import print_table, show
 from monarch_py.ipc.connection import DaemonConnection, troubles
 from monarch_py.ipc.session import SessionDir
@@ -145,7 +145,10 @@ def _print_open(rows: list[dict[str, Any]]) -> None:
     print_table("Open files", columns, cells, left=3)
 
 
-@click.command(short_help="Show tiers, sources and what was gained so far.")
+@click.command(
+    short_help="Show tiers, sources and what was gained so far.",
+    epilog=examples("monarch status", "monarch status --json"),
+)
 @served_config_option
 @as_json
 @click.option(

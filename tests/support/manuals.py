@@ -44,9 +44,34 @@ def _pages(
         command.commands = below  # where the generator looks for them
     # The version takes the place of a date, which would be another one each day.
     page = generate_man_page(context, version=__version__, date=f"Monarch {__version__}")
-    yield f"{context.command_path.replace(' ', '-')}.1", page.rstrip("\n") + "\n"
+    name = f"{context.command_path.replace(' ', '-')}.1"
+    yield name, page.rstrip("\n") + "\n" + _examples(command)
     for each, sub in below.items():
         yield from _pages(each, sub, context)
+
+
+def examples(command: click.Command) -> list[str]:
+    """The lines that the end of a command's help shows."""
+    return [line.strip() for line in (command.epilog or "").splitlines()[2:]]
+
+
+def _examples(command: click.Command) -> str:
+    """As a section of a manual page."""
+    lines = [line.replace("\\", "\\e").replace("-", r"\-") for line in examples(command)]
+    return "\n".join([".SH EXAMPLES", ".nf", *lines, ".fi", ""]) if lines else ""
+
+
+def leaves(
+    name: str = "monarch", command: click.Command = group, parent: click.Context | None = None
+) -> dict[str, click.Context]:
+    """All commands that are no group, by what a user types."""
+    context = click.Context(command, parent, name, terminal_width=100, **command.context_settings)
+    if not isinstance(command, click.Group):
+        return {context.command_path: context}
+    found: dict[str, click.Context] = {}
+    for each, sub in _commands(command, context).items():
+        found |= leaves(each, sub, context)
+    return found
 
 
 def files() -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""The tables of keys in docs/, made from what the classes declare.
+"""The parts of docs/ that are made from the code: the tables of keys, and the help of commands.
 
-``PYTHONPATH=tests python -m support.reference`` writes them into the pages, each below a line
-``<!-- keys: NAME -->``. A test compares the pages with what it would write.
+``PYTHONPATH=tests python -m support.reference`` writes them into the pages: each table below a line
+``<!-- keys: NAME -->``, and the commands below ``<!-- commands -->``. Tests compare the pages with
+what it would write.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from monarch_py.config import schema
 from monarch_py.document.keys import Keys, declared
 from monarch_py.plan import recipe
 from monarch_py.simulator import scenario
+from support.manuals import leaves
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEADER = "| key | value | default | meaning |\n|---|---|---|---|\n"
 MODULES = {"configuration.md": schema, "plan.md": recipe, "scenarios.md": scenario}
+REFERENCE, COMMANDS = DOCS / "reference.md", "<!-- commands -->"
 TABLE = re.compile(r"(?<=<!-- keys: )(\w+)( -->\n\n)(?:\|.*\n)*\n*")
 
 
@@ -40,6 +43,15 @@ def written(page: str) -> str:
     return TABLE.sub(replaced, (DOCS / page).read_text())
 
 
+def with_commands(text: str) -> str:
+    """The reference page with the help of every command at its end."""
+    parts = [text.partition(COMMANDS)[0] + COMMANDS]
+    for path, context in leaves().items():
+        parts.append(f"### {path}\n\n```text\n{context.get_help()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
 if __name__ == "__main__":
+    REFERENCE.write_text(with_commands(REFERENCE.read_text()))
     for page in MODULES:
         (DOCS / page).write_text(written(page))

@@ -1,0 +1,174 @@
+"""The examples in the help of the commands run as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster.conftest import why_no_mpi
+from support.command_line import run_monarch
+from support.manuals import examples, leaves
+from support.reference import COMMANDS as MARK
+from support.reference import REFERENCE, with_commands
+from support.session import Session, wait_until
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = leaves()
+LINES = [line for context in COMMANDS.values() for line in examples(context.command)]
+# Of the table of environment variables: name -> example.
+VARIABLES = dict(re.findall(r"^\| `(MONARCH_\w+)` \|.*\| `(.*)` \|$", REFERENCE.read_text(), re.M))
+
+# These start a daemon, or need that none runs.
+WITHOUT_DAEMON = ("calibrate", "clear", "run", "serve", "start")
+STARTS_DAEMON = ("serve", "start")
+# The lines whose results a command reads.
+BEFORE = {
+    "plan make": "monarch plan index image_folder /pfs/imagenet/train -o train.npz",
+    "plan show": "monarch plan make -c plan.yaml -o plan.npz",
+    "simulate": "test -e mine.yaml || monarch calibrate -c tiers.yaml -o mine.yaml",
+}
+# A line with one of these is for a shell.
+SHELL = "|>$&"
+PLACES = {
+    "/pfs/imagenet": "imagenet",
+    "/pfs": ".",
+    "/dev/shm": "shm",
+    "/var/lib/node_exporter": "node_exporter",
+}
+TRAIN = """
+import pathlib
+
+class Dataset:
+    files = sorted(path for path in pathlib.Path("/pfs/imagenet").rglob("*") if path.is_file())
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, number):
+        return self.files[number].read_bytes()[:5]
+
+dataset = Dataset()
+if __name__ == "__main__":
+    assert [dataset[number] for number in range(6)].count(b"index") == 3
+"""
+PLAN = """
+epochs: 2
+parts:
+- name: training
+  dataset: /pfs/train.npz
+  batch_size: 1
+  sampler: {kind: RandomSampler, seed: 17}
+"""
+
+
+class Shell:
+    """Runs lines in the directory of a session, with the directories of `PLACES` in it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.place = session, session.directory
+        for name in ("train/cat/0.png", "train/dog/1.png", "val/2.png"):
+            file = self.place / "imagenet" / name
+            file.parent.mkdir(parents=True)
+            file.write_bytes(name.encode() * 100)
+            file.with_suffix(".idx").write_bytes(b"index")
+        self.write("train.py", self.here(TRAIN))
+        self.write("plan.yaml", self.here(PLAN))
+        self.write("bin/monarch", f'#!/bin/sh\nexec {sys.executable} -m monarch_py "$@"\n')
+        (self.place / "bin/monarch").chmod(0o755)
+        (self.place / "node_exporter").mkdir()
+        path = os.pathsep.join([str(self.place / "bin"), os.environ["PATH"]])
+        self.environment = session.env(preload=False, PATH=path, COLUMNS="100")
+
+    def write(self, name: str, text: str) -> None:
+        (self.place / name).parent.mkdir(exist_ok=True)
+        (self.place / name).write_text(text)
+
+    def here(self, text: str) -> str:
+        for path, own in PLACES.items():
+            text = text.replace(path, str(self.place / own))
+        return text
+
+    def run(self, line: str) -> subprocess.CompletedProcess[str]:
+        words = shlex.split(self.here(line), comments=True)
+        if set(SHELL).isdisjoint(line) and words[0] == "monarch":
+            return run_monarch(words[1:], self.environment)
+        with (self.place / "said").open("w+") as said:
+            done = subprocess.run(
+                ["bash", "-c", self.here(line)],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                timeout=60,
+                check=False,
+            )
+            said.seek(0)
+            return subprocess.CompletedProcess(done.args, done.returncode, said.read(), "")
+
+    def prepare(self, command: str) -> None:
+        """Makes what the command finds: a daemon or none, and the results of another line."""
+        if command in WITHOUT_DAEMON:
+            self.end_daemon()
+        elif not self.session.connection.runs():
+            assert self.run("monarch start -c tiers.yaml").returncode == 0
+            self.session.wait_all_present()
+        if command in BEFORE:
+            assert self.run(BEFORE[command]).returncode == 0
+
+    def end_daemon(self) -> None:
+        if self.session.connection.runs():
+            assert self.session.monarch("stop").returncode == 0
+
+
+def command_of(line: str) -> str:
+    """Without the word monarch."""
+    found = [name for name in COMMANDS if f"{name} " in f"{line} "]
+    return max(found, key=len).removeprefix("monarch ")
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    place = tmp_path_factory.mktemp("examples")
+    with Session(place, place / "imagenet") as session:
+        made = Shell(session)
+        yield made
+        made.end_daemon()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_one(command: str) -> None:
+    assert any(command in line for line in examples(COMMANDS[command].command))
+
+
+def test_the_page_shows_the_help_of_every_command() -> None:
+    page = REFERENCE.read_text()
+    assert MARK in page
+    assert with_commands(page) == page, "run `PYTHONPATH=tests python -m support.reference`"
+
+
+def test_the_page_shows_every_variable() -> None:
+    code = [*(ROOT / "monarch_py").rglob("*.py"), *(ROOT / "csrc").rglob("*.[ch]")]
+    read = set(re.findall(r'"(MONARCH_[A-Z_]+)"', "".join(path.read_text() for path in code)))
+    assert read >= set(VARIABLES)
+    assert [name for name in read if f"`{name}`" not in REFERENCE.read_text()] == []
+
+
+@pytest.mark.parametrize("line", [*LINES, *VARIABLES.values()])
+def test_it_runs(line: str, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    if line.startswith("srun"):
+        pytest.skip("a line for Slurm, which tests/slurm takes from the pages")
+    if line.startswith("mpiexec") and (missing := why_no_mpi()):
+        pytest.skip(missing)
+    monkeypatch.chdir(shell.place)
+    command = command_of(line)
+    shell.prepare(command)
+    done = shell.run(line)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if command in STARTS_DAEMON:
+        wait_until(shell.session.connection.serves, what="the daemon of the example")
