@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +18,21 @@ from jsonschema import Draft202012Validator
 from support.reference import DOCS, MODULES, written
 
 from monarch_py.cli import group
+from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config, Tuning
 from monarch_py.document.keys import Keys, declared, schema
+from monarch_py.plan.builders import index_files
+from monarch_py.plan.recipe import read_plan
+from monarch_py.simulator.keys import load_scenario
 
 SMALLEST: dict[str, Any] = {
     "sources": ["@/pfs"],
     "hierarchy": [{"mount_point": "@/ssd", "max_storage_quota": "1MiB"}],
+}
+READ: dict[str, Callable[[Path], object]] = {
+    "configuration.md": load_config,
+    "plan.md": read_plan,
+    "scenarios.md": load_scenario,
 }
 VALIDATOR = Draft202012Validator(schema(Config))
 
@@ -42,6 +53,49 @@ def test_the_page_shows_what_is_declared(page: str) -> None:
 @pytest.mark.parametrize("kind", [kind for page in MODULES for kind in classes(page)])
 def test_every_key_has_a_meaning(kind: type[Keys]) -> None:
     assert [each.name for each in declared(kind).values() if not each.meaning] == []
+
+
+def by_example(page: str) -> list[str]:
+    """The documents of the section that has every key."""
+    section = (DOCS / page).read_text().partition(f"<!-- example: {page} -->")[2]
+    return re.findall(r"^```yaml\n(.*?)^```", section.partition("\n## ")[0], re.M | re.S)
+
+
+def keys_in(value: Any) -> Iterator[str]:
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            yield from keys_in(inner)
+    if isinstance(value, dict):
+        yield from map(str, value)
+
+
+@pytest.mark.parametrize("page", MODULES)
+def test_every_key_has_an_example(page: str) -> None:
+    shown = {key for text in by_example(page) for key in keys_in(yaml.safe_load(text))}
+    for kind in classes(page):
+        assert [name for name in declared(kind) if name not in shown] == [], kind
+
+
+@pytest.mark.parametrize("page", MODULES)
+def test_the_examples_can_be_used(page: str, tmp_path: Path) -> None:
+    for name in ("pfs/imagenet/train", "pfs/coco", "local/me", "shm"):
+        (tmp_path / name).mkdir(parents=True)
+    pfs = tmp_path / "pfs"
+    for name in ("imagenet.tar", "imagenet.tar.monarch", "plan.npz"):
+        (pfs / name).touch()
+    for number in range(8):
+        (pfs / f"imagenet/train/{number}").write_bytes(bytes(1000))
+    index_files(pfs / "imagenet").save(pfs / "train.npz")
+    (pfs / "node.yaml").write_text("pfs: {1: 300MiB/s}\nrates: {network: 1GiB/s}\n")
+    state = bytearray(5056)  # of torch's generator: one number is left of 624
+    state[8], state[24:5016:8] = 1, bytes([7]) * 624
+    (pfs / "state").write_bytes(state)
+    (pfs / "subset.txt").write_text("".join(f"{number}\n" for number in range(32)))
+    (pfs / "weights.txt").write_text("".join(f"{number}\n" for number in range(1, 65)))
+    file = tmp_path / page.replace(".md", ".yaml")
+    for text in by_example(page):
+        file.write_text(re.sub(r"(?<=[ \"])/(?:dev/)?(pfs|local|shm)\b", rf"{tmp_path}/\1", text))
+        READ[page](file)
 
 
 def test_a_default_lies_within_its_bounds() -> None:
