@@ -35,6 +35,7 @@ def test_the_smallest_configuration_has_the_documented_defaults(site: Site) -> N
     config = site.load(SMALLEST)
     assert config == Config(
         file=site.file,
+        files=(site.file,),
         sources=(site.source(),),
         tiers=(TierConfig(mount_point=site.root / "ssd", quota_bytes=MIB, kind=disk_kind(site)),),
         block_size_bytes=4 * MIB,

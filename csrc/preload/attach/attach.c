@@ -7,6 +7,7 @@
 #include "preload/descriptors/track.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
+#include "preload/lookup/cwd.h"
 #include "preload/process/proc.h"
 #include "preload/session/copies.h"
 #include "preload/session/rights.h"
@@ -213,6 +214,7 @@ void monarch_tick(struct session *s) {
     if (!second_has_passed())
         return;
     int is_gone = !monarch_is_linked(s);
+    monarch_cwd_follow(s);
     look_at_switches(s, is_gone);
     if (is_gone)
         follow(s);
@@ -260,6 +262,11 @@ struct session *monarch_session_slow(void) {
 __attribute__((constructor)) static void load(void) {
     monarch_real_init();
     const char *config = secure_getenv("MONARCH_CONFIG"), *off = secure_getenv("MONARCH_DISABLE");
+    const char *sources = secure_getenv("MONARCH_SOURCE");
+    /* With the site's module alone nobody has asked for a daemon yet, so nobody misses it. */
+    int is_meant = (config && *config) || (sources && *sources);
+    if (!config || !*config)
+        config = secure_getenv("MONARCH_SITE_CONFIG");
     if (!config || !*config || (off && *off && strcmp(off, "0") != 0))
         return;
     int old_errno = errno;
@@ -276,7 +283,7 @@ __attribute__((constructor)) static void load(void) {
             monarch_warn("this process cannot map the segments of the daemon for", config,
                          "Raise its limits of addresses (ulimit -v) and mappings "
                          "(vm.max_map_count).");
-        else if (!monarch_was_stopped()) /* a shell whose daemon was stopped gets no warning */
+        else if (is_meant && !monarch_was_stopped()) /* a shell whose daemon was stopped gets no warning */
             monarch_warn("no daemon serves", config,
                          "Start one with `monarch start`, or unload the library with "
                          "eval \"$(monarch env --unset)\".");
