@@ -136,3 +136,20 @@ def checked(
     for warning in config.warnings:
         warn(warning)
     return config
+
+
+def write_new(output: Path, text: str) -> None:
+    """Writes a file that must not exist yet; "-" is standard output. Raises ConfigError if it
+    cannot be written."""
+    if output == Path("-"):
+        click.echo(text, nl=False)
+        return
+    try:
+        with output.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{output}: exists already; name another file with -o") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{output}: cannot be written ({error.strerror}); name another file with -o"
+        ) from None

@@ -107,7 +107,7 @@ def read_layers(path: Path, sources: Sequence[Path] = ()) -> Layers:
     if site is not None:
         layers.append(_file_layer("site", site, "site's configuration"))
     if site is None or os.path.realpath(site) != os.path.realpath(path):
-        layers.append(_file_layer("user", path, "configuration"))
+        layers.append(read_user_file(path))
     for name, where, found in (
         ("environment", SOURCES, [each for each in os.environ.get(SOURCES, "").split(":") if each]),
         ("command line", OPTION, [str(each).replace("$", "$$") for each in sources]),
@@ -115,6 +115,11 @@ def read_layers(path: Path, sources: Sequence[Path] = ()) -> Layers:
         if found:
             layers.append(_sources_layer(name, where, found))
     return _together(layers)
+
+
+def read_user_file(path: Path) -> Layer:
+    """Reads a user's file by itself. Raises ConfigError as `read_layers` does."""
+    return _file_layer("user", path, "configuration")
 
 
 def _file_layer(name: str, path: Path, kind: str) -> Layer:
@@ -202,7 +207,7 @@ def _lay_over(
         value = replace(value, **kept)  # type: ignore[type-var]
     else:
         if name == "sources" and not layer.top.line:
-            value = _as_described(value, below or ())
+            value = _as_described(value, below or (), spots, ours)
         for way in [way for way in spots if way[:1] == (name,)]:
             del spots[way]
     given[attribute] = value
@@ -210,11 +215,22 @@ def _lay_over(
 
 
 def _as_described(
-    named: Sequence[SourceConfig], below: Sequence[SourceConfig]
+    named: Sequence[SourceConfig],
+    below: Sequence[SourceConfig],
+    spots: dict[Way, Spot],
+    ours: dict[Way, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """The named datasets, each with the keys that a file has for the same path."""
-    known = {source.path: source for source in below}
-    return tuple(known.get(source.path, source) for source in named)
+    """The named datasets, each with the keys that a file has for the same path. `ours` gets their
+    spots."""
+    known = {source.path: (number, source) for number, source in enumerate(below)}
+    found = []
+    for at, source in enumerate(named):
+        number, described = known.get(source.path, (-1, source))
+        for way, spot in spots.items():
+            if way[:2] == ("sources", number):
+                ours.setdefault(("sources", at, *way[2:]), spot)
+        found.append(described)
+    return tuple(found)
 
 
 def no_configuration() -> ConfigError:

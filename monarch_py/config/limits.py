@@ -15,11 +15,17 @@ ASK = "or ask your site's administrator"
 
 
 def within_limits(config: Config, top: Spot) -> Config:
+    """Returns the configuration, `lowered`. Raises ConfigError for a written value that exceeds a
+    limit."""
+    _check_quotas(config, top)
+    return lowered(config, top)
+
+
+def lowered(config: Config, top: Spot) -> Config:
     """Returns the configuration with the limits as values where none are written. Raises
-    ConfigError for a written value that exceeds a limit."""
+    ConfigError for a written value that exceeds a limit, except quotas."""
     limits, asked = config.limits, config.source_limits
     at = top.of("source_limits")
-    _check_quotas(config, top)
     threads = _least(top, "shared_tpool_size", config.copy_threads, limits.copy_threads)
     return replace(
         config,
