@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from monarch_py.cli.options import as_size, optional_config_option
+from monarch_py.cli.options import as_size, optional_config_option, write_new
 from monarch_py.cli.screen import console
 from monarch_py.config.load import load_config
 from monarch_py.native import LIBRARY

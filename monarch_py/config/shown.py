@@ -15,6 +15,8 @@ from monarch_py.document.nodes import Spot, Way
 from monarch_py.util.units import GIB, KIB, MIB, TIB
 
 DEFAULT = "default"
+# The inner mapping in which a key of the configuration stands.
+GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in declared(keys)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ def values(layers: Layers) -> Iterator[Value]:
     that nobody has written are left out."""
     config = lowered(Config(**layers.given, file=layers.file), layers.top)
     for name, each in all_declared(Config).items():
-        yield from _values(layers, name, (name,), each, getattr(config, each.field.name))
+        key = f"{GROUPS[name]}.{name}" if name in GROUPS else name
+        yield from _values(layers, key, (name,), each, getattr(config, each.field.name))
 
 
 def _values(layers: Layers, key: str, way: Way, each: Declared, value: Any) -> Iterator[Value]:
@@ -98,12 +101,11 @@ def _size(n_bytes: int) -> str:
 
 def as_yaml(layer: Layer) -> str:
     """What a layer says, under the present names of the keys."""
-    groups = {name: group for group, keys in Config.GROUPS.items() for name in declared(keys)}
     found: dict[str, Any] = {}
     for name, each in all_declared(Config).items():
         value = layer.given.get(each.field.name)
         if value is not None and not (name == "block_size" and value == 0):
-            place = found.setdefault(groups[name], {}) if name in groups else found
+            place = found.setdefault(GROUPS[name], {}) if name in GROUPS else found
             place[name] = _written(each, value)
     return str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=1000))
 
