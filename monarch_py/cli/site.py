@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 
 from monarch_py import __version__
+from monarch_py.cli.messages import warn
 from monarch_py.cli.options import checked, config_option
 from monarch_py.commands.modulefile import modulefile
 from monarch_py.commands.sources import add_sources
 from monarch_py.config.layers import SITE_FILE, installation, site_file
-from monarch_py.errors import ConfigError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 
@@ -32,17 +32,16 @@ def module(language: str | None, site_config: Path | None) -> None:
     """
     if language is None:
         raise click.UsageError("give --tcl or --lua")
-    prefix = installation()
-    site = site_config or site_file() or (None if prefix is None else prefix / SITE_FILE)
+    site, prefix = site_config or site_file(), installation()
     if site is None:
-        raise ConfigError(
-            "this package is not installed, so the site's configuration has no place; name it with"
-            " --site-config"
+        place = "/the/site.yaml" if prefix is None else prefix / SITE_FILE
+        warn(
+            f"the module names no configuration of the site; write {place}, then print the"
+            f" modulefile again with --site-config {place}"
         )
-    text = modulefile(language, __version__, prefix, Path(os.path.abspath(site)))
-    click.echo(text, nl=False)
-    if not site.is_file():
-        raise ConfigError(f"{site}: does not exist yet; write it before users load the module")
+    else:
+        site = Path(os.path.abspath(site))
+    click.echo(modulefile(language, __version__, prefix, site), nl=False)
 
 
 @click.group(short_help="Give a running daemon further datasets.")

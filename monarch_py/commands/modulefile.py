@@ -19,12 +19,12 @@ HELP = (
 ABOUT = "storage tiering for deep-learning training"
 
 
-def modulefile(language: str, version: str, prefix: Path | None, site: Path) -> str:
+def modulefile(language: str, version: str, prefix: Path | None, site: Path | None) -> str:
     """Returns the text of a modulefile. Unloading it takes everything back.
 
     language : "tcl" or "lua"
     prefix : where the package is installed; None for a checkout
-    site : the site's configuration
+    site : the site's configuration; None for none
     """
     commands = Path(sys.executable).parent if prefix is None else prefix / COMMANDS
     paths = [("PATH", commands), ("LD_PRELOAD", LIBRARY)]
@@ -33,7 +33,7 @@ def modulefile(language: str, version: str, prefix: Path | None, site: Path) -> 
     return (_tcl if language == "tcl" else _lua)(version, paths, site)
 
 
-def _tcl(version: str, paths: list[tuple[str, Path]], site: Path) -> str:
+def _tcl(version: str, paths: list[tuple[str, Path]], site: Path | None) -> str:
     # No character is special within Tcl's braces.
     lines = [f"    puts stderr {{{line}}}" for line in HELP]
     sets = [f"prepend-path {name} {{{path}}}" for name, path in paths]
@@ -48,13 +48,13 @@ def _tcl(version: str, paths: list[tuple[str, Path]], site: Path) -> str:
             "conflict monarch",
             *sets,
             *(["append-path MANPATH {}"] if len(paths) > 2 else []),
-            f"setenv {SITE} {{{site}}}",
+            *([f"setenv {SITE} {{{site}}}"] if site else []),
             "",
         ]
     )
 
 
-def _lua(version: str, paths: list[tuple[str, Path]], site: Path) -> str:
+def _lua(version: str, paths: list[tuple[str, Path]], site: Path | None) -> str:
     return "\n".join(
         [
             f"-- Monarch {version}: for Lmod.",
@@ -63,7 +63,7 @@ def _lua(version: str, paths: list[tuple[str, Path]], site: Path) -> str:
             'conflict("monarch")',
             *(f'prepend_path("{name}", [==[{path}]==])' for name, path in paths),
             *(['append_path("MANPATH", "")'] if len(paths) > 2 else []),
-            f'setenv("{SITE}", [==[{site}]==])',
+            *([f'setenv("{SITE}", [==[{site}]==])'] if site else []),
             "",
         ]
     )
