@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from monarch_py.config.schema import Config, SourceConfig
+from monarch_py.config.schema import Config, SourceConfig, TierConfig
 from monarch_py.document.keys import Keys, all_declared, declared, read_given
 from monarch_py.document.nodes import Document, Spot, Way, load_document
 from monarch_py.errors import ConfigError
@@ -130,6 +130,8 @@ def _file_layer(name: str, path: Path, kind: str) -> Layer:
             "only the site's configuration may have limits",
             f"remove the key, or name this file in {SITE} if it is the site's",
         )
+    for number, tier in enumerate(given.get("tiers", ())):
+        _warn_of_block_size(tier, top.of("hierarchy").of(number))
     _take_source_from_hierarchy(given, top)
     return Layer(name, given, top)
 
@@ -161,17 +163,16 @@ def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
     for name, is_meant in (("persistent", last.persistent), ("eviction", last.eviction != "none")):
         if is_meant:
             level.of(name).warn("ignored: a level without a quota is the source")
-    warn_of_block_size(last.level_block_bytes, level)
     given["sources"], given["tiers"] = (SourceConfig(last.mount_point),), tuple(others)
     spots, spot = top.document.spots, level.of("mount_point")
     for way in (("sources",), ("sources", 0), ("sources", 0, "path")):
         spots[way] = spot
 
 
-def warn_of_block_size(level_block_bytes: int, level: Spot) -> None:
+def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
     """Warns that a level's own block size is ignored. The original Monarch used it for its reads;
     here, the checksums need one block size for all copies."""
-    if level_block_bytes:
+    if tier.level_block_bytes:
         level.of("block_size").warn(
             "ignored: all copies are made in blocks of one size; write block_size at the top"
         )

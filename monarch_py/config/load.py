@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_py.config import _disk as disk
-from monarch_py.config.layers import no_dataset, read_layers, warn_of_block_size
+from monarch_py.config.layers import no_dataset, read_layers
 from monarch_py.config.limits import within_limits
 from monarch_py.config.performance import load_performance
 from monarch_py.config.schema import (
@@ -196,7 +196,6 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
     if "max_storage_quota" not in level:
         raise missing(level, TierConfig, "max_storage_quota")
     _check_area(tier, level)
-    warn_of_block_size(tier.level_block_bytes, level)
     if tier.eviction == "planned" and not config.plans:
         level.of("eviction").warn("has no effect without a 'plan'")
     return replace(tier, kind=_kind(tier, level), level_block_bytes=0)
