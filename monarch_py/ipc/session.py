@@ -248,6 +248,14 @@ def _own_path(config_file: Path) -> Path:
     return user_directory() / f"{key:016x}"
 
 
+def _refuse_daemon(session: Path, config_file: Path) -> None:
+    if (holder := holder_of(session / "lock")) is not None:
+        raise SessionError(
+            f"a daemon ({holder}) still serves {config_file} with the tiers that it had; end it with"
+            f" `monarch stop -c {config_file}`, then try again"
+        )
+
+
 def link_session(config_file: Path, served: Path) -> None:
     """Makes `config_file` mean the session of another configuration, whose tiers it uses: its name
     among the sessions becomes a link, which programs under the library follow too. If the two files
@@ -261,6 +269,7 @@ def link_session(config_file: Path, served: Path) -> None:
         elif not (is_link and os.readlink(own) == other.name):
             private_directory(own.parent)
             if own.exists() and not is_link:  # its configuration had tiers of its own before
+                _refuse_daemon(own, config_file)
                 shutil.rmtree(own)
             hidden = own.with_name(f".{own.name}.{os.getpid()}")
             hidden.symlink_to(other.name)

@@ -1,4 +1,4 @@
-"""`env`: the lines for a job script and the modulefile, tried in shells and by module systems."""
+"""`env`: the lines for a job script, tried in shells; commands under the library."""
 
 from __future__ import annotations
 

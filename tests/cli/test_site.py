@@ -98,6 +98,8 @@ def test_a_job_adds_its_dataset_to_the_daemon_of_another(site: SiteSession) -> N
     done = site.command_line("start", "--source", str(site.datasets[1]))
     assert (done.returncode, done.stderr) == (0, "")
     assert "source added" not in done.stdout
+    done = site.command_line("verify", "--source", **site.of(0))
+    assert (done.returncode, done.stdout) == (0, "12 copies checked, 0 damaged, 0 outdated\n")
 
 
 WAITING = """\
@@ -223,6 +225,14 @@ def test_users_files_without_tiers_mean_the_sites_session(site: SiteSession) -> 
     assert done.returncode == 0, done.stderr
     assert site.command_line("status", "-c", str(files[1])).returncode == 3
     assert site.connection.runs()
+    # And back, once its own daemon has ended.
+    assert site.command_line("start", "-c", str(files[1])).returncode == 0
+    files[1].write_text(f"sources: [{site.datasets[1]}]\n")
+    done = site.command_line("start", "-c", str(files[1]))
+    assert (done.returncode, done.stderr.count("still serves")) == (3, 1)
+    assert site.command_line("stop", "-c", str(files[1])).returncode == 0
+    assert site.command_line("start", "-c", str(files[1])).returncode == 0
+    assert hits(site, 1, MONARCH_CONFIG=str(files[1])) == 6
 
 
 def test_other_settings_than_the_daemons_are_told(site: SiteSession) -> None:
