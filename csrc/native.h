@@ -79,9 +79,11 @@ void monarch_ring_doorbell(struct monarch_clients *m);
 
 /* Gives each directory its listing, in `sum`, if all its names are known. Call it once everything
  * is scanned. Readers get the listing, in `copy_ino`, if the directory has not changed since
- * `young_ns`: a directory with younger times could change again without its times showing it.
- * Returns how many listings readers got, or -1 without memory. */
-int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns);
+ * `young_ns`: a directory with younger times could change again without its times showing it. If
+ * sources were added since, call it again with the number of the first of them as `from`: the
+ * listings of the sources before it stay. Returns how many listings readers got, or -1 without
+ * memory. */
+int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsigned from);
 /* Returns whether a directory still has exactly the names of its listing at the source. `root` is
  * the source's descriptor. */
 int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t directory);

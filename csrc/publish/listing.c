@@ -50,16 +50,31 @@ static int is_complete(const uint32_t *names, uint64_t n) {
     return 1;
 }
 
-int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns) {
+/* The first free place behind the names of directories that were listed before. */
+static uint64_t names_used(const struct monarch_catalog *c, unsigned from) {
+    uint64_t used = 0;
+    for (uint64_t id = 0; id < c->count; id++) {
+        const struct monarch_entry *d = &monarch_entries(c)[id];
+        uint64_t end = d->kind == MONARCH_DIR && d->source < from && d->sum
+                           ? monarch_listing_first(d->sum) + monarch_listing_length(d->sum)
+                           : 0;
+        used = end > used ? end : used;
+    }
+    return used;
+}
+
+int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsigned from) {
     struct monarch_entry *table = (struct monarch_entry *)((char *)c + c->entries_at);
     uint32_t *names = (uint32_t *)((char *)c + c->names_at);
-    uint64_t used = 0;
+    uint64_t used = names_used(c, from);
     int64_t parent = -1, listed = 0;
     uint32_t *first = malloc((c->count + 1) * sizeof *first);
     if (!first)
         return -1;
-    memset(names, 0xFF, c->capacity * sizeof *names);
+    memset(names + used, 0xFF, (c->capacity - used) * sizeof *names);
     for (uint64_t id = 0; id < c->count; id++) {
+        if (table[id].source < from)
+            continue;
         uint64_t n = table[id].kind == MONARCH_DIR && table[id].sum ? table[id].sum - 1 : 0;
         first[id] = (uint32_t)used;
         if (n > c->capacity - used) /* more names than entries: some names have no entry */
@@ -68,6 +83,8 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns) {
             used += n;
     }
     for (uint64_t id = 0; id < c->count; id++) {
+        if (table[id].source < from)
+            continue;
         parent = parent_of(c, &table[id], parent);
         if (table[id].place == MONARCH_NO_PLACE) {
             if (parent >= 0) /* a client found this file after its directory was walked */
@@ -80,7 +97,7 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns) {
     }
     for (uint64_t id = 0; id < c->count; id++) {
         struct monarch_entry *d = &table[id];
-        if (d->kind != MONARCH_DIR || !d->sum)
+        if (d->kind != MONARCH_DIR || !d->sum || d->source < from)
             continue;
         d->sum =
             is_complete(names + first[id], d->sum - 1) ? monarch_listing(first[id], d->sum - 1) : 0;

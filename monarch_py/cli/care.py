@@ -10,12 +10,21 @@ from rich.table import Table
 from rich.text import Text
 
 from monarch_py.cli.messages import tell
-from monarch_py.cli.options import as_json, checked, config_option, examples, optional_config_option
+from monarch_py.cli.options import (
+    as_json,
+    checked,
+    config_option,
+    examples,
+    force_option,
+    optional_config_option,
+)
 from monarch_py.cli.screen import show
 from monarch_py.commands.doctor import Finding, examine
+from monarch_py.commands.run import listed_jobs
 from monarch_py.commands.verify import clear_tiers, tiers_out_of_use, verify_copies
-from monarch_py.errors import TierError
+from monarch_py.errors import SessionError, TierError
 from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.ipc.jobs import Jobs
 from monarch_py.ipc.session import SessionDir
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
@@ -103,14 +112,21 @@ def _tell_out_of_use(sentences: list[str]) -> None:
     epilog=examples("monarch clear -c tiers.yaml"),
 )
 @config_option
-def clear(config_file: Path) -> None:
+@force_option
+def clear(config_file: Path, force: bool) -> None:
     """Remove all copies from this configuration's tiers. The sources stay as they are.
 
-    Exits with 4 if a tier cannot be read.
+    In a job of a batch system, copies that other jobs use stay. Exits with 4 if a tier cannot be
+    read.
     """
     config = checked(config_file, with_sources=False)
     connection = DaemonConnection(SessionDir.of(config.file))
     if connection.runs():
+        if not force and (others := Jobs(connection.session).others()):
+            raise SessionError(
+                f"the copies stay, because {listed_jobs(others)} too; drop those of one dataset"
+                " with `monarch evict PATH`, or all with `monarch clear --force`"
+            )
         dropped = connection.ask("clear")["dropped"]
         connection.wait_until_dropped()
         click.echo(f"{dropped} copies dropped")

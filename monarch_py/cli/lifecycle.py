@@ -9,15 +9,32 @@ from typing import Any
 import click
 
 from monarch_py.cli.messages import tell, warn
-from monarch_py.cli.options import checked, config_option, examples, served_config_option
+from monarch_py.cli.options import (
+    checked,
+    config_option,
+    examples,
+    export_sources,
+    force_option,
+    served_config_option,
+    source_option,
+)
 from monarch_py.cluster.collective import listed
 from monarch_py.cluster.nodes import Node, bring_up
 from monarch_py.commands.doctor import is_disabled, switches
-from monarch_py.commands.run import Outcome, keep_daemon, run_job, why_unusable
+from monarch_py.commands.run import (
+    Outcome,
+    keep_daemon,
+    left_to_others,
+    listed_jobs,
+    run_job,
+    why_unusable,
+)
+from monarch_py.commands.sources import OTHERS_SETTINGS, add_sources, settings_differ
 from monarch_py.config.schema import Config
 from monarch_py.daemon.starting import ignore_the_jobs, wait_for
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
 from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection, catalog_trouble, troubles
+from monarch_py.ipc.jobs import Jobs
 from monarch_py.ipc.session import SessionDir, holder_of, served_configurations
 from monarch_py.report.summary import since, summary
 from monarch_py.util.launcher import Launch, launched
@@ -36,17 +53,24 @@ STOP_LIMIT_S = 60.0
     ),
 )
 @config_option
+@source_option
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write a report to this file."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print no summary on standard error.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[str, ...]) -> None:
+def run(
+    config_file: Path,
+    sources: tuple[Path, ...],
+    json_file: Path | None,
+    quiet: bool,
+    command: tuple[str, ...],
+) -> None:
     """Run COMMAND with its dataset served from the tiers, and exit with the status of COMMAND.
 
     Options of `monarch run` go before COMMAND. Everything after COMMAND is passed to it.
     """
-    config = checked(config_file)
+    config = checked(config_file, sources=sources)
     _tell_switches(config)
     json_file = None if json_file is None else _writable(json_file)
     outcome = why_unusable(command[0])
@@ -54,7 +78,7 @@ def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[s
         tell(outcome.problem)
         quiet = True
     else:
-        outcome = run_job(config.file, command)
+        outcome = run_job(config_file, command, config)
     if json_file is not None:
         try:
             text = json.dumps(_job_report(outcome), indent=2)
@@ -147,26 +171,41 @@ def _tell(node: Node, config_file: Path) -> None:
     ),
 )
 @config_option
+@source_option
 @alone_option
-def start(config_file: Path, alone: bool) -> None:
-    """Start a daemon that stays until `monarch stop`."""
+def start(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
+    """Start a daemon that stays until `monarch stop`.
+
+    A daemon that serves already gets the sources that it lacks.
+    """
     if (launch := _with_others(alone)) is not None:
+        export_sources(sources)
         node = bring_up(config_file, launch)
         node.detach()
+        Jobs(SessionDir.of(config_file)).note()
         _tell(node, config_file)
         return
-    config = checked(config_file)
+    config = checked(config_file, sources=sources)
     _tell_switches(config)
-    connection, process = DaemonConnection(SessionDir.of(config.file)), keep_daemon(config.file)
+    connection, process = DaemonConnection(SessionDir.of(config.file)), keep_daemon(config_file)
     if process is None:
-        serving = connection.ask("where")
-        click.echo(f"a daemon serves this configuration already (process {serving['pid']})")
-        if not serving["is_current"]:
-            warn(HAS_CHANGED.format(config_file))
+        _tell_serving(connection, config_file, config)
         return
     click.echo(f"the daemon serves {config.file} (process {process.pid})")
     for trouble in troubles(connection.ask("status")):
         tell(trouble)
+
+
+def _tell_serving(connection: DaemonConnection, config_file: Path, config: Config) -> None:
+    """Tells the user of a daemon that serves already, and gives it the sources that it lacks."""
+    serving = connection.ask("where")
+    click.echo(f"a daemon serves this configuration already (process {serving['pid']})")
+    for path in add_sources(connection, config.sources):
+        click.echo(f"source added: {path}")
+    if not serving["is_current"]:
+        warn(HAS_CHANGED.format(config_file))
+    elif settings_differ(connection, config):
+        warn(OTHERS_SETTINGS.format(config_file))
 
 
 @click.command(
@@ -177,16 +216,18 @@ def start(config_file: Path, alone: bool) -> None:
     ),
 )
 @config_option
+@source_option
 @alone_option
-def serve(config_file: Path, alone: bool) -> None:
+def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     """Run the daemon in the foreground (a Slurm step, a container)."""
     ignore_the_jobs()
     if (launch := _with_others(alone)) is None:
         from monarch_py.daemon import lifecycle
 
-        checked(config_file)
+        checked(config_file, sources=sources)
         lifecycle.serve(config_file)
         lifecycle.end_process()
+    export_sources(sources)
     node = bring_up(config_file, launch)
     _tell(node, config_file)
     if not node.started:
@@ -214,9 +255,20 @@ def _asked_to_stop(session: SessionDir) -> Identity:
     epilog=examples("monarch stop", "monarch stop -c tiers.yaml"),
 )
 @served_config_option
-def stop(config_file: Path) -> None:
-    """Stop the daemon. Running jobs go on, and read from the source."""
+@force_option
+def stop(config_file: Path, force: bool) -> None:
+    """Stop the daemon. Running jobs go on, and read from the source.
+
+    In a job of a batch system, a daemon that other jobs use too stays, for the last of them to
+    stop.
+    """
     session = SessionDir.of(config_file)
+    if not force and (others := left_to_others(session)):
+        click.echo(
+            f"the daemon stays, because {listed_jobs(others)} too; `monarch stop --force` ends it"
+            " all the same"
+        )
+        return
     try:
         daemon = _asked_to_stop(session)
     except SessionError as error:

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any
 import click
 
 from monarch_py.cli.messages import warn
+from monarch_py.config.layers import SOURCES, default_file, no_configuration, site_file
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config
 from monarch_py.errors import ConfigError
-from monarch_py.ipc.session import SessionDir, served_configurations
+from monarch_py.ipc.session import SessionDir, link_session, served_configurations
 from monarch_py.util.launcher import launched, with_rank
 from monarch_py.util.units import parse_size
 
@@ -22,8 +24,8 @@ CONFIG_HELP = (
 
 
 def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
-    if value is None:
-        raise ConfigError("no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG")
+    if value is None and (value := default_file()) is None:
+        raise no_configuration()
     file = with_rank(value)
     # Report a missing file now, with two exceptions. Under a launcher every rank would report it,
     # so `bring_up` reports it once for all. If the session still exists, its daemon can be stopped
@@ -40,7 +42,9 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 def _only_served() -> Path:
     """The configuration of this user's only daemon on this node. Raises ConfigError if there is no
     daemon, or several."""
-    served = served_configurations()
+    served, site = served_configurations(), site_file()
+    if site is not None and Path(os.path.abspath(site)) in served:
+        return site
     if not served:
         raise ConfigError(
             "no configuration is named, and none of your daemons runs on this node; give"
@@ -53,11 +57,12 @@ def _only_served() -> Path:
 
 
 def _optional(_context: Any, _parameter: Any, value: Path | None) -> Path | None:
+    value = default_file() if value is None else value
     return None if value is None else with_rank(value)
 
 
 def _config(
-    callback: Callable[..., Path | None], default: str = "$MONARCH_CONFIG"
+    callback: Callable[..., Path | None], default: str = "$MONARCH_CONFIG, else the site's"
 ) -> Callable[[Any], Any]:
     return click.option(
         "-c",
@@ -72,7 +77,9 @@ def _config(
 
 config_option = _config(_required)
 # The option of commands that ask a running daemon.
-served_config_option = _config(_served, "$MONARCH_CONFIG, else that of your only daemon here")
+served_config_option = _config(
+    _served, "$MONARCH_CONFIG, else the site's or that of your only daemon here"
+)
 optional_config_option = _config(_optional)
 
 
@@ -89,15 +96,65 @@ def as_size(_context: Any, _parameter: Any, value: str | None) -> int | None:
         raise click.BadParameter(str(error)) from None
 
 
+force_option = click.option(
+    "--force", is_flag=True, help="Do it even if other jobs of yours use the daemon."
+)
 as_json: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def checked(config_file: Path, *, with_sources: bool = True) -> Config:
-    """Loads the configuration and shows its warnings. Raises ConfigError if it cannot work.
+def _named_sources(context: Any, _parameter: Any, value: tuple[Path, ...]) -> tuple[Path, ...]:
+    if any(":" in str(path) for path in value):
+        raise click.BadParameter("a path with a colon must stand in a configuration")
+    return tuple(Path(os.path.abspath(path)) for path in value)
 
-    with_sources : as for load_config
+
+source_option = click.option(
+    "-s",
+    "--source",
+    "sources",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    callback=_named_sources,
+    help="A dataset, in place of the configuration's 'sources'; may be given several times."
+    "  [default: $MONARCH_SOURCE, separated by colons]",
+)
+
+
+def export_sources(sources: tuple[Path, ...]) -> None:
+    """Passes the datasets that the command line names on to the processes that this one starts."""
+    if sources:
+        os.environ[SOURCES] = ":".join(map(str, sources))
+
+
+def checked(
+    config_file: Path, *, with_sources: bool = True, sources: tuple[Path, ...] = ()
+) -> Config:
+    """Loads the configuration, shows its warnings, and makes its name mean the session that serves
+    it. Raises ConfigError if it cannot work.
+
+    with_sources, sources : as for load_config. The processes that this one starts get the sources
+    too
     """
-    config = load_config(config_file, with_sources=with_sources)
+    config = load_config(config_file, with_sources=with_sources, sources=sources)
+    link_session(config_file, config.file)
+    export_sources(sources)
     for warning in config.warnings:
         warn(warning)
     return config
+
+
+def write_new(output: Path, text: str) -> None:
+    """Writes a file that must not exist yet; "-" is standard output. Raises ConfigError if it
+    cannot be written."""
+    if output == Path("-"):
+        click.echo(text, nl=False)
+        return
+    try:
+        with output.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{output}: exists already; name another file with -o") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{output}: cannot be written ({error.strerror}); name another file with -o"
+        ) from None

@@ -17,7 +17,7 @@ from monarch_py.config.schema import Config
 from monarch_py.daemon.starting import StartupInfo, spawn, written
 from monarch_py.errors import ConfigError, MonarchError, SessionError
 from monarch_py.ipc.connection import DaemonConnection, troubles
-from monarch_py.ipc.session import SessionDir, holder_of
+from monarch_py.ipc.session import SessionDir, holder_of, link_session
 from monarch_py.ipc.shares import Shares
 from monarch_py.peers.membership import Cluster
 from monarch_py.peers.server import listen
@@ -72,6 +72,7 @@ class LocalNode:
 
     def prepare(self) -> NodeInfo:
         self._config = load_config(self._config_file)
+        link_session(self._config_file, self._config.file)
         if self._config.scan == "lazy":
             raise ConfigError(
                 f"{self._config.file}: several nodes need a list of all files, but 'scan: lazy'"
@@ -138,7 +139,7 @@ class LocalNode:
         with self._listener as listener:
             try:
                 startup = StartupInfo(cluster, listener.fileno(), record, reading, began)
-                self.process = spawn(self._config.file, detach=False, startup=startup)
+                self.process = spawn(self._config_file, detach=False, startup=startup)
             finally:
                 os.close(reading)
         return troubles(self._daemon.ask("status"))

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from monarch_py.commands.sources import OTHERS_SETTINGS, add_sources, settings_differ
+from monarch_py.config.schema import Config
 from monarch_py.daemon.starting import spawn
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
 from monarch_py.ipc.connection import DaemonConnection, troubles
+from monarch_py.ipc.jobs import Jobs
 from monarch_py.ipc.session import SessionDir
 from monarch_py.ipc.shares import Shares
 from monarch_py.native import LIBRARY
@@ -157,8 +160,8 @@ class _Share:
     No run ends a daemon of `monarch start`.
     """
 
-    def __init__(self, config_file: Path) -> None:
-        self.config_file = config_file
+    def __init__(self, config_file: Path, config: Config | None) -> None:
+        self.config_file, self.config = config_file, config
         session = SessionDir.of(config_file)
         self.connection, self.shares = DaemonConnection(session), Shares(session)
         self._child: subprocess.Popen[bytes] | None = None
@@ -179,9 +182,22 @@ class _Share:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
                     self.connection.ask("job")
+                self._share_settings()
             self.shares.join()
         finally:
             self.shares.leave_turn()
+
+    def _share_settings(self) -> None:
+        """Gives a daemon that serves already the sources that it lacks, and tells what else it has
+        of another job."""
+        if self.config is None:
+            return
+        try:
+            add_sources(self.connection, self.config.sources)
+            if settings_differ(self.connection, self.config):
+                sys.stderr.write(f"monarch: {OTHERS_SETTINGS.format(self.config_file)}\n")
+        except SessionError as error:
+            sys.stderr.write(f"monarch: {error}\n")
 
     def _tell_troubles(self) -> None:
         with contextlib.suppress(SessionError):
@@ -219,13 +235,39 @@ def keep_daemon(config_file: Path) -> "subprocess.Popen[bytes] | None":
         shares.take_turn()
         child = None if DaemonConnection(session).runs() else spawn(config_file, detach=True)
         shares.note_daemon(None)
+        Jobs(session).note()
         return child
     finally:
         shares.close()
 
 
-def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
+def left_to_others(session: SessionDir) -> list[str]:
+    """Notes that this process's job needs the daemon no longer. Returns the other jobs that use it;
+    if runs are among them, the last run ends the daemon."""
+    jobs = Jobs(session)
+    jobs.leave()
+    daemon = _serving(DaemonConnection(session))
+    others = [] if daemon is None else jobs.others()
+    if others:
+        shares = Shares(session)
+        try:
+            shares.take_turn()
+            if not shares.is_unused():
+                shares.note_daemon(daemon)
+        finally:
+            shares.close()
+    return others
+
+
+def listed_jobs(jobs: Sequence[str]) -> str:
+    """Says that jobs use the daemon."""
+    return f"job {jobs[0]} uses it" if len(jobs) == 1 else f"jobs {', '.join(jobs)} use it"
+
+
+def run_job(config_file: Path, command: Sequence[str], config: Config | None = None) -> Outcome:
     """Runs the command under the library.
+
+    config : what `config_file` was read as; a daemon that serves already gets its sources
 
     If a daemon of `monarch start` serves the configuration, it is used and left running. Otherwise
     the first run starts a daemon, and the last run that uses it ends it. If none can be started,
@@ -233,12 +275,12 @@ def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
     runs ends this process (SystemExit) and the daemon that it started.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
-        return _run_job(config_file, command)
+        return _run_job(config_file, command, config)
 
 
-def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
+def _run_job(config_file: Path, command: Sequence[str], config: Config | None) -> Outcome:
     try:
-        share = _Share(config_file)
+        share = _Share(config_file, config)
     except (MonarchError, OSError) as error:  # the session's directory cannot be made
         problem = _tell_problem(error)
         return Outcome(_run(command, os.environ, lambda _: None), None, problem)

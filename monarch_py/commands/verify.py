@@ -93,11 +93,12 @@ def verify_copies(config: Config, *, against_source: bool) -> Verdict:
     connection = DaemonConnection(session)
     verdict = Verdict(config.block_size_bytes, [] if against_source else None)
     try:
-        generation = int(connection.ask("where")["generation"])
+        where = connection.ask("where")
     except SessionError:
         _verify_manifests(config, verdict)
     else:
-        _verify_catalog(config, connection, CatalogReader.open(session, generation), verdict)
+        catalog = CatalogReader.open(session, int(where["generation"]))
+        _verify_catalog(config, connection, catalog, where["sources"], verdict)
     return verdict
 
 
@@ -117,8 +118,13 @@ def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[t
 
 
 def _verify_catalog(
-    config: Config, connection: DaemonConnection, catalog: CatalogReader, verdict: Verdict
+    config: Config,
+    connection: DaemonConnection,
+    catalog: CatalogReader,
+    sources: list[str],
+    verdict: Verdict,
 ) -> None:
+    """sources : the daemon's, which may be more than the configuration's"""
     bad = []
     gone = {number for number, tier in enumerate(config.tiers) if _is_gone(tier)}
     for entry in np.flatnonzero(word.state(catalog.words) == State.PRESENT):
@@ -131,7 +137,7 @@ def _verify_catalog(
         tier = config.tiers[number]
         name = copy_name(int(word.copy(row["word"])))
         copy = str(tier_root(tier.mount_point) / "c" / name)
-        path = str(config.sources[int(row["source"])].real_path / catalog.path(int(entry)))
+        path = os.path.join(sources[int(row["source"])], catalog.path(int(entry)))
         if not verdict.is_good(copy, path, (int(row["sum"]), int(row["size"]))):
             bad.append(int(entry))
     if bad:

@@ -1,4 +1,4 @@
-"""Reads a YAML file into a checked Config.
+"""Reads the layers of a configuration into a checked Config.
 
 schema.py declares the keys and their values. This module checks that the values fit together and
 fit the disk, so that a configuration that cannot work is refused before a job starts.
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from monarch_py.config import _disk as disk
+from monarch_py.config.layers import no_dataset, read_layers
+from monarch_py.config.limits import within_limits
 from monarch_py.config.performance import load_performance
 from monarch_py.config.schema import (
     DEFAULT_BLOCK_SIZE_BYTES,
@@ -22,11 +24,10 @@ from monarch_py.config.schema import (
     MAX_TIERS,
     PACK_INDEX,
     Config,
-    SourceConfig,
     TierConfig,
 )
-from monarch_py.document.keys import missing, read_as
-from monarch_py.document.nodes import Spot, load_document
+from monarch_py.document.keys import missing
+from monarch_py.document.nodes import Spot
 from monarch_py.util.hanging import LIMIT_S, hanging
 from monarch_py.util.units import GIB, MIB, TIB, format_size
 
@@ -38,18 +39,25 @@ SOURCE_HINT = "correct the path; is the file system mounted here?"
 _Place = tuple[Path, Spot]
 
 
-def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> Config:
-    """Reads and checks the configuration file at `path`.
+def load_config(
+    path: str | os.PathLike[str], *, with_sources: bool = True, sources: Sequence[Path] = ()
+) -> Config:
+    """Reads and checks the configuration at `path`, the user's file or the site's, together with
+    its other layers (`layers.read_layers`).
 
-    with_sources : False for a caller that needs only the tiers. A source may then be gone or hang,
-        and its real_path is its path as written
+    with_sources : False for a caller that needs only the tiers. A source may then be missing, gone
+        or hang, and its real_path is its path as written
+    sources : the datasets that the command line names
 
     Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``, if
-    the file cannot be read or the configuration cannot work on this machine.
+    a file cannot be read or the configuration cannot work on this machine.
     """
-    root, top = load_document(Path(path), "configuration", "'sources' and 'hierarchy'")
-    config = read_as(root, top, Config, file=Path(os.path.abspath(path)))
-    config, sources = _with_sources(config, top)
+    layers = read_layers(Path(path), sources)
+    top = layers.top
+    config = Config(**layers.given, file=layers.file, files=layers.files)
+    if with_sources and layers.lack_sources:
+        raise no_dataset(layers.file)
+    roots = _check_complete(config, top, with_sources=with_sources)
     levels = [top.of("hierarchy").of(number) for number in range(len(config.tiers))]
     tiers = [
         (t.mount_point, at.of("mount_point")) for t, at in zip(config.tiers, levels, strict=True)
@@ -57,63 +65,47 @@ def load_config(path: str | os.PathLike[str], *, with_sources: bool = True) -> C
     staging = []
     if config.staging_area is not None:
         staging = [(config.staging_area.mount_point, top.of("staging").of("mount_point"))]
-    looked_at = sources if with_sources else []
+    looked_at = roots if with_sources else []
     packs = _packs(config, top) if with_sources else []
     _refuse_hanging([*looked_at, *packs, *tiers, *staging])
     _check_packs(packs)
     _check_settings(config, top)
-    config = replace(
-        config,
-        sources=tuple(
-            replace(source, real_path=_real_path(*place) if with_sources else source.path)
-            for source, place in zip(config.sources, sources, strict=True)
+    config = within_limits(
+        replace(
+            config,
+            sources=tuple(
+                replace(source, real_path=_real_path(*place) if with_sources else source.path)
+                for source, place in zip(config.sources, roots, strict=True)
+            ),
+            tiers=tuple(
+                _tier(tier, at, config) for tier, at in zip(config.tiers, levels, strict=True)
+            ),
+            staging=_staging(config, top),
+            block_size_bytes=config.block_size_bytes or DEFAULT_BLOCK_SIZE_BYTES,
         ),
-        tiers=tuple(_tier(tier, at, config) for tier, at in zip(config.tiers, levels, strict=True)),
-        staging=_staging(config, top),
-        block_size_bytes=config.block_size_bytes or DEFAULT_BLOCK_SIZE_BYTES,
-        min_reads=min(config.min_reads, config.copy_threads),
+        top,
     )
+    config = replace(config, min_reads=min(config.min_reads, config.copy_threads))
     if config.performance_file is not None:
         config = replace(config, performance=load_performance(config.performance_file))
     _check_places(looked_at, tiers, staging)
-    return replace(config, warnings=tuple(top.document.warnings))
+    return replace(config, warnings=layers.warnings)
 
 
-def _with_sources(config: Config, top: Spot) -> tuple[Config, list[_Place]]:
-    """Separates sources from tiers. Returns the configuration, and its sources with their spots.
-
-    In a configuration of the original Monarch, the last level of the hierarchy is the dataset
-    itself, and has no quota.
-    """
+def _check_complete(config: Config, top: Spot, *, with_sources: bool) -> list[_Place]:
+    """Checks that there are sources and tiers. Returns the sources with their spots."""
+    at = top.of("sources")
     if "hierarchy" not in top:
         raise missing(top, Config, "hierarchy")
-    level = top.of("hierarchy").of(len(config.tiers) - 1)
-    at = top.of("sources")
-    spots = [at.of(number).of("path") for number in range(len(config.sources))]
-    if config.tiers and "max_storage_quota" not in level:
-        if "sources" in top:
-            raise level.of("max_storage_quota").error(
-                "is missing, and 'sources' already says where the datasets are",
-                "add a quota if this is a tier, or remove this level",
-            )
-        config, spots = _source_of_level(config, level), [level.of("mount_point")]
-    if not config.sources:
+    if with_sources and not config.sources:
         raise at.error("there is no source", "add the dataset: 'sources: [/the/dataset]'")
     if not config.tiers:
         hint = "add a level with mount_point and max_storage_quota"
         raise top.of("hierarchy").error("there is no tier", hint)
     _check_count(at, config.sources, MAX_SOURCES)
     _check_count(top.of("hierarchy"), config.tiers, MAX_TIERS)
-    return config, [(source.path, spot) for source, spot in zip(config.sources, spots, strict=True)]
-
-
-def _source_of_level(config: Config, level: Spot) -> Config:
-    *tiers, last = config.tiers
-    for name, is_meant in (("persistent", last.persistent), ("eviction", last.eviction != "none")):
-        if is_meant:
-            level.of(name).warn("ignored: a level without a quota is the source")
-    _warn_of_block_size(last, level)
-    return replace(config, sources=(SourceConfig(last.mount_point),), tiers=tuple(tiers))
+    spots = [at.of(number).of("path") for number in range(len(config.sources))]
+    return [(source.path, spot) for source, spot in zip(config.sources, spots, strict=True)]
 
 
 def _check_count(spot: Spot, found: Sequence[Any], most: int) -> None:
@@ -204,19 +196,9 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
     if "max_storage_quota" not in level:
         raise missing(level, TierConfig, "max_storage_quota")
     _check_area(tier, level)
-    _warn_of_block_size(tier, level)
     if tier.eviction == "planned" and not config.plans:
         level.of("eviction").warn("has no effect without a 'plan'")
     return replace(tier, kind=_kind(tier, level), level_block_bytes=0)
-
-
-def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
-    """Warns that a level's own block size is ignored. The original Monarch used it for its reads;
-    here, the checksums need one block size for all copies."""
-    if tier.level_block_bytes:
-        level.of("block_size").warn(
-            "ignored: all copies are made in blocks of one size; write block_size at the top"
-        )
 
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
@@ -343,11 +325,21 @@ def _check_places(
 
 def _refuse_same(place: _Place, other: _Place, what: str, hint: str) -> None:
     if os.path.samefile(place[0], other[0]):
-        raise place[1].error(f"{str(place[0])!r} is already {what}, in line {other[1].line}", hint)
+        raise place[1].error(
+            f"{str(place[0])!r} is already {what}, in {_where(other[1], place[1])}", hint
+        )
 
 
 def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
     if disk.is_inside(inner[0], outer[0]):
         raise inner[1].error(
-            f"{str(inner[0])!r} is inside {str(outer[0])!r}, {what} in line {outer[1].line}", hint
+            f"{str(inner[0])!r} is inside {str(outer[0])!r}, {what} in"
+            f" {_where(outer[1], inner[1])}",
+            hint,
         )
+
+
+def _where(spot: Spot, seen_from: Spot) -> str:
+    """Names the place of a spot in a message about another one."""
+    is_same = spot.line and spot.document is seen_from.document
+    return f"line {spot.line}" if is_same else str(replace(spot, key=""))

@@ -5,11 +5,12 @@ and its objects make up a checked configuration. Objects are frozen, and the nam
 carry units.
 """
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -120,6 +121,18 @@ class SourceConfig(Keys):
     max_size_bytes: Annotated[Size | None, Key("max_size")] = None
     pack: PackFile | None = None
 
+    def words(self) -> dict[str, Any]:
+        """The source as JSON, for a daemon that takes it in."""
+        paths = {"path": str(self.path), "real_path": str(self.real_path)}
+        return {**asdict(self), **paths, "pack": None if self.pack is None else str(self.pack)}
+
+    @classmethod
+    def from_words(cls, words: Mapping[str, Any]) -> "SourceConfig":
+        """The source from its `words`."""
+        paths = {name: Path(words[name]) for name in ("path", "real_path", "pack") if words[name]}
+        lists = {name: tuple(words[name]) for name in ("include", "exclude")}
+        return cls(**{**words, **paths, **lists})
+
 
 @dataclass(frozen=True, slots=True)
 class SourceLimits(Keys):
@@ -192,6 +205,28 @@ class StagingArea(Keys):
     mount_point: Directory = Path("/dev/shm")  # noqa: S108
 
 
+@dataclass(frozen=True, slots=True)
+class Limits(Keys):
+    """What the configurations of a site's users may not exceed; only the site's configuration may
+    have them.
+
+    max_storage_quota : for each directory, the room that all tiers of a configuration may take
+        together on the directory's file system
+    shared_tpool_size : the most that `shared_tpool_size` may be
+    scan_rate : the most that `scan_rate` may be, and its default
+    bandwidth : the most that `bandwidth` of `source_limits` may be, and its default
+    operations : the most that `operations` of `source_limits` may be, and its default
+    """
+
+    quota_bytes: Annotated[dict[Directory, Size], Key("max_storage_quota", "no limit")] = field(
+        default_factory=dict
+    )
+    copy_threads: Annotated[Threads | None, Key("shared_tpool_size", "no limit")] = None
+    scan_ops_per_s: Annotated[Operations | None, Key("scan_rate", "no limit")] = None
+    bytes_per_s: Annotated[Size | None, Key("bandwidth", "no limit")] = None
+    ops_per_s: Annotated[Operations | None, Key("operations", "no limit")] = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning(Keys):
     """The keys below `tuning`, which only experts need.
@@ -220,7 +255,8 @@ class Tuning(Keys):
 class Config(Tuning):
     """A checked configuration.
 
-    file : its absolute path
+    file : the absolute path of the file whose session serves (the one that has the tiers)
+    files : the files that were read, the site's first
     sources : the datasets, see [`sources`](#sources-the-datasets)
     hierarchy : the tiers, fastest first, see [`hierarchy`](#hierarchy-the-tiers)
     staging : a small area for copies that come and go, see
@@ -238,6 +274,8 @@ class Config(Tuning):
         never, and the source is asked for attributes each time
     source_limits : the most that this node asks of the sources, see below
     peers : where the other nodes' daemons reach this one's, see below
+    limits : what users may not exceed, in a site's configuration, see
+        [`limits`](#limits-of-a-site)
     performance : what `monarch calibrate -o` has written: rates to use until others are measured
     switch_file : while this file exists, everything is switched off; `/etc/monarch/disabled` does
         the same
@@ -263,6 +301,7 @@ class Config(Tuning):
     }
 
     file: Annotated[Path, DERIVED]
+    files: Annotated[tuple[Path, ...], DERIVED] = ()
     sources: Annotated[tuple[SourceConfig, ...], Key(default="required", alone=True)] = ()
     tiers: Annotated[tuple[TierConfig, ...], Key("hierarchy", "required")] = ()
     staging_area: Annotated[StagingArea | None, Key("staging")] = None
@@ -281,12 +320,20 @@ class Config(Tuning):
     revalidate_s: Annotated[Duration, Key("revalidate")] = 300.0
     source_limits: Annotated[SourceLimits, Key(default="no limit")] = SourceLimits()
     peers: Annotated[PeersConfig, Key(default="the address of the host's name")] = PeersConfig()
+    limits: Annotated[Limits, Key(default="no limit")] = Limits()
     performance_file: Annotated[AnyFile | None, Key("performance")] = None
     performance: Annotated[Performance, DERIVED] = Performance()  # noqa: RUF009
     # A user's own switch file, in addition to SYSTEM_SWITCH_FILE.
     switch_file: SwitchFile | None = None
     version: Literal["1"] = "1"
     warnings: Annotated[tuple[str, ...], DERIVED] = ()
+
+    @property
+    def settings(self) -> str:
+        """A digest of all that jobs which share a daemon must agree on: everything but the
+        sources."""
+        alike = replace(self, sources=(), files=(), warnings=())
+        return hashlib.sha256(repr(alike).encode()).hexdigest()
 
     @property
     def evicting(self) -> tuple[int, ...]:

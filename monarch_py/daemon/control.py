@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from monarch_py.config.schema import SourceConfig
 from monarch_py.daemon.nodes.cluster_status import all_nodes
 from monarch_py.daemon.openfiles import all_opened, open_files
-from monarch_py.daemon.plans.retry import version_of
+from monarch_py.daemon.plans.retry import Version, version_of
 from monarch_py.daemon.server import Daemon
 from monarch_py.daemon.status import SCHEMA_VERSION
 from monarch_py.errors import MonarchError, SessionError
@@ -47,7 +48,7 @@ class Control:
 
     def __init__(self, daemon: Daemon, session: SessionDir) -> None:
         self._daemon = daemon
-        self._version = version_of(daemon.config.file)
+        self._versions = self._versions_now()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         session.bind(self._socket, session.socket)
         self._socket.listen(BACKLOG)
@@ -76,6 +77,7 @@ class Control:
             "open": self._open_files,
             "look": self._look,
             "compare": self._compare,
+            "add_source": self._add_source,
         }
 
     def begin(self) -> None:
@@ -176,9 +178,23 @@ class Control:
             "cluster": "" if daemon.cluster is None else daemon.cluster.name,
             "generation": int(daemon.shared.control.generation),
             "scanned": daemon.scanner.scanned,
-            "is_current": version_of(daemon.config.file) in (None, self._version),
+            "is_current": all(
+                now in (None, then)
+                for now, then in zip(self._versions_now(), self._versions, strict=True)
+            ),
+            "sources": [str(source.real_path) for source in daemon.config.sources],
+            "settings": daemon.config.settings,
             "switched_off": bool(daemon.shared.control.off),
         }
+
+    def _versions_now(self) -> list[Version]:
+        return [version_of(file) for file in self._daemon.config.files]
+
+    def _add_source(self, request: Request) -> Request:
+        source = SourceConfig.from_words(request["source"])
+        os.stat(source.real_path)  # not between two turns: the source may answer late
+        with self._daemon.deciding():
+            return {"added": self._daemon.add_source(source)}
 
     def _cluster(self, _: Request) -> Any:
         """The cluster, with its secret. Only this user and root can ask, and both could read the

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.config.schema import SYSTEM_SWITCH_FILE, Config
+from monarch_py.config.schema import SYSTEM_SWITCH_FILE, Config, SourceConfig
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import Segment, SessionDir, open_private
 from monarch_py.native import NO_IDS, Bools, Ids, SessionState, Uints, ffi, lib, pointer
@@ -115,17 +115,32 @@ class Shared:
         control.promote_mappings = config.promote_mappings
         control.metadata_cached = config.metadata == "cached"
         control.revalidate_ns = int(config.revalidate_s * 1e9)
-        for slot, source in zip(control.source, config.sources, strict=False):
-            found = source.real_path.stat()
-            slot.dev, slot.ino = found.st_dev, found.st_ino
-            path, alias = os.fsencode(source.real_path), os.fsencode(source.path)
-            slot.path_len = _put(slot.path, path)
-            if alias != path:
-                slot.alias_len = _put(slot.alias, alias)
+        for number, source in enumerate(config.sources):
+            self._put_source(number, source)
         control.sources = len(config.sources)
         switches = [SYSTEM_SWITCH_FILE, config.switch_file]
         for slot, switch in zip(control.switch_file, switches, strict=True):
             _put(slot, os.fsencode(switch) if switch else b"")
+
+    def _put_source(self, number: int, source: SourceConfig) -> None:
+        slot, found = self.control.source[number], source.real_path.stat()
+        slot.dev, slot.ino = found.st_dev, found.st_ino
+        path, alias = os.fsencode(source.real_path), os.fsencode(source.path)
+        slot.path_len = _put(slot.path, path)
+        if alias != path:
+            slot.alias_len = _put(slot.alias, alias)
+
+    def add_source(self, number: int, source: SourceConfig, fd: int) -> None:
+        """Tells clients of one more source, while they read. The number of sources is written last,
+        behind the barrier that is in the doorbell.
+
+        fd : of the source's root
+        """
+        self._put_source(number, source)
+        slot = self.control.source[number]
+        lib.monarch_read_filesystem(fd, ffi.addressof(slot, "filesystem"))
+        self.ring()
+        self.control.sources = number + 1
 
     def set_tiers(self, tiers: Sequence[Tier | None]) -> None:
         """Tells clients where copies are.

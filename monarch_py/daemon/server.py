@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from monarch_py.config.schema import SYSTEM_SWITCH_FILE, Config
+from monarch_py.config._disk import is_inside
+from monarch_py.config.schema import MAX_SOURCES, SYSTEM_SWITCH_FILE, Config, SourceConfig
 from monarch_py.daemon.copies.ranks import Ranks
 from monarch_py.daemon.copies.staging import open_staging
 from monarch_py.daemon.fill.directory_prefetch import DirectoryPrefetch
@@ -132,6 +134,38 @@ class Daemon:
         # The first call of np.unique imports modules. It is made here, because later the loop may
         # lack a descriptor, or the time, for that.
         np.unique(NO_IDS)
+
+    def add_source(self, source: SourceConfig) -> bool:
+        """Takes in one more source; the tiers' quotas are shared. Call it between two turns.
+        Returns False if the daemon has the source already. Raises SessionError if it cannot have
+        another one."""
+        sources = self.config.sources
+        if any(each.real_path == source.real_path for each in sources):
+            return False
+        if why := self._why_no_more(source):
+            raise SessionError(f"{source.path} cannot be added to the daemon that runs: {why}")
+        self.config = replace(self.config, sources=(*sources, source))
+        try:
+            added = self.scanner.add(self.config)
+        except OSError as error:
+            self.config = replace(self.config, sources=sources)
+            raise SessionError(f"{source.path}: {error.strerror}") from error
+        self.filler.engine.add_source(added)
+        self.shared.add_source(added.number, source, added.fd)
+        self._mark_open_for_writing()
+        log.info("source added: %s", source.path)
+        return True
+
+    def _why_no_more(self, source: SourceConfig) -> str:
+        if self.cluster is not None:
+            return "daemons of several nodes keep the sources of their start; stop and start them"
+        if len(self.config.sources) >= MAX_SOURCES:
+            return f"it has {MAX_SOURCES} sources already; stop it once no job needs it"
+        for each in self.config.sources:
+            for inner, outer in ((source, each), (each, source)):
+                if is_inside(inner.real_path, outer.real_path):
+                    return f"{inner.path} is inside {outer.path}; name the outer one alone"
+        return ""
 
     def needs(self, path: Path) -> None:
         """Makes the daemon end when this file of the session loses its name."""

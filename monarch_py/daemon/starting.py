@@ -18,6 +18,7 @@ import msgspec
 
 from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.ipc.jobs import VARIABLES as JOB_VARIABLES
 from monarch_py.ipc.session import SessionDir, full_shm, open_private
 from monarch_py.peers.membership import Cluster
 from monarch_py.util.processes import Identity, end
@@ -35,7 +36,8 @@ SHARED = "shared"
 # What is sent over the lifeline to a daemon that is to outlive the process that started it.
 STAY = b"s"
 # Variables of the job's environment that the daemon does not get.
-HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
+# The names of jobs stay with the jobs: the daemon may outlive the one that has started it.
+HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE", *JOB_VARIABLES)
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 # Signals that end a daemon in good order. A launcher may send several, to each process of a step.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -75,7 +77,7 @@ def _command(config_file: Path, words: list[str]) -> list[str]:
         "import sys; sys.path.insert(0, sys.argv.pop(1));"
         " from monarch_py.daemon.lifecycle import main; main()"
     )
-    return [sys.executable, "-I", "-c", code, package, str(config_file), *words]
+    return [sys.executable, "-I", "-c", code, package, os.path.abspath(config_file), *words]
 
 
 def spawn(

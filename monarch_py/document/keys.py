@@ -148,6 +148,22 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
     return keys(**more)
 
 
+def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
+    """Reads the keys that are written in the mapping at `node`, by the names of their fields.
+    Raises ConfigError as `read_as` does, but not for missing keys."""
+    given: dict[str, Any] = {}
+    _read_entries(node, spot, keys, keys, given)
+    return given
+
+
+def all_declared(keys: type[Keys]) -> dict[str, Declared]:
+    """The keys of the mapping and of its groups, by name."""
+    found = dict(declared(keys))
+    for group in keys.GROUPS.values():
+        found |= declared(group)
+    return found
+
+
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
     """The error to raise for a key that the mapping at `spot` lacks."""
     # The end of the meaning (", see ...") links to other parts of the reference, so it is cut off.

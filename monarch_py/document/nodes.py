@@ -30,6 +30,7 @@ class Document:
 class Spot:
     """A place in a document.
 
+    line : 0 in a document that is no file, such as a variable of the environment
     key : the way to the place as the user wrote it, such as ``hierarchy[0].prefix``; '' at the top
     way : the way to the place by declared names, such as ``("hierarchy", 0, "mount_point")``
     """
@@ -81,7 +82,7 @@ class Spot:
         self.document.warnings.append(f"{self}: {sentence}")
 
     def __str__(self) -> str:
-        where = f"{self.document.name}:{self.line}"
+        where = f"{self.document.name}:{self.line}" if self.line else self.document.name
         return f"{where}: {self.key}" if self.key else where
 
 

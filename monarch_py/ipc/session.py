@@ -2,7 +2,8 @@
 
 A session belongs to one user and one configuration file: its directory is
 <shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, readable by its owner alone. The preload
-library computes the same name.
+library computes the same name. The name of a configuration that takes the site's tiers is a link to
+the session of the site's configuration: whoever shares tiers shares the daemon.
 """
 
 import errno
@@ -241,6 +242,42 @@ class Segment:
         return ffi.cast(f"{name} *", ffi.from_buffer(self.memory))
 
 
+def _own_path(config_file: Path) -> Path:
+    resolved = os.fsencode(os.path.realpath(config_file))
+    key = lib.monarch_xxh3_of(resolved, len(resolved))
+    return user_directory() / f"{key:016x}"
+
+
+def _refuse_daemon(session: Path, config_file: Path) -> None:
+    if (holder := holder_of(session / "lock")) is not None:
+        raise SessionError(
+            f"a daemon ({holder}) still serves {config_file} with the tiers that it had; end it with"
+            f" `monarch stop -c {config_file}`, then try again"
+        )
+
+
+def link_session(config_file: Path, served: Path) -> None:
+    """Makes `config_file` mean the session of another configuration, whose tiers it uses: its name
+    among the sessions becomes a link, which programs under the library follow too. If the two files
+    are the same, removes an earlier link. Raises SessionError if the link cannot be made."""
+    own, other = _own_path(config_file), _own_path(served)
+    is_link = own.is_symlink()
+    try:
+        if own == other:
+            if is_link:
+                own.unlink()
+        elif not (is_link and os.readlink(own) == other.name):
+            private_directory(own.parent)
+            if own.exists() and not is_link:  # its configuration had tiers of its own before
+                _refuse_daemon(own, config_file)
+                shutil.rmtree(own)
+            hidden = own.with_name(f".{own.name}.{os.getpid()}")
+            hidden.symlink_to(other.name)
+            hidden.replace(own)
+    except OSError as error:
+        raise SessionError(f"{own}: {error.strerror}; remove it") from error
+
+
 class SessionDir:
     """The files of one session."""
 
@@ -265,9 +302,8 @@ class SessionDir:
 
     @classmethod
     def of(cls, config_file: Path) -> "SessionDir":
-        resolved = os.fsencode(os.path.realpath(config_file))
-        key = lib.monarch_xxh3_of(resolved, len(resolved))
-        return cls(user_directory() / f"{key:016x}")
+        path = _own_path(config_file)
+        return cls(path.parent / os.readlink(path)) if path.is_symlink() else cls(path)
 
     def make(self) -> None:
         private_directory(self.path.parent)

@@ -1,4 +1,4 @@
-"""`env`: the lines for a job script and the modulefile, tried in shells and by module systems."""
+"""`env`: the lines for a job script, tried in shells; commands under the library."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-from cli.conftest import FILES, Monarch
+from cli.conftest import Monarch
 from support.session import Session, wait_until
 
-from monarch_py import __version__
 from monarch_py.native import LIBRARY
 
 SHOW = 'import os; print(os.environ.get("LD_PRELOAD")); print(os.environ.get("MONARCH_CONFIG"))'
@@ -84,68 +82,7 @@ def test_the_lines_are_taken_back(session: Session) -> None:
     assert shell(f"{ours}{back}{show}", session) == ["None", "None"]
 
 
-# --- the modulefile -----------------------------------------------------------------------------
-
-# The four commands that it uses, as both module systems understand them.
-INTERPRETER = r"""
-proc module-whatis {text} { puts "whatis $text" }
-proc conflict {name} { puts "conflict $name" }
-proc prepend-path {name value} { puts "prepend $name $value" }
-proc setenv {name value} { puts "set $name $value" }
-source [lindex $argv 0]
-"""
-
-
-def written(session: Session, *, named: bool = True) -> Path:
-    words = [sys.executable, "-m", "monarch_py", "env", "--modulefile"]
-    words += ["-c", str(session.config)] if named else []
-    text = session.run(words, preload=False, check=True).stdout
-    file = session.directory / "modulefiles" / "monarch" / __version__
-    file.parent.mkdir(parents=True)
-    file.write_text(text)
-    return file
-
-
-def test_a_modulefile_begins_as_module_systems_ask(session: Session) -> None:
-    assert written(session).read_text().startswith("#%Module1.0\n")
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_what_tcl_makes_of_the_modulefile(session: Session, named: bool) -> None:
-    if shutil.which("tclsh") is None:
-        pytest.skip("tclsh is missing")
-    script = session.directory / "interpreter.tcl"
-    script.write_text(INTERPRETER)
-    done = session.run(["tclsh", script, written(session, named=named)], preload=False, check=True)
-    lines = done.stdout.splitlines()
-    assert lines[:2] == ["whatis storage tiering for deep-learning training", "conflict monarch"]
-    assert lines[2].startswith("prepend PATH ")
-    assert lines[3] == f"prepend LD_PRELOAD {LIBRARY}"
-    assert lines[4:] == ([f"set MONARCH_CONFIG {session.config}"] if named else [])
-
-
-@pytest.fixture
-def module_command() -> str:
-    """The line that defines `module` in a shell."""
-    init = Path("/usr/share/modules/init/bash")
-    if not init.exists():
-        pytest.skip(f"environment-modules is missing: there is no {init}")
-    return f". {init}"
-
-
-def test_a_loaded_module_serves_a_job(served: Session, module_command: str) -> None:
-    modulefiles = written(served).parents[1]
-    lines = shell(
-        f"{module_command}\nmodule use {modulefiles}\nmodule load monarch\n"
-        f"python -c {shlex.quote(SHOW)}\ncat {served.source}/d/c >/dev/null\n"
-        f"command -v monarch\nmodule unload monarch\npython -c {shlex.quote(SHOW)}",
-        served,
-    )
-    assert lines[:2] == [str(LIBRARY), str(served.config)]
-    assert Path(lines[2]).name == "monarch"
-    assert lines[3:] == ["None", "None"]
-    assert served.totals()["hits"] == 1
-    assert served.totals()["bytes_from_tier"] == FILES["d/c"]
+# --- under a module -------------------------------------------------------------------------------
 
 
 def test_commands_leave_the_library_that_a_module_puts_before_them(

@@ -37,6 +37,7 @@ BEFORE = {
 SHELL = "|>$&"
 PLACES = {
     "/pfs/imagenet": "imagenet",
+    "/opt": ".",
     "/pfs": ".",
     "/dev/shm": "shm",
     "/var/lib/node_exporter": "node_exporter",
@@ -81,7 +82,10 @@ class Shell:
         self.write("plan.yaml", self.here(PLAN))
         self.write("bin/monarch", f'#!/bin/sh\nexec {sys.executable} -m monarch_py "$@"\n')
         (self.place / "bin/monarch").chmod(0o755)
-        (self.place / "node_exporter").mkdir()
+        for name in ("coco", "modulefiles/monarch", "node_exporter"):
+            (self.place / name).mkdir(parents=True)
+        self.write("site.yaml", "scan_rate: 5000\n")
+        self.write("old.yaml", (self.place / "tiers.yaml").read_text())
         path = os.pathsep.join([str(self.place / "bin"), os.environ["PATH"]])
         self.environment = session.env(preload=False, PATH=path, COLUMNS="100")
 

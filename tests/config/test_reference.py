@@ -77,7 +77,9 @@ def test_every_key_has_an_example(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", MODULES)
-def test_the_examples_can_be_used(page: str, tmp_path: Path) -> None:
+def test_the_examples_can_be_used(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("pfs/imagenet/train", "pfs/coco", "local/me", "shm"):
         (tmp_path / name).mkdir(parents=True)
     pfs = tmp_path / "pfs"
@@ -94,7 +96,12 @@ def test_the_examples_can_be_used(page: str, tmp_path: Path) -> None:
     (pfs / "weights.txt").write_text("".join(f"{number}\n" for number in range(1, 65)))
     file = tmp_path / page.replace(".md", ".yaml")
     for text in by_example(page):
-        file.write_text(re.sub(r"(?<=[ \"])/(?:dev/)?(pfs|local|shm)\b", rf"{tmp_path}/\1", text))
+        here = re.sub(r"(?<=[ {])/(?:dev/)?(pfs|local|shm)\b", rf"{tmp_path}/\1", text)
+        if "\nlimits:" in here:
+            (tmp_path / "site.yaml").write_text(here)
+            monkeypatch.setenv("MONARCH_SITE_CONFIG", str(tmp_path / "site.yaml"))
+            here = f"sources: {pfs}/coco\n"
+        file.write_text(here)
         READ[page](file)
 
 

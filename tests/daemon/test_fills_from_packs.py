@@ -299,7 +299,7 @@ def test_the_sentence_of_an_error_of_the_engine_names_the_pack(
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (next_free + 1, before[1]))
     try:
-        Packs(ffi.NULL, [SourceConfig(path=site.files.root, pack=site.pack)])
+        Packs(ffi.NULL).add(0, SourceConfig(path=site.files.root, pack=site.pack))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert f"Too many open files: '{site.pack}'" in caplog.text

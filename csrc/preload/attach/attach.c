@@ -2,9 +2,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/sysmacros.h>
 
 #include "preload/descriptors/track.h"
+#include "preload/lookup/cwd.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
 #include "preload/process/proc.h"
@@ -213,6 +215,7 @@ void monarch_tick(struct session *s) {
     if (!second_has_passed())
         return;
     int is_gone = !monarch_is_linked(s);
+    monarch_cwd_follow(s);
     look_at_switches(s, is_gone);
     if (is_gone)
         follow(s);
@@ -257,9 +260,22 @@ struct session *monarch_session_slow(void) {
     return s->control->off || monarch_is_off(s) ? NULL : s;
 }
 
+/* Whether this is the command `monarch`, which starts the daemon that is missing. A script's
+ * process has the name of the script. */
+static int is_our_command(void) {
+    char name[16] = "";
+    sys6(SYS_prctl, PR_GET_NAME, (long)name, 0, 0, 0, 0);
+    return strcmp(name, "monarch") == 0;
+}
+
 __attribute__((constructor)) static void load(void) {
     monarch_real_init();
     const char *config = secure_getenv("MONARCH_CONFIG"), *off = secure_getenv("MONARCH_DISABLE");
+    const char *sources = secure_getenv("MONARCH_SOURCE");
+    /* With the site's module alone nobody has asked for a daemon yet, so nobody misses it. */
+    int is_meant = (config && *config) || (sources && *sources);
+    if (!config || !*config)
+        config = secure_getenv("MONARCH_SITE_CONFIG");
     if (!config || !*config || (off && *off && strcmp(off, "0") != 0))
         return;
     int old_errno = errno;
@@ -276,7 +292,8 @@ __attribute__((constructor)) static void load(void) {
             monarch_warn("this process cannot map the segments of the daemon for", config,
                          "Raise its limits of addresses (ulimit -v) and mappings "
                          "(vm.max_map_count).");
-        else if (!monarch_was_stopped()) /* a shell whose daemon was stopped gets no warning */
+        else if (is_meant && !is_our_command() &&
+                 !monarch_was_stopped()) /* a shell whose daemon was stopped gets no warning */
             monarch_warn("no daemon serves", config,
                          "Start one with `monarch start`, or unload the library with "
                          "eval \"$(monarch env --unset)\".");

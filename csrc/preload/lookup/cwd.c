@@ -36,6 +36,13 @@ static void cwd_may_differ(void) {
         ;
 }
 
+void monarch_cwd_follow(const struct session *s) {
+    static uint32_t known; /* number of sources at the last call */
+    uint32_t now = __atomic_load_n(&s->control->sources, __ATOMIC_ACQUIRE);
+    if (now != __atomic_exchange_n(&known, now, __ATOMIC_RELAXED))
+        cwd_may_differ();
+}
+
 PUBLIC int chdir(const char *path) {
     cwd_may_differ();
     int r = REAL(chdir)(path);

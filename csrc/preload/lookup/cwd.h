@@ -27,6 +27,9 @@ static inline int monarch_is_far(int dir, const char *path) {
 /* Finds out where the working directory lies, if that is not known. */
 void monarch_find_cwd(const struct session *s);
 
+/* Forgets where the working directory lies when the daemon has got another source. */
+void monarch_cwd_follow(const struct session *s) HIDDEN;
+
 /* Whether `path`, compared as text, is `root` or lies below it. */
 static inline int monarch_is_below(const char *path, const char *root, size_t root_len) {
     return strncmp(path, root, root_len) == 0 && (path[root_len] == '/' || !path[root_len]);

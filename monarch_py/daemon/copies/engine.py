@@ -14,6 +14,7 @@ from monarch_py.daemon.copies.concurrency import Counted, ReadsInFlight
 from monarch_py.daemon.copies.idle import IdleCores
 from monarch_py.daemon.copies.packs import Packs
 from monarch_py.daemon.scan.scanner import Scanner
+from monarch_py.daemon.scan.source import Source
 from monarch_py.native import (
     ENTRY,
     HOME,
@@ -108,9 +109,9 @@ class Engine:
         lib.monarch_engine_publish(self.c, shared.catalog.writer, shared.control)
         limits = config.source_limits
         lib.monarch_engine_limit(self.c, limits.bytes_per_s or 0, limits.ops_per_s or 0)
+        self.packs = Packs(self.c)
         for source in scanner.sources:
-            lib.monarch_engine_source(self.c, source.number, source.fd)
-        self.packs = Packs(self.c, [source.config for source in scanner.sources])
+            self.add_source(source)
         for number, tier in enumerate(scanner.tiers):
             if tier is not None:
                 lib.monarch_engine_tier(self.c, number, tier.fd)
@@ -123,6 +124,11 @@ class Engine:
         self._buffer = np.zeros(RESULTS, dtype=RESULT)
         self._unmet = np.zeros(UNMET, ENTRY), ffi.new("char[]", UNMET * lib.MONARCH_SCAN_HINT_PATH)
         self._placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
+
+    def add_source(self, source: Source) -> None:
+        """Tells the threads of a source, before the first order for one of its files."""
+        lib.monarch_engine_source(self.c, source.number, source.fd)
+        self.packs.add(source.number, source.config)
 
     def pending(self, *, in_use: bool | None = None, from_peers: bool | None = None) -> int:
         """Returns the number of orders that are queued or running, except PAGE_IN.

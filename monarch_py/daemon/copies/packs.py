@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +28,21 @@ def _open(pack: Path) -> int:
 
 class Packs:
     """The packs that the configuration names. One that cannot be used is logged, and its files are
-    read one by one. The engine's threads read the packs; call the constructor before its first
-    order.
+    read one by one. The engine's threads read the packs.
 
-    engine : struct monarch_engine *;  sources : the sources in the order of their numbers
+    engine : struct monarch_engine *
     """
 
-    def __init__(self, engine: Any, sources: Sequence[SourceConfig]) -> None:
+    def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._logged: dict[int, int] = {}  # the last error of each source's pack
-        self._used = {
-            number: source.pack
-            for number, source in enumerate(sources)
-            if source.pack is not None and self._give(number, source.pack)
-        }
+        self._used: dict[int, Path] = {}
+
+    def add(self, number: int, source: SourceConfig) -> None:
+        """Takes in the pack of a source, if it has one, before the first order for a file of the
+        source."""
+        if source.pack is not None and self._give(number, source.pack):
+            self._used[number] = source.pack
 
     def _give(self, number: int, pack: Path) -> bool:
         """Gives the engine a pack. Returns whether it can be used."""

@@ -37,7 +37,8 @@ class Metadata:
         self.config, self.shared, self.scanner = config, shared, scanner
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._is_ready = self._has_listings = False
+        self._is_ready = False
+        self._listed = 0  # how many sources have their listings
         self._young: list[int] = []  # young directories, to be looked at again
         self._young_at = 0.0
         self._held: deque[int] = deque()  # young directories that were found unchanged
@@ -61,7 +62,7 @@ class Metadata:
             if self._thread.is_alive():
                 return
             self._thread = None
-        if not self._has_listings and self.scanner.is_whole:
+        if self._listed < len(self.scanner.sources) and self.scanner.is_whole:
             self._list()
         if self._is_due():
             self._thread = threading.Thread(target=self._look, name="metadata", daemon=True)
@@ -77,17 +78,18 @@ class Metadata:
     # --- listings -----------------------------------------------------------------------------
 
     def _list(self) -> None:
-        self._has_listings = True
+        first, self._listed = self._listed, len(self.scanner.sources)
         catalog = self.shared.catalog
         # A listing may be as old as the beginning of the scan.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
-        lib.monarch_catalog_list(catalog.c, young_ns)
+        lib.monarch_catalog_list(catalog.c, young_ns, first)
         entries = catalog.entries
         young = (entries["kind"] == Kind.DIR) & (entries["sum"] != 0) & (entries["copy_ino"] == 0)
-        self._young = np.flatnonzero(young).tolist()
+        young &= entries["source"] >= first
+        self._young += np.flatnonzero(young).tolist()
         self._young_at = time.monotonic() + YOUNG_S
-        for source in self.scanner.sources:
+        for source in self.scanner.sources[first:]:
             self.shared.control.source[source.number].up_ino = source.up_ino()
 
     def _begin(self) -> None:
@@ -99,7 +101,7 @@ class Metadata:
         self.shared.control.compared_ns = int(self.scanner.began * 1e9)
 
     def _read_filesystems(self) -> None:
-        for source in self.scanner.sources:
+        for source in list(self.scanner.sources):
             slot = self.shared.control.source[source.number]
             lib.monarch_read_filesystem(source.fd, ffi.addressof(slot, "filesystem"))
 
@@ -131,7 +133,8 @@ class Metadata:
             slot = ffi.addressof(self.shared.control.source[source.number])
             whose = self.shared.clients, slot, source.number, source.fd
             while at[0] < len(catalog) and not self._stopping.is_set():
-                lib.monarch_compare_directories(catalog.c, *whose, self._has_listings, at, SLICE)
+                is_listed = source.number < self._listed
+                lib.monarch_compare_directories(catalog.c, *whose, is_listed, at, SLICE)
                 if self.config.scan_ops_per_s:
                     self._stopping.wait(SLICE / self.config.scan_ops_per_s)
         if self._stopping.is_set():

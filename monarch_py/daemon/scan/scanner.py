@@ -21,7 +21,6 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import ENTRY, Array, Ids, Kind, Reason, State, ffi, lib, pointer
 from monarch_py.scan.record import Listed, Scan, Scanned
 from monarch_py.scan.walk import ALL_NAMES
-from monarch_py.storage.durability import Keeper
 from monarch_py.storage.opening import OpenTiers
 
 log = logging.getLogger("monarch.scanner")
@@ -49,11 +48,13 @@ Adopted = tuple[Ids, Array, int]
 class Validator:
     """Matches files that the scan finds with the rows of one tier's manifest."""
 
-    def __init__(self, tier_number: int, keeper: Keeper, sources: list[Source]) -> None:
+    def __init__(
+        self, tier_number: int, rows: Array, known: dict[str, int], sources: list[Source]
+    ) -> None:
+        """known : the manifest's numbers of sources, by their paths"""
         self.tier_number = tier_number
         here = {str(source.config.real_path): source.number for source in sources}
-        rows = keeper.take_rows()
-        numbers = {n: here.get(path, -1) for path, n in keeper.sources.items()}
+        numbers = {n: here.get(path, -1) for path, n in known.items()}
         owner = np.array([numbers.get(int(n), -1) for n in rows["source"]], dtype=np.int64)
         self.foreign = rows[owner < 0]
         self.rows, owner = rows[owner >= 0], owner[owner >= 0]
@@ -110,7 +111,10 @@ class Scanner:
             Source(i, source, listed[i], is_lazy=is_lazy) for i, source in enumerate(config.sources)
         ]
         self._adopted: list[Adopted] = []
-        self.validators = [Validator(i, keeper, self.sources) for i, keeper in self.keepers.items()]
+        self.validators = [
+            Validator(i, keeper.take_rows(), keeper.sources, self.sources)
+            for i, keeper in self.keepers.items()
+        ]
         # Rows of copies of earlier sessions, by tier. Foreign copies belong to datasets that are
         # not configured. Stale copies belong to files that are gone or were replaced; they are
         # known once everything is scanned.
@@ -155,6 +159,21 @@ class Scanner:
         if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
             return 0
         return sum(1 << source.number for source in self.sources if source.takes_all)
+
+    def add(self, config: Config) -> Source:
+        """Takes in the last source of this configuration, which the daemon did not have before.
+        Raises OSError if it cannot be opened."""
+        number, is_lazy = len(self.sources), config.scan == "lazy"
+        source = Source(number, config.sources[number], None, is_lazy=is_lazy)
+        self.config = config
+        self.sources.append(source)
+        for tier, rows in self.foreign.items():
+            found = Validator(tier, rows, self.keepers[tier].sources, self.sources)
+            self.foreign[tier] = found.foreign
+            self.validators.append(found)
+        self.shared.control.scanned = 0
+        self.has_more = True
+        return source
 
     def ask_for(self, number: int, directory: str, *, is_deep: bool, is_read: bool = True) -> None:
         """Has a directory of a source listed, unless it was asked for before.
@@ -289,7 +308,9 @@ class Scanner:
             self.shared.catalog.fit()
         except OSError as error:
             log.info("the catalog cannot be shrunk to its content: %s", error)
-        self.stale = {v.tier_number: v.rest() for v in self.validators}
+        for found in self.validators:
+            left = self.stale.get(found.tier_number, found.rows[:0])
+            self.stale[found.tier_number] = np.concatenate([left, found.rest()])
         self.validators = []
         self.shared.control.scanned = 1
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.config.layers import default_file
 from monarch_py.config.load import load_config
 from monarch_py.config.patterns import PathFilter
 from monarch_py.config.schema import Config, SourceConfig
@@ -146,7 +147,7 @@ def kept_by_daemons(
     others : further files that daemons keep, which take room if not all files fit
     extra : whether nodes with room left hold second copies
     """
-    named = config or os.environ.get("MONARCH_CONFIG")
+    named = config or default_file()
     if not named:
         raise ConfigError(
             "quota: nothing says what a node holds; set MONARCH_CONFIG to the daemons'"

@@ -1,8 +1,6 @@
 """Asks the node's daemon where programs have found the files that they opened."""
 
-import os
-from pathlib import Path
-
+from monarch_py.config.layers import default_file
 from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
@@ -10,14 +8,14 @@ from monarch_py.util.launcher import with_rank
 
 
 def daemon_sources() -> dict[str, int]:
-    """Returns the counts of the daemon that $MONARCH_CONFIG configures, over all programs since its
+    """Returns the counts of the daemon of this process's configuration, over all programs since its
     start: opens that found copies, opens that went to the source, and bytes that other nodes sent.
     Returns an empty dict if no such daemon runs."""
-    configuration = os.environ.get("MONARCH_CONFIG")
-    if not configuration:
+    configuration = default_file()
+    if configuration is None:
         return {}
     try:
-        connection = DaemonConnection(SessionDir.of(with_rank(Path(configuration))))
+        connection = DaemonConnection(SessionDir.of(with_rank(configuration)))
         totals = connection.ask("status")["totals"] if connection.serves() else None
     except (SessionError, OSError):
         return {}

@@ -1,0 +1,111 @@
+"""The commands of `monarch config`: check, show, convert and schema."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from monarch_py.cli.messages import warn
+from monarch_py.cli.options import (
+    as_json,
+    checked,
+    config_option,
+    examples,
+    source_option,
+    write_new,
+)
+from monarch_py.cli.screen import print_table
+from monarch_py.config.layers import read_layers, read_user_file
+from monarch_py.config.schema import Config
+from monarch_py.document.keys import schema as json_schema
+
+
+@click.group(short_help="Help with writing a configuration.")
+def config() -> None:
+    """Help with writing a configuration."""
+
+
+@config.command(
+    short_help="Check a configuration.", epilog=examples("monarch config check -c tiers.yaml")
+)
+@config_option
+@source_option
+def check(config_file: Path, sources: tuple[Path, ...]) -> None:
+    """Check that a configuration can work on this node, without starting anything.
+
+    It is checked together with the site's. Exits with 2 and one sentence if it cannot work.
+    `monarch doctor` looks at the node too.
+    """
+    layers = read_layers(config_file, sources)
+    checked(config_file, with_sources=not layers.lack_sources, sources=sources)
+    others = [str(file) for file in layers.files if file != config_file]
+    beside = f" (together with {others[0]})" if others else ""
+    later = ", once a dataset is named" if layers.lack_sources else ""
+    click.echo(f"{config_file}: can be used on this node{beside}{later}")
+
+
+@config.command(
+    short_help="Show each value, and where it comes from.",
+    epilog=examples(
+        "monarch config show -c tiers.yaml",
+        "MONARCH_SOURCE=/pfs/coco monarch config show -c tiers.yaml --json",
+    ),
+)
+@config_option
+@source_option
+@as_json
+def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
+    """Show each value of the configuration, and where it comes from.
+
+    The defaults come first, then the site's file, the user's, the environment (MONARCH_SOURCE), and
+    the command line: the last of them that has a key decides. Nothing is looked at on this node.
+    """
+    from monarch_py.config.shown import values
+
+    found = list(values(read_layers(config_file, sources)))
+    if as_json:
+        click.echo(json.dumps([asdict(value) for value in found], indent=2))
+        return
+    rows = [[each.key, each.value, each.layer, each.place] for each in found]
+    print_table("", ["key", "value", "from", "place"], rows, left=4)
+
+
+@config.command(
+    short_help="Convert a configuration of the original Monarch.",
+    epilog=examples("monarch config convert old.yaml -o converted.yaml"),
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("-"),
+    show_default=True,
+    help="The file to write; - for standard output.",
+)
+@click.argument("old", type=click.Path(path_type=Path))
+def convert(output: Path, old: Path) -> None:
+    """Write the configuration OLD, of the original Monarch (YAML or JSON), with today's keys.
+
+    What is not carried over is named on standard error, and as comments in what is written.
+    """
+    from monarch_py.config.shown import as_yaml
+
+    layer = read_user_file(old)
+    lost = [text.removeprefix(f"{old}:") for text in layer.top.document.warnings]
+    for text in layer.top.document.warnings:
+        warn(text)
+    comments = [f"# Not carried over: line {text}\n" for text in lost]
+    head = f"# Converted from {old.name} by `monarch config convert`.\n"
+    write_new(output, "".join([head, *comments, as_yaml(layer)]))
+    if output != Path("-"):
+        click.echo(f"{output} is written; next: monarch config check -c {output}")
+
+
+@config.command(
+    short_help="Print the JSON schema of a configuration.",
+    epilog=examples("monarch config schema > monarch.schema.json"),
+)
+def schema() -> None:
+    """Print the JSON schema of a configuration, by which editors complete and check its keys."""
+    click.echo(json.dumps(json_schema(Config), indent=2))

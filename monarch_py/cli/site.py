@@ -1,0 +1,71 @@
+"""The commands module and source: one installation for many users, one daemon for many jobs."""
+
+import os
+from pathlib import Path
+
+import click
+
+from monarch_py import __version__
+from monarch_py.cli.messages import warn
+from monarch_py.cli.options import checked, config_option, examples
+from monarch_py.commands.modulefile import modulefile
+from monarch_py.commands.sources import add_sources
+from monarch_py.config.layers import SITE_FILE, installation, site_file
+from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.ipc.session import SessionDir
+
+
+@click.command(
+    short_help="Print a modulefile, for administrators.",
+    epilog=examples(
+        "monarch module --tcl > /opt/modulefiles/monarch/VERSION",
+        "monarch module --lua > /opt/modulefiles/monarch/VERSION.lua",
+    ),
+)
+@click.option("--tcl", "language", flag_value="tcl", help="For Environment Modules, and for Lmod.")
+@click.option("--lua", "language", flag_value="lua", help="For Lmod.")
+@click.option(
+    "--site-config",
+    type=click.Path(path_type=Path),
+    help="The site's configuration.  [default: etc/monarch/site.yaml of the installation]",
+)
+def module(language: str | None, site_config: Path | None) -> None:
+    """Print a modulefile, with which an administrator offers this installation to all users."""
+    if language is None:
+        raise click.UsageError("give --tcl or --lua")
+    site, prefix = site_config or site_file(), installation()
+    if site is None:
+        place = "/the/site.yaml" if prefix is None else prefix / SITE_FILE
+        warn(
+            f"the module names no configuration of the site; write {place}, then print the"
+            f" modulefile again with --site-config {place}"
+        )
+    else:
+        site = Path(os.path.abspath(site))
+    click.echo(modulefile(language, __version__, prefix, site), nl=False)
+
+
+@click.group(short_help="Give a running daemon further datasets.")
+def source() -> None:
+    """Give a running daemon further datasets."""
+
+
+@source.command(
+    short_help="Add datasets to the daemon that runs.",
+    epilog=examples("monarch source add -c tiers.yaml /pfs/coco"),
+)
+@config_option
+@click.argument("paths", metavar="PATH ...", nargs=-1, required=True)
+def add(config_file: Path, paths: tuple[str, ...]) -> None:
+    """Add the datasets PATH to the daemon that runs, for all jobs that use it.
+
+    They share the quotas of the tiers, and stay until the daemon ends. `monarch run` and `monarch
+    start` add the sources of their configuration by themselves.
+    """
+    named = tuple(Path(os.path.abspath(path)) for path in paths)
+    config = checked(config_file, sources=named)
+    connection = DaemonConnection(SessionDir.of(config.file))
+    added = add_sources(connection, config.sources)
+    for given in config.sources:
+        is_new = str(given.path) in added
+        click.echo(f"{given.path}: {'added' if is_new else 'is served already'}")

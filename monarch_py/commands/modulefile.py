@@ -1,0 +1,69 @@
+"""Modulefiles for Environment Modules (Tcl) and Lmod (Lua)."""
+
+import sys
+from pathlib import Path
+
+from monarch_py.config.layers import SITE
+from monarch_py.native import LIBRARY
+
+# The directory of an installation that holds nothing but the command: `bin` may hold an
+# interpreter, and other commands, which would hide the user's.
+COMMANDS = Path("share/monarch/bin")
+
+HELP = (
+    "Serves datasets from copies on the node's own storage. In a job script:",
+    "    export MONARCH_SOURCE=/the/dataset",
+    "    monarch run -- python train.py",
+    "MONARCH_DISABLE=1 turns everything off.",
+)
+ABOUT = "storage tiering for deep-learning training"
+
+
+def modulefile(language: str, version: str, prefix: Path | None, site: Path | None) -> str:
+    """Returns the text of a modulefile. Unloading it takes everything back.
+
+    language : "tcl" or "lua"
+    prefix : where the package is installed; None for a checkout
+    site : the site's configuration; None for none
+    """
+    commands = Path(sys.executable).parent if prefix is None else prefix / COMMANDS
+    paths = [("PATH", commands), ("LD_PRELOAD", LIBRARY)]
+    if prefix is not None:
+        paths.insert(1, ("MANPATH", prefix / "share/man"))
+    return (_tcl if language == "tcl" else _lua)(version, paths, site)
+
+
+def _tcl(version: str, paths: list[tuple[str, Path]], site: Path | None) -> str:
+    # No character is special within Tcl's braces.
+    lines = [f"    puts stderr {{{line}}}" for line in HELP]
+    sets = [f"prepend-path {name} {{{path}}}" for name, path in paths]
+    return "\n".join(
+        [
+            "#%Module1.0",
+            f"## Monarch {version}: for Environment Modules, and for Lmod.",
+            "proc ModulesHelp { } {",
+            *lines,
+            "}",
+            f"module-whatis {{{ABOUT}}}",
+            "conflict monarch",
+            *sets,
+            *(["append-path MANPATH {}"] if len(paths) > 2 else []),
+            *([f"setenv {SITE} {{{site}}}"] if site else []),
+            "",
+        ]
+    )
+
+
+def _lua(version: str, paths: list[tuple[str, Path]], site: Path | None) -> str:
+    return "\n".join(
+        [
+            f"-- Monarch {version}: for Lmod.",
+            f"help([==[{chr(10).join(HELP)}]==])",
+            f"whatis([==[{ABOUT}]==])",
+            'conflict("monarch")',
+            *(f'prepend_path("{name}", [==[{path}]==])' for name, path in paths),
+            *(['append_path("MANPATH", "")'] if len(paths) > 2 else []),
+            *([f'setenv("{SITE}", [==[{site}]==])'] if site else []),
+            "",
+        ]
+    )

@@ -1,0 +1,248 @@
+"""The layers of a configuration: the site's file, the user's file, the environment, the command
+line.
+
+Key by key, the last layer that has a key decides. The keys of an inner mapping (`source_limits`)
+count one by one; a list (`sources`, `hierarchy`) is taken as a whole.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from monarch_py.config.schema import Config, SourceConfig, TierConfig
+from monarch_py.document.keys import Keys, all_declared, declared, read_given
+from monarch_py.document.nodes import Document, Spot, Way, load_document
+from monarch_py.errors import ConfigError
+
+# The variables that name the user's file, the site's file, and the datasets of a job.
+USER, SITE, SOURCES = "MONARCH_CONFIG", "MONARCH_SITE_CONFIG", "MONARCH_SOURCE"
+# Where the site's file lies in an installation, if no variable names it.
+SITE_FILE = Path("etc/monarch/site.yaml")
+OPTION = "--source"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer says.
+
+    name : "site", "user", "environment" or "command line"
+    given : the keys that it has, by the names of their fields
+    top : the spot of its document
+    """
+
+    name: str
+    given: dict[str, Any]
+    top: Spot
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """All layers of a configuration, the lowest first, and what they say together.
+
+    top : a spot whose keys and items are where the deciding layers have them
+    file : the file whose session serves: the one that says where the tiers are
+    """
+
+    layers: tuple[Layer, ...]
+    given: dict[str, Any] = field(default_factory=dict)
+    top: Spot = Spot(Document(""), 0)  # noqa: RUF009
+    file: Path = Path()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that were read."""
+        return tuple(Path(each.top.document.name) for each in self.layers if each.top.line)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        own = self.top.document
+        documents = [each.top.document for each in self.layers]
+        return tuple(text for each in (*documents, own) for text in each.warnings)
+
+    @property
+    def lack_sources(self) -> bool:
+        """Whether the site leaves the datasets to its users, and this user has named none."""
+        return "sources" not in self.given and all(each.name == "site" for each in self.layers)
+
+    def of(self, spot: Spot) -> str:
+        """The name of the layer that a spot belongs to."""
+        return next(each.name for each in self.layers if each.top.document is spot.document)
+
+
+def installation() -> Path | None:
+    """The directory below which the package is installed (beside `bin`); None in a checkout."""
+    above = Path(__file__).resolve().parents
+    return next((each.parent for each in above if each.name in ("lib", "lib64")), None)
+
+
+def site_file() -> Path | None:
+    """The site's configuration; None if there is none. An empty MONARCH_SITE_CONFIG means none."""
+    named = os.environ.get(SITE)
+    if named is not None:
+        return Path(named) if named else None
+    place = installation()
+    found = None if place is None else place / SITE_FILE
+    return found if found is not None and found.is_file() else None
+
+
+def default_file() -> Path | None:
+    """The configuration of a command that names none: the user's by MONARCH_CONFIG, or else the
+    site's. None if there is neither."""
+    named = os.environ.get(USER)
+    return Path(named) if named else site_file()
+
+
+def read_layers(path: Path, sources: Sequence[Path] = ()) -> Layers:
+    """Reads all layers of the configuration at `path`, which is the user's file or the site's.
+
+    sources : the datasets that the command line names
+
+    Raises ConfigError if a file cannot be read, or if a key or a value does not fit.
+    """
+    site, layers = site_file(), []
+    if site is not None:
+        layers.append(_file_layer("site", site, "site's configuration"))
+    if site is None or os.path.realpath(site) != os.path.realpath(path):
+        layers.append(read_user_file(path))
+    for name, where, found in (
+        ("environment", SOURCES, [each for each in os.environ.get(SOURCES, "").split(":") if each]),
+        ("command line", OPTION, [str(each).replace("$", "$$") for each in sources]),
+    ):
+        if found:
+            layers.append(_sources_layer(name, where, found))
+    return _together(layers)
+
+
+def read_user_file(path: Path) -> Layer:
+    """Reads a user's file by itself. Raises ConfigError as `read_layers` does."""
+    return _file_layer("user", path, "configuration")
+
+
+def _file_layer(name: str, path: Path, kind: str) -> Layer:
+    root, top = load_document(path, kind, "'sources' and 'hierarchy'")
+    given = read_given(root, top, Config)
+    if name == "user" and "limits" in top:
+        raise top.of("limits").error(
+            "only the site's configuration may have limits",
+            f"remove the key, or name this file in {SITE} if it is the site's",
+        )
+    for number, tier in enumerate(given.get("tiers", ())):
+        _warn_of_block_size(tier, top.of("hierarchy").of(number))
+    _take_source_from_hierarchy(given, top)
+    return Layer(name, given, top)
+
+
+def _sources_layer(name: str, where: str, paths: Sequence[str]) -> Layer:
+    """The layer of datasets that a variable or an option names; it has no lines."""
+    at = yaml.Mark(where, 0, -1, 0, None, 0)
+    items = [yaml.ScalarNode("tag:yaml.org,2002:str", path, at, at) for path in paths]
+    key = yaml.ScalarNode("tag:yaml.org,2002:str", "sources", at, at)
+    value = yaml.SequenceNode("tag:yaml.org,2002:seq", items, at, at)
+    root = yaml.MappingNode("tag:yaml.org,2002:map", [(key, value)], at, at)
+    top = Spot(Document(where), 0)
+    return Layer(name, read_given(root, top, Config), top)
+
+
+def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
+    """Turns the last level of a hierarchy into the source, where it has no quota: in a
+    configuration of the original Monarch, it is the dataset itself."""
+    tiers = given.get("tiers", ())
+    level = top.of("hierarchy").of(len(tiers) - 1)
+    if not tiers or "max_storage_quota" in level:
+        return
+    if "sources" in top:
+        raise level.of("max_storage_quota").error(
+            "is missing, and 'sources' already says where the datasets are",
+            "add a quota if this is a tier, or remove this level",
+        )
+    *others, last = tiers
+    for name, is_meant in (("persistent", last.persistent), ("eviction", last.eviction != "none")):
+        if is_meant:
+            level.of(name).warn("ignored: a level without a quota is the source")
+    given["sources"], given["tiers"] = (SourceConfig(last.mount_point),), tuple(others)
+    spots, spot = top.document.spots, level.of("mount_point")
+    for way in (("sources",), ("sources", 0), ("sources", 0, "path")):
+        spots[way] = spot
+
+
+def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
+    """Warns that a level's own block size is ignored. The original Monarch used it for its reads;
+    here, the checksums need one block size for all copies."""
+    if tier.level_block_bytes:
+        level.of("block_size").warn(
+            "ignored: all copies are made in blocks of one size; write block_size at the top"
+        )
+
+
+# --- putting layers together ---------------------------------------------------------------------
+
+
+def _together(layers: Sequence[Layer]) -> Layers:
+    file = next(each for each in reversed(layers) if each.top.line)
+    with_tiers = [each for each in layers if "tiers" in each.given] or [file]
+    given: dict[str, Any] = {}
+    spots: dict[Way, Spot] = {}
+    for layer in layers:
+        for name, each in all_declared(Config).items():
+            if each.field.name in layer.given:
+                _lay_over(given, spots, layer, name, each.field.name)
+    top = Spot(Document(file.top.document.name, spots=spots), file.top.line)
+    session = Path(os.path.abspath(with_tiers[-1].top.document.name))
+    return Layers(tuple(layers), given, top, session)
+
+
+def _lay_over(
+    given: dict[str, Any], spots: dict[Way, Spot], layer: Layer, name: str, attribute: str
+) -> None:
+    """Lays a key of a layer over what lower layers say of it."""
+    value, below = layer.given[attribute], given.get(attribute)
+    ours = {way: at for way, at in layer.top.document.spots.items() if way[:1] == (name,)}
+    if isinstance(value, Keys) and isinstance(below, Keys):
+        inner = declared(type(value)).items()
+        kept = {each.field.name: getattr(below, each.field.name) for key, each in inner
+                if (name, key) not in ours}  # fmt: skip
+        value = replace(value, **kept)  # type: ignore[type-var]
+    else:
+        if name == "sources" and not layer.top.line:
+            value = _as_described(value, below or (), spots, ours)
+        for way in [way for way in spots if way[:1] == (name,)]:
+            del spots[way]
+    given[attribute] = value
+    spots.update(ours)
+
+
+def _as_described(
+    named: Sequence[SourceConfig],
+    below: Sequence[SourceConfig],
+    spots: dict[Way, Spot],
+    ours: dict[Way, Spot],
+) -> tuple[SourceConfig, ...]:
+    """The named datasets, each with the keys that a file has for the same path. `ours` gets their
+    spots."""
+    known = {source.path: (number, source) for number, source in enumerate(below)}
+    found = []
+    for at, source in enumerate(named):
+        number, described = known.get(source.path, (-1, source))
+        for way, spot in spots.items():
+            if way[:2] == ("sources", number):
+                ours.setdefault(("sources", at, *way[2:]), spot)
+        found.append(described)
+    return tuple(found)
+
+
+def no_configuration() -> ConfigError:
+    """The error to raise if neither a user nor the site has a configuration."""
+    return ConfigError("no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG")
+
+
+def no_dataset(site: Path) -> ConfigError:
+    """The error to raise if the site's configuration leaves the datasets to its users, and there is
+    none."""
+    return ConfigError(
+        f"no dataset is named, and {site} leaves that to you; set MONARCH_SOURCE=/the/dataset, or"
+        " give --source /the/dataset"
+    )

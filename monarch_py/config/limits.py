@@ -1,0 +1,79 @@
+"""The limits of a site: what its users' configurations may not exceed.
+
+Our programs keep to them. What enforces them is the file system's quota and the memory group.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from monarch_py.config.schema import Config
+from monarch_py.document.nodes import Spot
+from monarch_py.util.units import format_size
+
+ASK = "or ask your site's administrator"
+
+
+def within_limits(config: Config, top: Spot) -> Config:
+    """Returns the configuration, `lowered`. Raises ConfigError for a written value that exceeds a
+    limit."""
+    _check_quotas(config, top)
+    return lowered(config, top)
+
+
+def lowered(config: Config, top: Spot) -> Config:
+    """Returns the configuration with the limits as values where none are written. Raises
+    ConfigError for a written value that exceeds a limit, except quotas."""
+    limits, asked = config.limits, config.source_limits
+    at = top.of("source_limits")
+    threads = _least(top, "shared_tpool_size", config.copy_threads, limits.copy_threads)
+    return replace(
+        config,
+        copy_threads=threads or config.copy_threads,
+        scan_ops_per_s=_least(top, "scan_rate", config.scan_ops_per_s, limits.scan_ops_per_s),
+        source_limits=replace(
+            asked,
+            bytes_per_s=_least(at, "bandwidth", asked.bytes_per_s, limits.bytes_per_s),
+            ops_per_s=_least(at, "operations", asked.ops_per_s, limits.ops_per_s),
+        ),
+    )
+
+
+def _least(at: Spot, key: str, value: int | None, most: int | None) -> int | None:
+    """The value, or the limit if nothing is written."""
+    if most is None or (value is not None and value <= most):
+        return value
+    if key not in at:
+        return most
+    raise at.of(key).error(f"{value} is more than the {most} of the site's limits", _hint(most))
+
+
+def _hint(most: object) -> str:
+    return f"write at most {most}, {ASK}"
+
+
+def _check_quotas(config: Config, top: Spot) -> None:
+    spots = [top.of("hierarchy").of(number) for number in range(len(config.tiers))]
+    tiers = list(zip(config.tiers, spots, strict=True))
+    if config.staging is not None:
+        tiers.append((config.staging, top.of("staging")))
+    for directory, most in config.limits.quota_bytes.items():
+        taken, device = 0, _device(directory)
+        for tier, at in tiers:
+            if device is None or _device(tier.mount_point) != device:
+                continue
+            taken += tier.quota_bytes
+            if taken > most:
+                what = "" if taken == tier.quota_bytes else ", with the tiers before it,"
+                raise at.of("max_storage_quota").error(
+                    f"{format_size(taken)}{what} is more than the {format_size(most)} that the"
+                    f" site's limits leave on the file system of {str(directory)!r}",
+                    _hint(format_size(most).replace(" ", "")),
+                )
+
+
+def _device(directory: Path) -> int | None:
+    try:
+        return os.stat(directory).st_dev
+    except OSError:  # not on this node
+        return None

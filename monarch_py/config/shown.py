@@ -1,0 +1,127 @@
+"""A configuration as text: where each value comes from, and what is written as YAML."""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from monarch_py.config.layers import Layer, Layers
+from monarch_py.config.limits import lowered
+from monarch_py.config.schema import Config
+from monarch_py.document.keys import Declared, Keys, all_declared, declared
+from monarch_py.document.nodes import Spot, Way
+from monarch_py.util.units import GIB, KIB, MIB, TIB
+
+DEFAULT = "default"
+# The inner mapping in which a key of the configuration stands.
+GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in declared(keys)}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value, and the layer that it comes from.
+
+    layer : as in `Layer.name`, or "default"
+    place : the file and the line, the variable or the option; "" for a default
+    """
+
+    key: str
+    value: str
+    layer: str
+    place: str
+
+
+def values(layers: Layers) -> Iterator[Value]:
+    """Yields all values, those of inner mappings and lists one by one. Keys of sources and tiers
+    that nobody has written are left out."""
+    config = lowered(Config(**layers.given, file=layers.file), layers.top)
+    for name, each in all_declared(Config).items():
+        key = f"{GROUPS[name]}.{name}" if name in GROUPS else name
+        yield from _values(layers, key, (name,), each, getattr(config, each.field.name))
+
+
+def _values(layers: Layers, key: str, way: Way, each: Declared, value: Any) -> Iterator[Value]:
+    if isinstance(value, Keys):
+        for name, inner in declared(type(value)).items():
+            its = getattr(value, inner.field.name)
+            yield from _values(layers, f"{key}.{name}", (*way, name), inner, its)
+    elif isinstance(value, tuple) and value:
+        for number, item in enumerate(value):
+            yield from _values(layers, f"{key}[{number}]", (*way, number), each, item)
+    elif isinstance(value, dict) and value:
+        spot = layers.top.document.spots[way]
+        for name, size in value.items():
+            yield Value(f"{key}[{name}]", _size(size), layers.of(spot), _place(spot))
+    else:
+        spots = layers.top.document.spots
+        found = spots.get(way) or _limit(layers, way, value, each)
+        is_item = any(isinstance(step, int) for step in way)
+        if found is not None:
+            yield Value(key, _text(each, value), layers.of(found), _place(found))
+        elif not is_item:
+            yield Value(key, _text(each, value), DEFAULT, "")
+
+
+def _limit(layers: Layers, way: Way, value: Any, each: Declared) -> Spot | None:
+    """The spot of the site's limit, if the value that nobody has written comes from it."""
+    is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
+    return layers.top.document.spots.get(("limits", way[-1])) if is_lowered else None
+
+
+def _place(spot: Spot) -> str:
+    return f"{spot.document.name}:{spot.line}" if spot.line else spot.document.name
+
+
+def _text(each: Declared, value: Any) -> str:
+    if value is None or value in ((), {}):
+        return each.default.strip("`")
+    return _size(value) if _is_size(each) else _plain_text(each, value)
+
+
+def _plain_text(each: Declared, value: Any) -> str:
+    return str(value) if isinstance(value, str | Path) else each.kind.show(value).strip("`")
+
+
+def _is_size(each: Declared) -> bool:
+    return each.field.name.endswith("_bytes")
+
+
+def _size(n_bytes: int) -> str:
+    """The size with the largest unit that leaves no fraction."""
+    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if n_bytes and n_bytes % unit == 0:
+            return f"{n_bytes // unit}{name}"
+    return str(n_bytes)
+
+
+# --- as YAML -------------------------------------------------------------------------------------
+
+
+def as_yaml(layer: Layer) -> str:
+    """What a layer says, under the present names of the keys."""
+    found: dict[str, Any] = {}
+    for name, each in all_declared(Config).items():
+        value = layer.given.get(each.field.name)
+        if value is not None and not (name == "block_size" and value == 0):
+            place = found.setdefault(GROUPS[name], {}) if name in GROUPS else found
+            place[name] = _written(each, value)
+    return str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=1000))
+
+
+def _written(each: Declared, value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_written(each, item) for item in value]
+    if isinstance(value, Keys):
+        inner = declared(type(value)).values()
+        found = {
+            key.name: _written(key, getattr(value, key.field.name))
+            for key in inner
+            if getattr(value, key.field.name) != key.field.default
+        }
+        found.pop("block_size", None)  # of a level: it has no effect
+        return found[value.SCALAR] if list(found) == [value.SCALAR] else found
+    if isinstance(value, Path):
+        return str(value).replace("$", "$$")
+    return _size(value) if _is_size(each) else value

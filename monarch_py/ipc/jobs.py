@@ -1,0 +1,75 @@
+"""Which jobs of a batch system use a session, so that no job ends the daemon of another one.
+
+A job is known by the number that the batch system gives to its processes. `monarch start` notes
+the job in the session's directory; a job that only reads is found by its processes.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from monarch_py.ipc.session import SessionDir
+from monarch_py.util.processes import mapping, own_processes
+
+# The variables that name a job; MONARCH_JOB is for batch systems that are not listed.
+VARIABLES = ("MONARCH_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
+# A job counts for this long after its `monarch start`, even if it has no process yet: a prolog
+# starts the daemon before the job begins [s].
+NEW_S = 60.0
+
+
+def _job_of(environment: Mapping[str, str]) -> str:
+    """The job of a process with this environment, as part of a file name; "" for none."""
+    named = next(filter(None, (environment.get(name) for name in VARIABLES)), "")
+    return re.sub(r"[^\w.-]", "_", named)[:200]
+
+
+def own_job() -> str:
+    """The job of this process; "" outside a batch system."""
+    return _job_of(os.environ)
+
+
+def _environment(process: Path) -> dict[str, str]:
+    with suppress(OSError):
+        words = (process / "environ").read_bytes().decode(errors="replace").split("\0")
+        return dict(word.split("=", 1) for word in words if "=" in word)
+    return {}
+
+
+class Jobs:
+    """The jobs of one session."""
+
+    def __init__(self, session: SessionDir) -> None:
+        self._session = session
+        self._notes = session.path / "jobs"
+
+    def note(self) -> None:
+        """Notes that this process's job needs the daemon until `leave`, or until it ends."""
+        if job := own_job():
+            with suppress(OSError):
+                self._notes.mkdir(mode=0o700, exist_ok=True)
+                (self._notes / job).touch(mode=0o600)
+
+    def leave(self) -> None:
+        """Notes that this process's job needs the daemon no longer."""
+        with suppress(OSError):
+            (self._notes / (own_job() or "-")).unlink(missing_ok=True)
+
+    def others(self) -> list[str]:
+        """The other jobs that use the session, in order."""
+        attached = {_job_of(_environment(each)) for each in mapping(f"{self._session.path}/")}
+        return sorted({*attached, *self._noted()} - {"", own_job()})
+
+    def _noted(self) -> Iterator[str]:
+        """The noted jobs that are new or have processes. Forgets the others."""
+        notes = list(self._notes.glob("*"))
+        running = {_job_of(_environment(each)) for each in own_processes()} if notes else set()
+        for note in notes:
+            with suppress(OSError):
+                if note.name in running or time.time() - note.stat().st_mtime < NEW_S:
+                    yield note.name
+                else:
+                    note.unlink()
