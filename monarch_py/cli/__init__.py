@@ -26,7 +26,7 @@ __all__ = ["main"]
 # `status`, for example, does not load the daemon's code.
 MODULES = {
     "advise": ("advise",),
-    "care": ("clear", "doctor", "verify"),
+    "care": ("clear", "doctor", "sweep", "verify"),
     "files": ("evict", "ls"),
     "lifecycle": ("run", "serve", "start", "stop"),
     "logs": ("logs",),

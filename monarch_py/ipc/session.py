@@ -85,6 +85,11 @@ def user_directory() -> Path:
     return shm_root() / f"monarch-{os.geteuid()}"
 
 
+def kept_directory() -> Path:
+    """The directory of the lists of memory that loaders share (`loaders.memory.shared`)."""
+    return shm_root() / f"monarch-{os.geteuid()}-kept"
+
+
 def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory of yours") -> None:
     """Makes a directory that is private to this user, or checks that the existing one is.
 
