@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.command_line import run_monarch
 from support.files import Files, check_all
-from support.session import MIB, Session
+from support.session import MIB, Session, wait_until
 
 from monarch_py.commands import sweep
 from monarch_py.ipc import connection
@@ -69,8 +69,7 @@ def test_what_a_killed_daemon_left_goes_and_persistent_copies_stay(
     assert in_shm(session) <= {"log", "log.1", "turn", "users"}
     assert swept(session).stdout == "0 killed daemons found, 0 copies removed\n"
     session.start()
-    session.wait_scanned()
-    assert session.status()["tiers"][1]["files"] == len(ssd)
+    wait_until(lambda: session.status()["tiers"][1]["files"] == len(ssd), what="the old copies")
     check_all(session, files)
 
 

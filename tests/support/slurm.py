@@ -43,6 +43,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 PropagateResourceLimits=NONE
 KillWait=2
+{more}
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
 """
@@ -61,10 +62,13 @@ def why_no_slurm() -> str | None:
 
 
 class Slurm:
-    """On all of `machines`.  directory : for its state and logs; made."""
+    """On all of `machines`.
 
-    def __init__(self, machines: Machines, directory: Path) -> None:
-        self._machines, self._directory = machines, directory
+    directory : for its state and logs; made;  more : further lines of its configuration
+    """
+
+    def __init__(self, machines: Machines, directory: Path, more: str = "") -> None:
+        self._machines, self._directory, self._more = machines, directory, more
         self._configuration = directory / "slurm.conf"
         self._started: list[subprocess.Popen[bytes]] = []
 
@@ -99,6 +103,7 @@ class Slurm:
             first=names[0],
             address=nodes.address(0),
             directory=self._directory,
+            more=self._more,
             nodes="\n".join(lines),
         )
         self._configuration.write_text(text)
