@@ -77,12 +77,7 @@ def submit(slurm: Slurm, directory: Path, config: Path, script: str) -> str:
 
 def finish(slurm: Slurm, directory: Path, job: str) -> str:
     """Waits for a job's end; what it said."""
-    wait_until(
-        lambda: job not in slurm.run("squeue", "--noheader", "--format=%A").stdout.split(),
-        timeout=60,
-        what="the end of the job",
-        every=0.5,
-    )
+    slurm.wait_gone(job)
     return (directory / "said").read_text()
 
 

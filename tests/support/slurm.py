@@ -13,7 +13,10 @@ from types import TracebackType
 from support.machines import Machines
 from support.session import wait_until
 
-__all__ = ["Slurm", "why_no_slurm"]
+__all__ = ["SCRIPTS", "Slurm", "why_no_slurm"]
+
+# Monarch's scripts for Slurm.
+SCRIPTS = Path(__file__).resolve().parents[2] / "packaging" / "slurm"
 
 PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 
@@ -88,7 +91,7 @@ class Slurm:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self.run("scancel", "--full", "--user=root")
+            self.run("scancel", "--full", "--partition=all")
             wait_until(lambda: not self.run("squeue", "--noheader").stdout, what="no more jobs")
         finally:
             self._end()
@@ -161,3 +164,12 @@ class Slurm:
     def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         """One of Slurm's commands, on the first machine."""
         return self._machines.run(0, *words, env=self.env(os.environ))
+
+    def wait_gone(self, job: str) -> None:
+        """Returns when a job has ended, its epilog included."""
+        wait_until(
+            lambda: job not in self.run("squeue", "--noheader", "--format=%A").stdout.split(),
+            timeout=60,
+            what=f"the end of job {job}",
+            every=0.5,
+        )
