@@ -161,9 +161,18 @@ class Slurm:
         kept = {k: v for k, v in base.items() if not k.startswith(left_out)}
         return {**kept, "SLURM_CONF": str(self._configuration)}
 
-    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        """One of Slurm's commands, on the first machine."""
-        return self._machines.run(0, *words, env=self.env(os.environ))
+    def run(self, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """One of Slurm's commands, on the first machine. env : instead of this process's own"""
+        return self.on(0, *words, **env)
+
+    def on(self, machine: int, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """A command on one of the machines."""
+        return self._machines.run(machine, *words, env=env or self.env(os.environ))
+
+    def exit_code(self, job: str) -> str:
+        """Exit status and signal of a job that has ended, as Slurm writes them."""
+        said = self.run("scontrol", "show", "job", job).stdout
+        return said.partition("ExitCode=")[2].split()[0]
 
     def wait_gone(self, job: str) -> None:
         """Returns when a job has ended, its epilog included."""
