@@ -25,6 +25,7 @@ from monarch_py.peers.handshake import LIBCRYPTO_HINT, NO_LIBCRYPTO, has_libcryp
 from monarch_py.storage import memory
 from monarch_py.storage.manifest import Manifest
 from monarch_py.storage.tiers import held_elsewhere, tier_root
+from monarch_py.util.container import container, is_of_the_image
 from monarch_py.util.hanging import hanging
 from monarch_py.util.ownership import doubts, why_not_private
 from monarch_py.util.units import format_size
@@ -308,12 +309,27 @@ def _container(config: Config) -> Iterator[Finding]:
     places = [shm_root(), LIBRARY.parent, config.file]
     places += [source.path for source in config.sources]
     places += [tier.mount_point for tier in config.tiers]
-    shared = " ".join(dict.fromkeys(str(place) for place in places))
+    places = list(dict.fromkeys(places))
+    if kind := container():
+        yield _inside(kind, config, [place for place in places if is_of_the_image(place)])
+        return
     text = (
         "if the job runs in a container and the daemon outside, run both as the same user, and"
         " mount these at the same paths"
     )
-    yield Finding("note", "containers", f"{text}: {shared}")
+    yield Finding("note", "containers", f"{text}: {' '.join(map(str, places))}")
+
+
+def _inside(kind: str, config: Config, missing: list[Path]) -> Finding:
+    """The finding within a container. missing : the paths that are not mounted from the host"""
+    text = f"this is a {kind} container"
+    if DaemonConnection(SessionDir.of(config.file)).runs():
+        return Finding("ok", "containers", f"{text}, and a daemon serves in it")
+    hint = f"{shm_root()} must be the host's too (--ipc=host), or run the daemon inside"
+    if missing:
+        text += f" that lacks these of the host: {' '.join(map(str, missing))}"
+        hint = f"for a daemon outside, mount them at the same paths; {hint}"
+    return Finding("note", "containers", text, hint)
 
 
 def _limits() -> Iterator[Finding]:
