@@ -66,7 +66,8 @@ class Finding:
 def _machine() -> Finding:
     machine = platform.machine()
     if machine in ("x86_64", "aarch64"):
-        return Finding("ok", "machine", machine)
+        kind = container()
+        return Finding("ok", "machine", f"{machine}, in a {kind} container" if kind else machine)
     return Finding("problem", "machine", machine, "Monarch runs on x86-64 and aarch64")
 
 
@@ -309,27 +310,18 @@ def _container(config: Config) -> Iterator[Finding]:
     places = [shm_root(), LIBRARY.parent, config.file]
     places += [source.path for source in config.sources]
     places += [tier.mount_point for tier in config.tiers]
-    places = list(dict.fromkeys(places))
-    if kind := container():
-        yield _inside(kind, config, [place for place in places if is_of_the_image(place)])
-        return
+    shared = " ".join(dict.fromkeys(map(str, places)))
     text = (
         "if the job runs in a container and the daemon outside, run both as the same user, and"
         " mount these at the same paths"
     )
-    yield Finding("note", "containers", f"{text}: {' '.join(map(str, places))}")
-
-
-def _inside(kind: str, config: Config, missing: list[Path]) -> Finding:
-    """The finding within a container. missing : the paths that are not mounted from the host"""
-    text = f"this is a {kind} container"
-    if DaemonConnection(SessionDir.of(config.file)).runs():
-        return Finding("ok", "containers", f"{text}, and a daemon serves in it")
-    hint = f"{shm_root()} must be the host's too (--ipc=host), or run the daemon inside"
-    if missing:
-        text += f" that lacks these of the host: {' '.join(map(str, missing))}"
-        hint = f"for a daemon outside, mount them at the same paths; {hint}"
-    return Finding("note", "containers", text, hint)
+    if not container() or DaemonConnection(SessionDir.of(config.file)).runs():
+        yield Finding("note", "containers", f"{text}: {shared}")
+        return
+    lacking = " ".join(dict.fromkeys(str(each) for each in places if is_of_the_image(each)))
+    text = "a daemon outside this container is out of reach"
+    hint = f"mount {shared} of the host at the same paths, or run the daemon inside"
+    yield Finding("note", "containers", f"{text}; not mounted: {lacking or 'nothing'}", hint)
 
 
 def _limits() -> Iterator[Finding]:

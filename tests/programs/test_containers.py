@@ -36,19 +36,16 @@ def session(session_factory: Callable[..., Session], tmp_path: Path) -> Session:
     return session
 
 
-def of_doctor(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def of_doctor(session: Session) -> list[str]:
     """The paths that doctor names for a container."""
-    monkeypatch.setattr("monarch_py.commands.doctor.container", lambda: "")
     findings = json.loads(session.monarch("doctor", "--json").stdout)
     (found,) = [each["found"] for each in findings if each["what"] == "containers"]
     return str(found).partition(": ")[2].split()
 
 
-def test_a_container_with_the_mounts_of_doctor(
-    podman: Podman, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_with_the_mounts_of_doctor(podman: Podman, session: Session) -> None:
     environment = {k: session.env()[k] for k in ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_SHM")}
-    mounts = of_doctor(session, monkeypatch)
+    mounts = of_doctor(session)
     read = "sh", "-c", f"cat {session.source}/* | cksum"
     expected = session.run(read, preload=False)
     before = session.totals()
