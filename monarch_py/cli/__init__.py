@@ -26,8 +26,8 @@ __all__ = ["main"]
 # `status`, for example, does not load the daemon's code.
 MODULES = {
     "advise": ("advise",),
-    "care": ("clear", "doctor", "verify"),
     "config": ("config",),
+    "care": ("clear", "doctor", "sweep", "verify"),
     "files": ("evict", "ls"),
     "lifecycle": ("run", "serve", "start", "stop"),
     "logs": ("logs",),

@@ -1,4 +1,4 @@
-"""The commands doctor, verify and clear."""
+"""The commands doctor, verify, clear and sweep."""
 
 import json
 import sys
@@ -21,11 +21,13 @@ from monarch_py.cli.options import (
 from monarch_py.cli.screen import show
 from monarch_py.commands.doctor import Finding, examine
 from monarch_py.commands.run import listed_jobs
+from monarch_py.commands.sweep import sweep as sweep_node
 from monarch_py.commands.verify import clear_tiers, tiers_out_of_use, verify_copies
 from monarch_py.errors import SessionError, TierError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.jobs import Jobs
 from monarch_py.ipc.session import SessionDir
+from monarch_py.util.units import counted
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
 # Widths of the first two columns: the longest level, and the longest name of an examined thing.
@@ -133,3 +135,25 @@ def clear(config_file: Path, force: bool) -> None:
         _tell_out_of_use([why for _, why in tiers_out_of_use(config, connection)])
     else:
         click.echo(f"{clear_tiers(config)} copies removed")
+
+
+@click.command(
+    short_help="Remove what your killed daemons left on this node.",
+    epilog=examples("monarch sweep", "monarch sweep --stop"),
+)
+@click.option("--stop", is_flag=True, help="Also stop the daemons that run, and remove their logs.")
+def sweep(stop: bool) -> None:
+    """Remove what your killed daemons left on this node: shared memory, and copies in tiers.
+
+    Persistent tiers keep their copies. What a running daemon uses stays, unless --stop ends the
+    daemon: an epilog does that after the last job of a user. Exits with 1 if something stays that
+    should have gone.
+    """
+    swept = sweep_node(stop=stop)
+    for problem in swept.problems:
+        tell(problem)
+    ended = f"{counted(swept.stopped + swept.killed, 'daemon')} stopped, " if stop else ""
+    click.echo(
+        f"{ended}{counted(swept.sessions, 'killed daemon')} found, {swept.copies} copies removed"
+    )
+    sys.exit(1 if swept.problems else 0)

@@ -25,6 +25,7 @@ from monarch_py.peers.handshake import LIBCRYPTO_HINT, NO_LIBCRYPTO, has_libcryp
 from monarch_py.storage import memory
 from monarch_py.storage.manifest import Manifest
 from monarch_py.storage.tiers import held_elsewhere, tier_root
+from monarch_py.util.container import container, is_of_the_image
 from monarch_py.util.hanging import hanging
 from monarch_py.util.ownership import doubts, why_not_private
 from monarch_py.util.units import format_size
@@ -65,7 +66,8 @@ class Finding:
 def _machine() -> Finding:
     machine = platform.machine()
     if machine in ("x86_64", "aarch64"):
-        return Finding("ok", "machine", machine)
+        kind = container()
+        return Finding("ok", "machine", f"{machine}, in a {kind} container" if kind else machine)
     return Finding("problem", "machine", machine, "Monarch runs on x86-64 and aarch64")
 
 
@@ -308,12 +310,18 @@ def _container(config: Config) -> Iterator[Finding]:
     places = [shm_root(), LIBRARY.parent, config.file]
     places += [source.path for source in config.sources]
     places += [tier.mount_point for tier in config.tiers]
-    shared = " ".join(dict.fromkeys(str(place) for place in places))
+    shared = " ".join(dict.fromkeys(map(str, places)))
     text = (
         "if the job runs in a container and the daemon outside, run both as the same user, and"
         " mount these at the same paths"
     )
-    yield Finding("note", "containers", f"{text}: {shared}")
+    if not container() or DaemonConnection(SessionDir.of(config.file)).runs():
+        yield Finding("note", "containers", f"{text}: {shared}")
+        return
+    lacking = " ".join(dict.fromkeys(str(each) for each in places if is_of_the_image(each)))
+    text = "a daemon outside this container is out of reach"
+    hint = f"mount {shared} of the host at the same paths, or run the daemon inside"
+    yield Finding("note", "containers", f"{text}; not mounted: {lacking or 'nothing'}", hint)
 
 
 def _limits() -> Iterator[Finding]:

@@ -86,6 +86,11 @@ def user_directory() -> Path:
     return shm_root() / f"monarch-{os.geteuid()}"
 
 
+def kept_directory() -> Path:
+    """The directory of the lists of memory that loaders share (`loaders.memory.shared`)."""
+    return shm_root() / f"monarch-{os.geteuid()}-kept"
+
+
 def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory of yours") -> None:
     """Makes a directory that is private to this user, or checks that the existing one is.
 
@@ -251,8 +256,8 @@ def _own_path(config_file: Path) -> Path:
 def _refuse_daemon(session: Path, config_file: Path) -> None:
     if (holder := holder_of(session / "lock")) is not None:
         raise SessionError(
-            f"a daemon ({holder}) still serves {config_file} with the tiers that it had; end it with"
-            f" `monarch stop -c {config_file}`, then try again"
+            f"a daemon ({holder}) still serves {config_file} with the tiers that it had; end it"
+            f" with `monarch stop -c {config_file}`, then try again"
         )
 
 

@@ -36,6 +36,12 @@ def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[
     return done.returncode, {found["what"]: found for found in json.loads(done.stdout)}
 
 
+@pytest.fixture(autouse=True)
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the tests run."""
+    monkeypatch.setattr(doctor, "container", lambda: "")
+
+
 @pytest.fixture
 def here(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """For what cannot be broken from outside: examined in this process, with a part replaced."""
@@ -87,6 +93,19 @@ def test_what_a_container_must_share(session: Session) -> None:
     shared = findings["containers"]["found"].partition(": ")[2].split()
     places = [session.shm, LIBRARY.parent, session.config, session.source, *session.tiers]
     assert shared == [str(place) for place in places]
+
+
+def test_a_container_that_lacks_what_a_daemon_outside_needs(
+    here: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "container", lambda: "podman")
+    monkeypatch.setattr(doctor, "is_of_the_image", lambda place: place == here.source)
+    assert found(here, "machine").found == f"{platform.machine()}, in a podman container"
+    assert found(here, "containers").found == (
+        f"a daemon outside this container is out of reach; not mounted: {here.source}"
+    )
+    here.start()
+    assert found(here, "containers").found.startswith("if the job runs in a container ")
 
 
 def test_names_with_brackets_are_told_as_they_are(

@@ -1,12 +1,15 @@
-"""Three slurmd: the daemons are a step of the job, as docs/nodes.md has it."""
+"""Three slurmd, and a user without root: Monarch's batch scripts (docs/slurm.md)."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -15,12 +18,10 @@ import yaml
 from cluster.conftest import why_no_mpi
 from support.machines import Machines, why_no_machines
 from support.session import wait_until
-from support.slurm import Slurm, why_no_slurm
+from support.slurm import SCRIPTS, Slurm, why_no_slurm
 
 pytestmark = pytest.mark.slurm
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE, ADMINISTRATORS = DOCS / "nodes.md", DOCS / "administrators.md"
 NAMES = ["node0", "node1", "node2"]
 FILES = 17
 
@@ -58,83 +59,135 @@ def config(tmp_path: Path, tree: Path) -> Iterator[Path]:
     psutil.wait_procs(left, timeout=10)
 
 
-def job_of_the_page() -> str:
-    """The batch script that docs/nodes.md shows."""
-    (script,) = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", PAGE.read_text(), re.DOTALL)
-    return str(script)
+@pytest.fixture
+def commands(tmp_path: Path) -> Path:
+    """A directory for PATH, with the command `monarch` of this checkout."""
+    command = tmp_path / "bin" / "monarch"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m monarch_py "$@"\n')
+    command.chmod(0o755)
+    return command.parent
 
 
-def submit(slurm: Slurm, directory: Path, config: Path, script: str) -> str:
-    """Hands a batch script in; what it says goes to the file `said`. Returns the job's number."""
-    script = script.replace("tiers.yaml", str(config))
-    script = script.replace("monarch ", f"{sys.executable} -m monarch_py ")
-    file = directory / "job.sh"
-    file.write_text(script)
-    done = slurm.run("sbatch", "--parsable", f"--output={directory / 'said'}", file)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+class Jobs:
+    """Batch jobs of a user on three nodes.
+
+    Each has a directory: what it says goes there to the file `said`, and in it runs a script.
+    """
+
+    def __init__(self, slurm: Slurm, directory: Path, config: Path, commands: Path) -> None:
+        self.slurm, self.directory, self.config = slurm, directory, config
+        self._path = f"{commands}:{os.environ['PATH']}"
+
+    def submit(self, *words: str | Path, nodes: int = 3, **environment: str) -> str:
+        """Hands in a batch script with its arguments. Returns the job's number."""
+        env = {**self.slurm.env(os.environ), "MONARCH_CONFIG": str(self.config), "PATH": self._path}
+        env.pop("LD_PRELOAD", None)
+        said = f"--output={self.directory / 'said'}"
+        options = ["--parsable", f"--nodes={nodes}", "--ntasks-per-node=2", said]
+        done = self.slurm.run("sbatch", *options, *words, **env, **environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def script(self, name: str, text: str) -> Path:
+        file = self.directory / name
+        file.write_text(f"#!/bin/sh\n{text}\n")
+        file.chmod(0o755)
+        return file
+
+    def finish(self, job: str) -> str:
+        """Waits for a job's end; what it said."""
+        self.slurm.wait_gone(job)
+        return (self.directory / "said").read_text()
+
+    def copies(self, tier: str = "/dev/shm") -> str:
+        """Names of what is in the tiers of all nodes."""
+        look = f"ls {tier}/monarch-*/c"
+        return "".join(self.slurm.on(node, "sh", "-c", look).stdout for node in range(len(NAMES)))
 
 
-def finish(slurm: Slurm, directory: Path, job: str) -> str:
-    """Waits for a job's end; what it said."""
-    wait_until(
-        lambda: job not in slurm.run("squeue", "--noheader", "--format=%A").stdout.split(),
-        timeout=60,
-        what="the end of the job",
-        every=0.5,
-    )
-    return (directory / "said").read_text()
+@pytest.fixture
+def jobs(slurm: Slurm, tmp_path: Path, config: Path, commands: Path) -> Jobs:
+    return Jobs(slurm, tmp_path, config, commands)
 
 
-def run_job(slurm: Slurm, directory: Path, config: Path, script: str) -> str:
-    return finish(slurm, directory, submit(slurm, directory, config, script))
-
-
-def test_the_job_of_the_page(slurm: Slurm, tmp_path: Path, config: Path) -> None:
-    """Its training is one that says what all nodes see."""
-    script = job_of_the_page()
-    train = "srun python train.py"
-    assert script.count(train) == 1
-    assert script.count("--nodes=4") == 1
-    seen = tmp_path / "seen"
-    look = f"srun --overlap --nodes=1 --ntasks=1 monarch status --all --json -c tiers.yaml >{seen}"
-    script = script.replace(train, look).replace("--nodes=4", "--nodes=3")
-    said = run_job(slurm, tmp_path, config, script + "wait && echo served to the end\n")
+def test_daemons_that_know_of_each_other(jobs: Jobs) -> None:
+    seen = jobs.directory / "seen"
+    look = jobs.script("look", f"monarch status --all --json >{seen}; exit 7")
+    job = jobs.submit(SCRIPTS / "job", look, MONARCH_MPI="pmi2")
+    said = jobs.finish(job)
     assert "3 daemons serve " in said, said
-    assert "served to the end" in said, said
     nodes = json.loads(seen.read_text())["nodes"]
     assert [node["name"] for node in nodes] == NAMES
     assert [node["answers"] for node in nodes] == [True] * 3
-    assert daemons(config) == []
+    assert jobs.slurm.exit_code(job) == "7:0"
+    assert daemons(jobs.config) == []
+    assert jobs.copies() == ""
 
 
-def test_the_end_of_the_job_ends_the_daemons(slurm: Slurm, tmp_path: Path, config: Path) -> None:
-    script = job_of_the_page().partition("srun python train.py")[0].replace("=4", "=3")
-    said = run_job(slurm, tmp_path, config, script + "echo up\n")
-    assert "up\n" in said, said
-    wait_until(lambda: daemons(config) == [], what="the daemons' end")
+def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
+    """Daemons by themselves: each node has its own, with shared memory of its own."""
+    if shutil.which("torchrun") is None:
+        pytest.skip("torchrun is missing: install the extra torch")
+    read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
+    launchers = (
+        "srun --ntasks=2 --nodes=1",
+        "mpiexec -n 2",
+        "torchrun --no-python --nproc-per-node=2",
+    )
+    seen = [jobs.directory / f"seen{n}" for n in range(len(launchers) + 1)]
+    look = [f"monarch status --json >{file}" for file in seen]
+    lines = ["monarch warm", look[0]]
+    for launcher, after in zip(launchers, look[1:], strict=True):
+        lines += [f"{launcher} {read} 2>/dev/null", after]
+    each = "srun --overlap --ntasks=3 --ntasks-per-node=1 monarch status --json"
+    said = jobs.finish(
+        jobs.submit(SCRIPTS / "job", jobs.script("train", "\n".join([*lines, each])))
+    )
+    sums = re.findall("[0-9a-f]{64}", said)
+    assert (len(sums), len(set(sums))) == (2 * len(launchers), 1), said
+    hits = [json.loads(file.read_text())["totals"]["hits"] for file in seen]
+    assert [later - before for before, later in pairwise(hits)] == [2 * FILES] * len(launchers)
+    assert len(set(re.findall(r'"pid": (\d+)', said))) == len(NAMES), said
+    assert daemons(jobs.config) == []
 
 
-def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(
-    slurm: Slurm, tmp_path: Path, config: Path
-) -> None:
+def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
+    """scancel: the daemons have KillWait to remove their copies."""
+    up = jobs.directory / "up"
+    script = jobs.script("train", f"srun --ntasks=3 --nodes=3 monarch warm; touch {up}; sleep 60")
+    job = jobs.submit(SCRIPTS / "job", script)
+    wait_until(up.exists, timeout=60, what="the copies")
+    assert len(jobs.copies().split()) == len(NAMES) * FILES
+    jobs.slurm.run("scancel", job)
+    said = jobs.finish(job)
+    assert "CANCELLED" in said
+    assert daemons(jobs.config) == []
+    assert jobs.copies() == ""
+
+
+def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(jobs: Jobs) -> None:
     names = "seen", "go", "after", "again", "enough"
-    seen, go, after, again, enough = (tmp_path / name for name in names)
-    script = job_of_the_page().partition("srun python train.py")[0].replace("=4", "=3")
-    look = "monarch status --all --json -c tiers.yaml"
-    script += f"{look} >{seen}.new; mv {seen}.new {seen}; until [ -e {go} ]; do sleep 0.1; done\n"
-    script += f"{look} >{after}\n"
-    # The same step again, of which the tasks where a daemon serves end at once.
-    (serve,) = re.findall(r"^srun .*? monarch serve .*?&$", script, re.MULTILINE)
-    script += f"{serve}\nuntil {look} >{again}; do sleep 0.5; done\n"
-    # The daemon answers before its step has said so, and the job's end would end the step.
-    script += f"until [ -e {enough} ]; do sleep 0.1; done\n"
-    job = submit(slurm, tmp_path, config, script)
+    seen, go, after, again, enough = (jobs.directory / name for name in names)
+    look = "monarch status --all --json"
+    serve = "srun --job-name=monarch-serve --overlap --wait=0 --mpi=pmi2 -n3 --ntasks-per-node=1"
+    # The same step again, of which the tasks where a daemon serves end at once. The daemon answers
+    # before its step has said so, and the job's end would end the step.
+    train = jobs.script(
+        "train",
+        f"""{look} >{seen}.new; mv {seen}.new {seen}
+until [ -e {go} ]; do sleep 0.1; done
+{look} >{after}
+{serve} monarch serve &
+until {look} >{again}; do sleep 0.5; done
+until [ -e {enough} ]; do sleep 0.1; done""",
+    )
+    job = jobs.submit(SCRIPTS / "job", train, MONARCH_MPI="pmi2")
     wait_until(seen.exists, timeout=60, what="the daemons")
     victim = psutil.Process(json.loads(seen.read_text())["nodes"][1]["status"]["pid"])
     victim.kill()
     # Its `serve` has ended, and Slurm knows.
-    said_of = (tmp_path / "said").read_text
+    said_of = (jobs.directory / "said").read_text
     wait_until(lambda: "task 1: Exited with exit code" in said_of(), what="the end of its step")
     go.touch()
     try:
@@ -144,7 +197,7 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(
     except AssertionError as late:
         raise AssertionError(f"{late}: {said_of()}, {after.exists()=}, {again.exists()=}") from late
     enough.touch()
-    said = finish(slurm, tmp_path, job)
+    said = jobs.finish(job)
     nodes = json.loads(after.read_text())["nodes"]
     assert [node["why"] for node in nodes] == ["", "cannot be reached", ""], said
     assert "monarch: the daemon has ended" in said, said
@@ -152,31 +205,28 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(
     assert [node["why"] for node in nodes] == ["", "", ""], said
 
 
-@pytest.mark.parametrize("command", ["start", "serve"])
-def test_daemons_by_themselves(slurm: Slurm, tmp_path: Path, config: Path, command: str) -> None:
-    """As the administrators' page has it. Each has its shared memory in that of its node."""
-    scripts = re.findall(r"```sh\n(#!/bin/sh\n.*?)```", ADMINISTRATORS.read_text(), re.DOTALL)
-    (script,) = [each for each in scripts if f" monarch {command} --alone" in each]
-    train = re.search(r"^srun (--overlap )?python train.py$", script, re.MULTILINE)
-    assert train is not None
-    look = "srun --overlap --ntasks=3 --ntasks-per-node=1 monarch status --json -c tiers.yaml"
-    script = script.replace(train[0], f"{look} >{tmp_path / 'seen'}")
-    script = script.replace("nodes=4", "nodes=3").replace("ntasks=4", "ntasks=3")
-    said = run_job(slurm, tmp_path, config, script.replace("per-node=8", "per-node=2"))
-    seen = (tmp_path / "seen").read_text()
-    assert len(set(re.findall(r'"pid": (\d+)', seen))) == 3, said
-    assert said.count("stopped (process ") == 3, said
-    assert daemons(config) == []
+def test_copies_are_staged_while_the_job_waits(jobs: Jobs, tree: Path) -> None:
+    tier = jobs.directory / "tier"
+    tier.mkdir()
+    document = yaml.safe_load(jobs.config.read_text())
+    level = {"mount_point": str(tier), "max_storage_quota": "8MiB", "persistent": True}
+    jobs.config.write_text(yaml.safe_dump({**document, "hierarchy": [level]}))
+    report = jobs.directory / "report"
+    read = f"find {tree} -type f -exec cat {{}} +"
+    train = jobs.script("train", f"monarch run -q --json {report} -- {read} >/dev/null")
+    job = jobs.submit(SCRIPTS / "stage", train, nodes=1)
+    said = jobs.finish(job)
+    (waiting,) = re.findall(r"Submitted batch job (\d+)", said)
+    jobs.finish(waiting)
+    assert f"{FILES} files (" in said, said
+    run = json.loads(report.read_text())["run"]
+    assert (run["totals"]["hits"], run["totals"]["opens"]) == (FILES, FILES)
 
 
-def test_a_node_that_cannot_go_on_ends_the_step(slurm: Slurm, tmp_path: Path, config: Path) -> None:
-    config.write_text(config.read_text() + "peers: {interface: no0}\n")
-    script = (
-        "#!/bin/bash\n#SBATCH --nodes=3 --ntasks-per-node=1\n"
-        "srun --overlap --mpi=pmi2 --ntasks-per-node=1 monarch serve -c tiers.yaml\n"
-        'echo "status $?"\n'
-    )
-    said = run_job(slurm, tmp_path, config, script)
+def test_a_node_that_cannot_go_on_ends_the_step(jobs: Jobs) -> None:
+    jobs.config.write_text(jobs.config.read_text() + "peers: {interface: no0}\n")
+    serve = "srun --overlap --mpi=pmi2 --ntasks-per-node=1 monarch serve"
+    said = jobs.finish(jobs.submit(jobs.script("job.sh", f'{serve}\necho "status $?"')))
     assert "status 2\n" in said, said
     assert said.count("peers.interface: 'no0' has no address on ") == 3, said
-    assert daemons(config) == []
+    assert daemons(jobs.config) == []

@@ -13,7 +13,10 @@ from types import TracebackType
 from support.machines import Machines
 from support.session import wait_until
 
-__all__ = ["Slurm", "why_no_slurm"]
+__all__ = ["SCRIPTS", "Slurm", "why_no_slurm"]
+
+# Monarch's scripts for Slurm.
+SCRIPTS = Path(__file__).resolve().parents[2] / "packaging" / "slurm"
 
 PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 
@@ -43,6 +46,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 PropagateResourceLimits=NONE
 KillWait=2
+{more}
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
 """
@@ -61,10 +65,13 @@ def why_no_slurm() -> str | None:
 
 
 class Slurm:
-    """On all of `machines`.  directory : for its state and logs; made."""
+    """On all of `machines`.
 
-    def __init__(self, machines: Machines, directory: Path) -> None:
-        self._machines, self._directory = machines, directory
+    directory : for its state and logs; made;  more : further lines of its configuration
+    """
+
+    def __init__(self, machines: Machines, directory: Path, more: str = "") -> None:
+        self._machines, self._directory, self._more = machines, directory, more
         self._configuration = directory / "slurm.conf"
         self._started: list[subprocess.Popen[bytes]] = []
 
@@ -84,7 +91,7 @@ class Slurm:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self.run("scancel", "--full", "--user=root")
+            self.run("scancel", "--full", "--partition=all")
             wait_until(lambda: not self.run("squeue", "--noheader").stdout, what="no more jobs")
         finally:
             self._end()
@@ -99,6 +106,7 @@ class Slurm:
             first=names[0],
             address=nodes.address(0),
             directory=self._directory,
+            more=self._more,
             nodes="\n".join(lines),
         )
         self._configuration.write_text(text)
@@ -153,6 +161,24 @@ class Slurm:
         kept = {k: v for k, v in base.items() if not k.startswith(left_out)}
         return {**kept, "SLURM_CONF": str(self._configuration)}
 
-    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        """One of Slurm's commands, on the first machine."""
-        return self._machines.run(0, *words, env=self.env(os.environ))
+    def run(self, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """One of Slurm's commands, on the first machine. env : instead of this process's own"""
+        return self.on(0, *words, **env)
+
+    def on(self, machine: int, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """A command on one of the machines."""
+        return self._machines.run(machine, *words, env=env or self.env(os.environ))
+
+    def exit_code(self, job: str) -> str:
+        """Exit status and signal of a job that has ended, as Slurm writes them."""
+        said = self.run("scontrol", "show", "job", job).stdout
+        return said.partition("ExitCode=")[2].split()[0]
+
+    def wait_gone(self, job: str) -> None:
+        """Returns when a job has ended, its epilog included."""
+        wait_until(
+            lambda: job not in self.run("squeue", "--noheader", "--format=%A").stdout.split(),
+            timeout=60,
+            what=f"the end of job {job}",
+            every=0.5,
+        )

@@ -25,8 +25,9 @@ def expected() -> set[str]:
     sources = [*package.rglob("*.py"), *(package / "simulator" / "scenarios").glob("*.yaml")]
     sources.append(package / "report" / "dashboard.json")
     packaging = ROOT / "packaging"
-    shared = [path for path in packaging.rglob("*") if path.is_file()]
+    shared = [path for path in (packaging / "share").rglob("*") if path.is_file()]
     names = {str(path.relative_to(ROOT)) for path in sources}
+    names |= {f"share/monarch/slurm/{path.name}" for path in (packaging / "slurm").iterdir()}
     return BUILT | names | {str(path.relative_to(packaging)) for path in shared}
 
 

@@ -19,17 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from monarch_py.errors import MonarchError
-from monarch_py.ipc.session import open_private, private_directory, shm_root
+from monarch_py.ipc.session import kept_directory, open_private, private_directory
 from monarch_py.util.processes import Identity
 
 # How long a process waits for the lock of the list [s]. Its holder needs it for less than 1 ms.
 LOCK_LIMIT_S = 4.0
 LOCK_PAUSE_S = 0.005
 LINE_BYTES = 1 << 20
-
-
-def kept_directory() -> Path:
-    return shm_root() / f"monarch-{os.geteuid()}-kept"
 
 
 class SharedMemory:

@@ -1,0 +1,166 @@
+"""`monarch sweep`: removes what this user's killed daemons have left on this node.
+
+A killed daemon leaves its session's segments and the copies in its tiers. The control segment still
+names the tiers, so no configuration is needed. Copies of persistent tiers stay, and so does
+everything that another daemon holds.
+"""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from monarch_py.config.schema import TierConfig
+from monarch_py.daemon.segments import close_old_session
+from monarch_py.errors import SessionError, TierError
+from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.ipc.session import (
+    HeldError,
+    Segment,
+    SessionDir,
+    hold,
+    holder_of,
+    kept_directory,
+    user_directory,
+)
+from monarch_py.ipc.shares import Shares
+from monarch_py.native import ffi, lib
+from monarch_py.storage.tiers import Tier, tier_root
+from monarch_py.util.ownership import why_not_private
+from monarch_py.util.processes import Identity
+
+# How long a daemon that was asked to stop may take before it is killed [s]. Removing a million
+# copies takes 10 s; Slurm waits for an epilog without a limit unless the site sets one.
+STOP_LIMIT_S = 30.0
+# How long a killed daemon may take to be gone [s].
+KILL_LIMIT_S = 10.0
+
+
+@dataclass
+class Swept:
+    """What a sweep has done.
+
+    stopped, killed : daemons that ended when they were asked to, and those that had to be killed
+    sessions : sessions of killed daemons;  copies : copies of theirs that were removed
+    problems : a sentence for each session that could not be swept
+    """
+
+    stopped: int = 0
+    killed: int = 0
+    sessions: int = 0
+    copies: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def sweep(*, stop: bool = False) -> Swept:
+    """Removes the segments and the copies that killed daemons of this user have left.
+
+    stop : also ends the daemons that run, and then removes every session with its log; for the end
+        of the user's last job on this node
+
+    Raises SessionError if the directory of the sessions is not private to this user.
+    """
+    swept = Swept()
+    for session in _sessions():
+        if stop or session.control.exists():  # otherwise its daemon ended in good order
+            try:
+                with _turn(session):
+                    _sweep(session, swept, stop=stop)
+            except (SessionError, TierError) as error:
+                swept.problems.append(str(error))
+    if stop:
+        shutil.rmtree(kept_directory(), ignore_errors=True)
+        with suppress(OSError):  # a session is left, or there was none
+            user_directory().rmdir()
+    return swept
+
+
+def _sessions() -> list[SessionDir]:
+    directory = user_directory()
+    try:
+        why = why_not_private(directory)
+    except FileNotFoundError:
+        return []
+    if why:
+        raise SessionError(f"{directory} is not touched: it {why}")
+    return [SessionDir(path) for path in sorted(directory.iterdir()) if path.is_dir()]
+
+
+@contextmanager
+def _turn(session: SessionDir) -> Iterator[None]:
+    """Makes `monarch run` and `monarch start` wait until the session is swept."""
+    shares = Shares(session)
+    try:
+        shares.take_turn()
+        yield
+    finally:
+        shares.close()
+
+
+def _sweep(session: SessionDir, swept: Swept, *, stop: bool) -> None:
+    if stop and (holder := holder_of(session.lock)) is not None:
+        _end(session, Identity.of(int(str(holder).removeprefix("process "))), swept)
+    try:
+        lock = hold(session.lock)
+    except HeldError:
+        return  # a daemon serves
+    try:
+        if session.control.exists():
+            swept.copies += sum(map(_emptied, _tiers_of(session)))
+            close_old_session(session)
+            session.socket.unlink(missing_ok=True)
+            swept.sessions += 1
+        if stop:
+            shutil.rmtree(session.path, ignore_errors=True)
+    finally:
+        session.lock.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _end(session: SessionDir, daemon: Identity, swept: Swept) -> None:
+    """Ends a daemon that runs. Raises SessionError if it cannot be killed."""
+    with suppress(SessionError):
+        DaemonConnection(session).ask("stop")
+    if daemon.wait(STOP_LIMIT_S):
+        swept.stopped += 1
+        return
+    daemon.send(signal.SIGKILL)
+    if not daemon.wait(KILL_LIMIT_S):
+        raise SessionError(f"the daemon (process {daemon.pid}) cannot be killed; its copies stay")
+    swept.killed += 1
+
+
+def _tiers_of(session: SessionDir) -> list[Path]:
+    """The directories of the tiers and the staging area, as the control segment names them. Raises
+    SessionError if the segment cannot be read."""
+    hint = "start and stop a daemon of that configuration, or remove its copies by hand"
+    try:
+        segment = Segment.open(session.control, writable=False)
+        control = segment.as_struct("struct monarch_control")
+    except OSError as error:
+        raise SessionError(f"{session.control}: {error.strerror}; {hint}") from None
+    if (control.magic, control.version) != (lib.MONARCH_MAGIC, lib.MONARCH_VERSION):
+        raise SessionError(f"{session.control} was made by another version of Monarch; {hint}")
+    paths = [ffi.string(control.tier[number].path) for number in range(control.tiers)]
+    return [Path(os.fsdecode(path)).parent for path in paths if path]
+
+
+def _emptied(root: Path) -> int:
+    """Removes the copies of a tier, unless it is persistent or a daemon holds it. Returns how many
+    there were. Raises TierError if the tier cannot be used."""
+    if not (root / "c").is_dir() or os.path.lexists(root / "manifest.sqlite"):
+        return 0
+    base = root if root == tier_root(root.parent) else root.parent
+    below = str(root.relative_to(base)) if base != root else ""
+    try:
+        tier = Tier(TierConfig(mount_point=base.parent), below)
+    except TierError:
+        if holder_of(root / "lock") is not None:
+            return 0
+        raise
+    count = len(tier.listing())
+    tier.discard()
+    return count

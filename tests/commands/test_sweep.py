@@ -1,0 +1,138 @@
+"""`monarch sweep`: what killed daemons left goes, what runs or is persistent stays."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.command_line import run_monarch
+from support.files import Files, check_all
+from support.session import MIB, Session, wait_until
+
+from monarch_py.commands import sweep
+from monarch_py.ipc import connection
+from monarch_py.ipc.session import Segment
+from monarch_py.storage.tiers import tier_root
+
+COUNT = 6
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "source").add_many(COUNT, 3000)
+
+
+def tiers(tmp_path: Path) -> list[dict[str, object]]:
+    """One that has room for some files and is not persistent, before one that is."""
+    found = []
+    for name, quota in (("ram", 32 << 10), ("ssd", 16 * MIB)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        tier = {"mount_point": tmp_path / name, "max_storage_quota": quota}
+        found.append({**tier, "persistent": name == "ssd"})
+    return found
+
+
+def swept(session: Session, *words: str) -> subprocess.CompletedProcess[str]:
+    return run_monarch(["sweep", *words], session.env(preload=False))
+
+
+def copies(mount_point: Path) -> list[Path]:
+    return sorted(tier_root(mount_point).glob("**/c/*"))
+
+
+def in_shm(session: Session) -> set[str]:
+    return {path.name for path in session.paths.path.iterdir()}
+
+
+def test_what_a_killed_daemon_left_goes_and_persistent_copies_stay(
+    session_factory: Callable[..., Session], files: Files, tmp_path: Path
+) -> None:
+    (tmp_path / "area").mkdir()
+    area = {"mount_point": str(tmp_path / "area"), "max_storage_quota": "1MiB"}
+    session = session_factory(files.root, tiers=tiers(tmp_path), staging=area).start()
+    session.wait_all_present()
+    session.stop()  # the manifest has the persistent copies from here on
+    session.start().wait_all_present()
+    ram, ssd = copies(tmp_path / "ram"), copies(tmp_path / "ssd")
+    assert ram
+    assert ssd
+    session.kill()
+    done = swept(session)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"1 killed daemon found, {len(ram)} copies removed\n"
+    assert [*(tmp_path / "ram").iterdir(), *(tmp_path / "area").iterdir()] == []
+    assert copies(tmp_path / "ssd") == ssd
+    assert in_shm(session) <= {"log", "log.1", "turn", "users"}
+    assert swept(session).stdout == "0 killed daemons found, 0 copies removed\n"
+    session.start()
+    wait_until(lambda: session.status()["tiers"][1]["files"] == len(ssd), what="the old copies")
+    check_all(session, files)
+
+
+def test_what_runs_stays_until_it_is_stopped(
+    session_factory: Callable[..., Session], files: Files
+) -> None:
+    session = session_factory(files.root).start()
+    session.wait_all_present()
+    before = copies(session.tiers[0])
+    done = swept(session)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert copies(session.tiers[0]) == before
+    check_all(session, files)
+    done = swept(session, "--stop")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "1 daemon stopped, 0 killed daemons found, 0 copies removed\n"
+    session.stop()
+    assert [*session.tiers[0].iterdir(), *session.shm.iterdir()] == []
+
+
+def test_a_suspended_daemon_is_killed(
+    session_factory: Callable[..., Session], files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "STOP_LIMIT_S", 0.1)
+    monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 0.1)
+    session = session_factory(files.root).start()
+    session.wait_all_present()
+    assert session.daemon is not None
+    session.daemon.send_signal(signal.SIGSTOP)
+    done = swept(session, "--stop")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.match(r"1 daemon stopped, 1 killed daemon found, \d copies removed\n", done.stdout)
+    assert [*session.tiers[0].iterdir(), *session.shm.iterdir()] == []
+    session.kill()
+
+
+def test_a_tier_that_another_daemon_holds_now_stays(
+    session_factory: Callable[..., Session], files: Files, tmp_path: Path
+) -> None:
+    (tmp_path / "first").mkdir()
+    first = session_factory(files.root, directory=tmp_path / "first").start()
+    first.wait_all_present()
+    first.kill()
+    tier = {"mount_point": first.tiers[0], "max_storage_quota": MIB}
+    second = session_factory(files.root, tiers=[tier]).start()
+    second.wait_all_present()
+    held = copies(first.tiers[0])
+    assert len(held) == COUNT
+    assert swept(first).stdout == "1 killed daemon found, 0 copies removed\n"
+    assert copies(first.tiers[0]) == held
+    check_all(second, files)
+
+
+def test_a_session_of_another_version_is_named(
+    session_factory: Callable[..., Session], files: Files
+) -> None:
+    session = session_factory(files.root).start()
+    session.wait_all_present()
+    session.kill()
+    segment = Segment.open(session.paths.control, writable=True)
+    segment.as_struct("struct monarch_control").version += 1
+    before = copies(session.tiers[0])
+    done = swept(session)
+    assert done.returncode == 1
+    assert "control was made by another version of Monarch; " in done.stderr
+    assert copies(session.tiers[0]) == before
