@@ -33,6 +33,7 @@ MODULES = {
     "metrics": ("metrics",),
     "pack": ("pack",),
     "plan": ("plan",),
+    "report": ("report",),
     "setup": ("config", "demo", "env", "init"),
     "simulate": ("calibrate", "simulate"),
     "top": ("top",),

@@ -53,7 +53,7 @@ def run(config_file: Path, json_file: Path | None, quiet: bool, command: tuple[s
         tell(outcome.problem)
         quiet = True
     else:
-        outcome = run_job(config.file, command)
+        outcome = run_job(config.file, command, is_recorded=json_file is not None)
     if json_file is not None:
         try:
             text = json.dumps(_job_report(outcome), indent=2)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from monarch_py.commands.record import record
 from monarch_py.daemon.starting import spawn
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
 from monarch_py.ipc.connection import DaemonConnection, troubles
@@ -224,19 +225,23 @@ def keep_daemon(config_file: Path) -> "subprocess.Popen[bytes] | None":
         shares.close()
 
 
-def run_job(config_file: Path, command: Sequence[str]) -> Outcome:
+def run_job(
+    config_file: Path, command: Sequence[str], *, is_recorded: bool = False
+) -> Outcome:
     """Runs the command under the library.
 
     If a daemon of `monarch start` serves the configuration, it is used and left running. Otherwise
     the first run starts a daemon, and the last run that uses it ends it. If none can be started,
     the command runs all the same and reads from the source. A signal that comes before the command
     runs ends this process (SystemExit) and the daemon that it started.
+
+    is_recorded : whether the report has its history and its files
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
-        return _run_job(config_file, command)
+        return _run_job(config_file, command, is_recorded=is_recorded)
 
 
-def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
+def _run_job(config_file: Path, command: Sequence[str], *, is_recorded: bool) -> Outcome:
     try:
         share = _Share(config_file)
     except (MonarchError, OSError) as error:  # the session's directory cannot be made
@@ -255,6 +260,8 @@ def _run_job(config_file: Path, command: Sequence[str]) -> Outcome:
         status = _run(command, environment, share.shares.note_command)
         try:
             report = share.connection.ask("status")
+            if is_recorded:
+                report |= record(share.connection, report)
         except NoDaemonError:
             lost = "the daemon ended before the command; see `monarch logs`"
         except SessionError as error:
