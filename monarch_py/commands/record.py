@@ -13,7 +13,7 @@ from monarch_py import word
 from monarch_py.commands.daemon_view import DaemonView
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
-from monarch_py.native import Ids, Kind, State
+from monarch_py.native import Array, Ids, Kind, State
 
 # The most groups into which the files are put, whatever their number.
 MOST_GROUPS = 2000
@@ -39,7 +39,7 @@ def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
     first paths."""
     ids = np.flatnonzero(catalog.entries["kind"] == Kind.FILE).astype(np.uint64)
     groups = min(MOST_GROUPS, len(ids))
-    starts = np.arange(groups) * len(ids) // max(1, groups)
+    starts = (np.arange(groups) * len(ids) // max(1, groups)).astype(np.intp)
     named = [(int(catalog.entries["source"][i]), catalog.path(int(i))) for i in ids[starts]]
     order = np.array(sorted(range(groups), key=named.__getitem__), dtype=np.intp)
     sizes, copied = _sums(catalog, ids, starts, places)
@@ -52,7 +52,7 @@ def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
     }
 
 
-def _sums(catalog: CatalogReader, ids: Ids, starts: Ids, places: int) -> tuple[Ids, Ids]:
+def _sums(catalog: CatalogReader, ids: Ids, starts: Array, places: int) -> tuple[Ids, Ids]:
     """Returns (groups,) the sizes of the files of each group, and (places, groups) the sizes of
     those with a copy in each place."""
     copied = np.zeros((places, len(starts)), dtype=np.uint64)

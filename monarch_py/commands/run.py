@@ -225,9 +225,7 @@ def keep_daemon(config_file: Path) -> "subprocess.Popen[bytes] | None":
         shares.close()
 
 
-def run_job(
-    config_file: Path, command: Sequence[str], *, is_recorded: bool = False
-) -> Outcome:
+def run_job(config_file: Path, command: Sequence[str], *, is_recorded: bool = False) -> Outcome:
     """Runs the command under the library.
 
     If a daemon of `monarch start` serves the configuration, it is used and left running. Otherwise

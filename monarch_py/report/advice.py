@@ -177,8 +177,8 @@ class _Model:
         lengths = np.diff(run.seconds)
         self._source = typical_rate(run.source_bytes, lengths)
         self._network = typical_rate(run.counted["bytes_from_peers"], lengths)
-        measured = undisturbed_rate(run)
-        self._compute = compute or measured
+        self._undisturbed = undisturbed_rate(run)
+        self._compute = compute or self._undisturbed
         self.can_simulate = bool(found and run.files and run.bytes and self._source)
         self._scale = min(1.0, self._sampled() / max(1, run.files))
         self.assumptions = tuple(self._told(is_given=compute is not None))
@@ -202,28 +202,25 @@ class _Model:
         run, kept = self._run, self._kept_policy()
         size = run.bytes // run.nodes + run.files // run.nodes * 4096
         if run.report.prefetch == "none" and now.tiers:
-            yield "set `prefetch: auto`, so that copies are made", replace(now, policy=kept)
+            yield "set prefetch to auto, so that copies are made", replace(now, policy=kept)
         if now.tiers and sum(t.quota_bytes for t in now.tiers) < size:
             *others, last = now.tiers
             needed = size - sum(t.quota_bytes for t in others)
             larger = (*others, msgspec.structs.replace(last, quota_bytes=needed))
-            what = f"`max_storage_quota: {rounded_up(needed)}` for {last.mount_point}"
-            yield f"{what}, so that it holds all files", replace(now, tiers=larger)
+            what = f"raise max_storage_quota of {last.mount_point} to {rounded_up(needed)}"
+            yield f"{what}, so that all files have room", replace(now, tiers=larger)
         room = min(size, int(MEMORY_SHARE * run.report.memory_bytes))
         if room >= MIB and all(tier.kind != "ram" for tier in now.tiers):
-            ram = Tier("a RAM tier", usable=True, quota_bytes=room, used_bytes=0, files=0, kind="ram")
             what = f"put a RAM tier of {rounded_up(room)} before the others (on a tmpfs)"
-            policy = kept if not now.tiers else now.policy
-            yield what, replace(now, tiers=(ram, *now.tiers), policy=policy)
+            policy = now.policy if now.tiers else kept
+            yield what, replace(now, tiers=(_ram_tier(room), *now.tiers), policy=policy)
         ordered = tuple(sorted(now.tiers, key=lambda tier: tier.kind != "ram"))
         if ordered != now.tiers:
             names = ", ".join(tier.mount_point for tier in ordered)
             yield f"order the tiers by speed: {names}", replace(now, tiers=ordered)
         if now.policy == "hash":
-            yield (
-                "give the daemons the sampler's plan (`monarch plan make`)",
-                replace(now, policy="planned"),
-            )
+            what = "give the daemons the sampler's plan, see monarch plan make"
+            yield what, replace(now, policy="planned")
 
     def _kept_policy(self) -> str:
         return "first-fit" if self._run.nodes == 1 else "hash"
@@ -236,7 +233,6 @@ class _Model:
     def _scenario(self, machine: _Machine) -> Scenario:
         run, scale, readers = self._run, self._scale, machine.readers
         nodes, mean = run.nodes, run.bytes / run.files
-        compute = self._compute or UNLIMITED
         staging = StorageClass(
             name="staging",
             capacity_bytes=max(1, round(readers * AHEAD * BATCH * mean)),
@@ -254,9 +250,8 @@ class _Model:
             drop_last=False,
             dataset=Dataset(files, SizeLaw(mean=mean)),
             rates=Rates(
-                compute=compute,
-                # A reader decodes as fast as the readers of the run did together, by its part.
-                preprocess=compute / max(1, self._run.readers),
+                compute=self._compute or UNLIMITED,
+                preprocess=UNLIMITED,
                 network=self._network or TIER_RATES["ssd"],
                 pfs_link=UNLIMITED,
             ),
@@ -265,7 +260,7 @@ class _Model:
         )
 
     def _class(self, number: int, tier: Tier, scale: float, readers: int) -> StorageClass:
-        rate = max(self._compute, TIER_RATES.get(tier.kind, TIER_RATES["ssd"]))
+        rate = max(self._undisturbed, TIER_RATES.get(tier.kind, TIER_RATES["ssd"]))
         curve = Curve({readers: rate})
         capacity = max(1, round(tier.quota_bytes * scale))
         return StorageClass(f"tier{number}", capacity, readers, curve, curve)
@@ -287,11 +282,19 @@ class _Model:
                 " was always in its way; so these are the largest gains possible (give --compute)"
             )
         kinds = {tier.kind for tier in run.report.tiers} | {"ram"}
-        rates = (f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in sorted(kinds & set(TIER_RATES)))
-        yield f"not measured, but assumed for tiers: {', '.join(rates)}, or what the training takes"
+        rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]
+        yield f"not measured, but assumed: {', '.join(rates)}, or what copies were seen to give"
         if run.nodes > 1:
             yield f"all {run.nodes} nodes are like this one, and the source gives each the same"
-        yield f"{counted(run.readers, 'thread')} read at the same time, as far as the daemon saw"
+        yield (
+            f"{counted(run.readers, 'thread')} read at the same time, as far as the daemon saw,"
+            f" each {AHEAD * BATCH} files ahead; decoding takes no time of its own"
+        )
+
+
+def _ram_tier(quota_bytes: int) -> Tier:
+    empty = {"used_bytes": 0, "files": 0}
+    return Tier("a RAM tier", usable=True, quota_bytes=quota_bytes, kind="ram", **empty)
 
 
 def _rate(rate: float) -> str:

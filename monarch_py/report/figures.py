@@ -18,13 +18,15 @@ from monarch_py.util.units import MIB, format_size
 
 # Width and height of a figure [inches], and the size of its letters [points]: on a telephone the
 # letters are as large as the text around them.
-SIZE, LETTERS = (4.8, 3.0), 10
+SIZE, LETTERS = (4.8, 3.0), 11
 # The colour of text and axes, which becomes that of the page's text.
 INK = "#010203"
 # Colours that stand out from white and from black, and dashes for those who cannot tell them apart.
 STYLES = (("#3b82f6", "-"), ("#e8590c", "--"), ("#2f9e44", ":"))
 # Identifiers that matplotlib numbers anew in each figure, and that nothing refers to.
 NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
+# What matplotlib would write about the file itself; the page says it.
+METADATA = ("Creator", "Date", "Format", "Type")
 # The width of the heat map [groups]: 2,000 groups are 40 rows.
 ROW_GROUPS = 50
 
@@ -63,7 +65,7 @@ def _drawing() -> tuple[Any, Any]:
 
 def _svg(drawing: Any) -> str:
     out = io.StringIO()
-    drawing.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    drawing.savefig(out, format="svg", metadata=dict.fromkeys(METADATA))
     text = out.getvalue()
     return NUMBERED.sub("", text[text.index("<svg") :].replace(INK, "currentColor"))
 
@@ -72,10 +74,10 @@ def _style() -> Any:
     from matplotlib import rc_context
 
     colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    settings: dict[str, Any] = dict.fromkeys(colours, INK)
-    return rc_context(
-        settings | {"font.size": LETTERS, "svg.fonttype": "none", "svg.hashsalt": "monarch"}
-    )
+    settings: Any = dict.fromkeys(colours, INK)
+    # Text stays text. The salt makes the same drawing of the same run.
+    settings |= {"font.size": LETTERS, "svg.fonttype": "none", "svg.hashsalt": "monarch"}
+    return rc_context(settings)
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
@@ -91,9 +93,8 @@ def _lines(run: Recorded, label: str, series: Mapping[str, Floats]) -> str:
     with _style():
         drawing, axes = _drawing()
         for (title, values), (colour, dash) in zip(series.items(), STYLES, strict=False):
-            axes.stairs(
-                values, run.seconds / unit, color=colour, linestyle=dash, linewidth=1.6, label=title
-            )
+            style = {"color": colour, "linestyle": dash, "linewidth": 1.6, "label": title}
+            axes.stairs(values, run.seconds / unit, baseline=None, **style)
         axes.set(xlabel=f"time of the run [{name}]", ylabel=label, xlim=(0, run.length / unit))
         axes.set_ylim(bottom=0)
         if len(series) > 1:
@@ -161,7 +162,7 @@ def _bars(heights: Sequence[float]) -> str:
 
     with _style():
         drawing, axes = _drawing()
-        axes.stairs(heights, np.arange(len(heights) + 1) - 0.5, fill=True, color=STYLES[0][0])
+        axes.bar(range(len(heights)), heights, color=STYLES[0][0])
         axes.set(xlabel="epoch", ylabel="opens that got a copy [%]", ylim=(0, 100))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         return _svg(drawing)

@@ -1,4 +1,4 @@
-"""The page of `monarch report`: one HTML file that needs no network, no script and no other file."""
+"""The page of `monarch report`: one HTML file that needs no network and no script."""
 
 from collections.abc import Sequence
 from datetime import timedelta

@@ -208,9 +208,10 @@ class Recorded:
         opens, at = self._sums["opens"], self._at
         if given is None and self.is_planned:
             known = [-1 if epoch is None else epoch for epoch in self._epochs]
-            news = [i for i in range(1, len(known)) if known[i] > max(known[:i])]
+            before = np.maximum.accumulate([-1, *known])[:-1]
+            is_new = (np.array(known) > before) & (before >= 0)
             # The first point of an epoch tells of opens of the epoch before.
-            ends = np.array([0.0, *at[1:-1][news], self.length])
+            ends = np.array([0.0, *at[1:-1][is_new], self.length])
         else:
             count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))
             if not opens[-1] or count > MOST_EPOCHS:
@@ -266,8 +267,8 @@ def _check_columns(report: _Report) -> None:
     history, files = report.history, report.files
     columns = {name: getattr(history, name) for name in ("seconds", *COUNTED)}
     lengths = {len(column) for column in (*columns.values(), history.epoch, history.readers)}
-    groups = (files.source, files.first, files.count, files.bytes, *files.copied_bytes)
-    if len(lengths) > 1 or len({len(column) for column in groups}) > 1:
+    groups: list[list[Any]] = [files.source, files.first, files.count, files.bytes]
+    if len(lengths) > 1 or len({len(column) for column in groups + files.copied_bytes}) > 1:
         raise ValueError("columns of different lengths")
     for name, column in columns.items():
         if np.any(np.diff(column) < 0):
