@@ -11,6 +11,7 @@ import psutil
 
 from monarch_py import word
 from monarch_py.commands.daemon_view import DaemonView
+from monarch_py.errors import SessionError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.native import Array, Ids, Kind, State
@@ -26,9 +27,14 @@ def record(connection: DaemonConnection, report: dict[str, Any]) -> dict[str, An
     report : the daemon's answer to `status`
     """
     places = len(report["tiers"]) + (report["staging"] is not None)
+    history = connection.ask("history")
+    try:
+        catalog = DaemonView(connection).catalog
+    except (OSError, ValueError) as error:
+        raise SessionError("the daemon ended before its catalog could be read") from error
     return {
-        "history": connection.ask("history"),
-        "files": grouped(DaemonView(connection).catalog, places),
+        "history": history,
+        "files": grouped(catalog, places),
         "memory_bytes": psutil.virtual_memory().available,
     }
 

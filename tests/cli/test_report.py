@@ -19,7 +19,7 @@ import pytest
 from cli.conftest import Factory, Monarch
 from cli.reports import GIB, made_report, tier, write
 from PIL import Image
-from support.session import MIB
+from support.session import MIB, Session
 
 from monarch_py.demo.slowsource import SlowSource
 
@@ -186,6 +186,37 @@ def shot(output: Path, width: int, *words: str) -> np.ndarray[Any, Any]:
         env={**os.environ, "HOME": str(output.parent)},
     )
     return np.asarray(Image.open(picture).convert("RGB"))
+
+
+def test_a_daemon_that_runs(served: Session) -> None:
+    status = served.monarch("status", "--json", "--history")
+    assert status.returncode == 0, status.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "monarch_py", "advise", "report", "-", "--json"],
+        input=status.stdout,
+        env=served.env(preload=False),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["measured_seconds"] > 0
+    refused = served.monarch("status", "--history")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--history has no table; give --json too" in refused.stderr
+
+
+def test_a_daemon_that_is_killed(session: Session, monarch: Monarch, tmp_path: Path) -> None:
+    """What it has counted is lost, and the report says so."""
+    file = tmp_path / "run.json"
+    kill = "import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGKILL)"
+    session.start()
+    pid = str(session.status()["pid"])
+    done = session.monarch("run", "--json", str(file), "--", sys.executable, "-c", kill, pid)
+    session.kill()
+    assert done.returncode == 0, done.stderr
+    said = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
+    assert said.returncode == 1
+    assert "holds no report of a daemon: the daemon ended before the command; see" in said.stderr
 
 
 # --- what the page says -------------------------------------------------------------------------
