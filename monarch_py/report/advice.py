@@ -141,7 +141,7 @@ def _fewer_readers(
     """Yields the advice to use half as many readers, if at least half of them were waiting and the
     run takes no longer with the others."""
     half = now.readers // 2
-    if not half or run.totals.wait_seconds / run.length < half:
+    if not half or run.totals["wait_seconds"] / run.length < half:
         return
     seconds = model.seconds(replace(now, readers=half))
     if seconds <= (1 + WORTH) * simulated:

@@ -128,10 +128,11 @@ def _throughput(run: Recorded) -> Figure:
 
 def _waits(run: Recorded) -> Figure:
     series = {"threads": run.counted["wait_seconds"] / np.diff(run.seconds)}
+    total = run.totals["wait_seconds"]
     text = (
         "How many threads of programs waited for a part of a copy that was being made, on average"
-        f" ({run.totals.wait_seconds:,.1f} s in all). Reads that go to the source itself also take"
-        " time, which is not counted here."
+        f" ({total:,.1f} s in all). Reads that go to the source itself also take time, which is not"
+        " counted here."
     )
     svg = _lines(run, "waiting threads", series)
     return Figure("Stalls", text, svg, ["from [s]", "waiting threads"], _over_time(run, series))

@@ -4,9 +4,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from monarch_py.errors import MonarchError
 from monarch_py.report.advice import WORTH, Advice, compared, saved
@@ -56,8 +53,7 @@ def page(run: Recorded, advice: Advice, epochs: int | None = None) -> str:
 
 
 def _facts(run: Recorded) -> list[str]:
-    totals: dict[str, Any] = msgspec.to_builtins(run.totals)
-    totals = {name: round(value) for name, value in totals.items()}
+    totals = {name: round(value) for name, value in run.totals.items()}
     status = run.report.exit_status
     end = "" if status is None else f", and the command ended with status {status}"
     facts = [

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from monarch_py.daemon.history import COUNTED
 from monarch_py.errors import MonarchError
 from monarch_py.native import Floats
 
@@ -59,22 +60,8 @@ class Source(Struct):
         return max(0, self.files - excluded[0]), max(0, self.bytes - excluded[1])
 
 
-class Totals(Struct):
-    """What was counted, see `totals` in docs/status.md."""
-
-    opens: Count
-    hits: Count
-    bytes_from_tier: Count
-    bytes_from_source: Count
-    source_bytes_read_by_fills: Count
-    source_bytes_read_by_programs: Count
-    bytes_from_peers: Count
-    bytes_while_filling: Count
-    waits: Count
-    wait_seconds: Count
-
-
-COUNTED = Totals.__struct_fields__
+# What was counted, see `totals` in docs/status.md.
+Totals = dict[str, Count]
 # Columns of numbers, one for each counter.
 Columns: Any = msgspec.defstruct("Columns", [(name, list[Count]) for name in COUNTED])
 
@@ -168,9 +155,8 @@ class Recorded:
     def _sum(self, name: str, is_after: Any) -> Floats:
         """The counter at the times `_at`, from 0 at the beginning of the run."""
         report = self.report
-        column, total = np.array(getattr(report.history, name)), getattr(report.totals, name)
-        gained = getattr(self.totals, name)
-        first = total - gained
+        column, gained = np.array(getattr(report.history, name)), self.totals[name]
+        first = report.totals[name] - gained
         inside = np.minimum(column[is_after] - first, gained)
         return np.maximum.accumulate(np.array([0.0, *inside, gained]))
 
@@ -270,6 +256,9 @@ def _check_columns(report: _Report) -> None:
     groups: list[list[Any]] = [files.source, files.first, files.count, files.bytes]
     if len(lengths) > 1 or len({len(column) for column in groups + files.copied_bytes}) > 1:
         raise ValueError("columns of different lengths")
+    for totals in (report.totals, report.run.totals if report.run else report.totals):
+        if lacking := set(COUNTED) - set(totals):
+            raise ValueError(f"totals lack {min(lacking)}")
     for name, column in columns.items():
         if np.any(np.diff(column) < 0):
             raise ValueError(f"history.{name} falls")

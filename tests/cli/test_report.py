@@ -370,8 +370,9 @@ BAD = {
     broken(history__opens=[1, 2]): "columns of different lengths",
     broken(history__opens=[9.0] + [1.0] * 499): "history.opens falls",
     broken(history__seconds=[]): "seconds",
-    broken(totals__opens=-1): "$.totals.opens",
-    broken(totals__opens=1e300): "$.totals.opens",
+    broken(totals__opens=-1): "at `$.totals[...]`",
+    broken(totals__opens=1e300): "at `$.totals[...]`",
+    broken(totals={"opens": 5}): "totals lack bytes_from_peers",
     broken(tiers__0__quota_bytes="much"): "$.tiers[0].quota_bytes",
     broken(files__source=[7] * 10): "files do not belong to these tiers and sources",
     broken(files__copied_bytes=[]): "files do not belong to these tiers and sources",
@@ -402,6 +403,16 @@ def test_files_that_cannot_be_opened(monarch: Monarch, tmp_path: Path) -> None:
     done = monarch("report", str(file), "-o", str(tmp_path / "no" / "o.html"))
     assert done.returncode == 1
     assert "o.html: cannot be written (No such file or directory); name another" in done.stderr
+
+
+def test_a_package_that_is_missing(
+    monarch: Monarch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch_py.report.page.NEEDED", ("json", "nosuchpackage"))
+    file = write(made_report(files=5), tmp_path)
+    done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
+    assert done.returncode == 1
+    assert done.stderr == "monarch: the page needs nosuchpackage; pip install nosuchpackage\n"
 
 
 def test_every_cut_is_told_in_a_sentence(monarch: Monarch, tmp_path: Path) -> None:
