@@ -29,6 +29,8 @@ from monarch_py.util.units import GIB, MIB, counted, format_size
 # The most files and accesses that are simulated. Fewer files and room in proportion give the same
 # ratios (docs/simulator.md), and these take less than a second for each change.
 MOST_FILES, MOST_ACCESSES = 10_000, 100_000
+# The most nodes that are simulated, and the largest mean size of files [bytes].
+MOST_NODES, MOST_MEAN = 64, 1e13
 # The files of a batch, and the batches that each reader fetches ahead.
 BATCH, AHEAD = 8, 2
 # Rates that a run does not measure, since the kernel serves copies: those of memory and of an SSD
@@ -124,8 +126,8 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
     compute : what the training takes while nothing delays it, if it is known [bytes/s]
     """
     model = _Model(run, epochs, compute)
-    if not model.can_simulate:
-        return Advice(run.length, 0.0, (), ("the run has read too little to be simulated",))
+    if model.problem:
+        return Advice(run.length, 0.0, (), (model.problem,))
     now = model.machine()
     simulated = model.seconds(now)
     changes = [Change(what, model.seconds(other)) for what, other in model.changes(now)]
@@ -152,7 +154,7 @@ def _fewer_readers(
 def saved(advice: Advice) -> list[list[str]]:
     """Each change, the time of the run with it, and the share of the time that it saves."""
     return [
-        [c.what, f"{c.seconds:,.1f} s", f"{1 - c.seconds / advice.simulated:.0%}"]
+        [c.what, f"{c.seconds:,.1f} s", f"{max(0.0, 1 - c.seconds / advice.simulated):.0%}"]
         for c in advice.changes
     ]
 
@@ -179,9 +181,22 @@ class _Model:
         self._network = typical_rate(run.counted["bytes_from_peers"], lengths)
         self._undisturbed = undisturbed_rate(run)
         self._compute = compute or self._undisturbed
-        self.can_simulate = bool(found and run.files and run.bytes and self._source)
+        self.problem = self._problem(has_epochs=bool(found))
         self._scale = min(1.0, self._sampled() / max(1, run.files))
         self.assumptions = tuple(self._told(is_given=compute is not None))
+
+    def _problem(self, *, has_epochs: bool) -> str:
+        """Why the run cannot be simulated; "" if it can."""
+        run = self._run
+        if not (run.files and 0 < run.bytes / run.files <= MOST_MEAN):
+            return "the sources have no files, or their sizes make no sense"
+        if not has_epochs:
+            return "programs opened no files, or the epochs cannot be told: give --epochs"
+        if not self._source:
+            return "the source gave nothing in this run, so its rate is not known"
+        if run.nodes > MOST_NODES:
+            return f"runs of more than {MOST_NODES} nodes are not simulated here"
+        return ""
 
     def _sampled(self) -> int:
         most = min(MOST_FILES, MOST_ACCESSES // self._epochs)
@@ -190,8 +205,8 @@ class _Model:
     def machine(self) -> _Machine:
         """The run as it was."""
         usable = tuple(t for t in self._run.report.tiers if t.usable and t.quota_bytes)
-        policy = "first-fit" if self._run.nodes == 1 else "hash"
-        if self._run.is_planned and self._run.nodes > 1:
+        policy = self._kept_policy()
+        if policy == "hash" and self._run.is_planned:
             policy = "planned"
         if self._run.report.prefetch == "none" or not usable:
             policy = "staging-buffer"
@@ -223,6 +238,7 @@ class _Model:
             yield what, replace(now, policy="planned")
 
     def _kept_policy(self) -> str:
+        """The daemon's policy where it makes copies without a plan."""
         return "first-fit" if self._run.nodes == 1 else "hash"
 
     def seconds(self, machine: _Machine) -> float:
@@ -285,7 +301,9 @@ class _Model:
         rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]
         yield f"not measured, but assumed: {', '.join(rates)}, or what copies were seen to give"
         if run.nodes > 1:
+            link = _rate(self._network or TIER_RATES["ssd"])
             yield f"all {run.nodes} nodes are like this one, and the source gives each the same"
+            yield f"links give {link}, {'as bytes came' if self._network else 'not measured'}"
         yield (
             f"{counted(run.readers, 'thread')} read at the same time, as far as the daemon saw,"
             f" each {AHEAD * BATCH} files ahead; decoding takes no time of its own"

@@ -28,11 +28,13 @@ MOST_INTERVALS = 120
 # With more epochs than this, programs do not open each file once an epoch.
 MOST_EPOCHS = 1000
 
+# The daemon sees fewer threads than this.
+MOST_READERS = 4096
 # A run takes at least this long, so that rates are finite [s].
 SHORTEST_S = 1e-3
 
 Count = Annotated[float, Meta(ge=0, le=1e18)]
-Whole = Annotated[int, Meta(ge=0, le=10**18)]
+Whole = Annotated[int, Meta(ge=0, le=10**17)]
 
 
 class Tier(Struct):
@@ -71,7 +73,7 @@ class History(Columns):  # type: ignore[misc]
 
     seconds: Annotated[list[Count], Meta(min_length=1)]
     epoch: list[Annotated[int, Meta(ge=0)] | None]
-    readers: list[Whole]
+    readers: list[Annotated[int, Meta(ge=0, le=MOST_READERS)]]
 
 
 class Files(Struct):

@@ -9,9 +9,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import pytest
 from cli.conftest import Factory, Monarch
 from cli.reports import GIB, made_report, tier, write
 from PIL import Image
+from support import draws
 from support.session import MIB, Session
 
 from monarch_py.demo.slowsource import SlowSource
@@ -315,14 +318,22 @@ def test_workers_that_only_wait(monarch: Monarch, tmp_path: Path) -> None:
 
 
 def test_a_plan_for_several_nodes(monarch: Monarch, tmp_path: Path) -> None:
+    """Of one of four nodes, which has opened a quarter of the files in each epoch."""
     nodes: dict[str, Any] = {"members": [{}] * 4}
     report = made_report(files=4000, share=0.25, epochs=3, nodes=nodes)
-    for name in ("opens", "hits"):
-        report["totals"][name] /= 4
-        report["history"][name] = [count / 4 for count in report["history"][name]]
+    totals, history = report["totals"], report["history"]
+    for name in ("opens", "hits", "bytes_from_tier", "bytes_from_source"):
+        totals[name] /= 4
+        history[name] = [count / 4 for count in history[name]]
+    history["bytes_from_peers"] = [20e6 * second for second in history["seconds"]]
+    totals["bytes_from_peers"] = history["bytes_from_peers"][-1]
     advice = advice_of(monarch, write(report, tmp_path))
-    assert "all 4 nodes are like this one" in " ".join(advice["assumptions"])
-    assert any("3 epochs of 4,000 files" in text for text in advice["assumptions"])
+    assert [c["what"] for c in advice["changes"]] == [
+        "give the daemons the sampler's plan, see monarch plan make"
+    ]
+    assumptions = "\n".join(advice["assumptions"])
+    assert "3 epochs of 4,000 files" in assumptions
+    assert "links give 19.1 MiB/s, as bytes came" in assumptions
 
 
 def test_nothing_is_filled(monarch: Monarch, tmp_path: Path) -> None:
@@ -403,6 +414,34 @@ def test_files_that_cannot_be_opened(monarch: Monarch, tmp_path: Path) -> None:
     done = monarch("report", str(file), "-o", str(tmp_path / "no" / "o.html"))
     assert done.returncode == 1
     assert "o.html: cannot be written (No such file or directory); name another" in done.stderr
+
+
+ODD: tuple[Any, ...] = (0, 1, -1, 5000, 10**9, 10**17, 1e18, 1e-9, None, "x", [], {}, True)
+
+
+def places_in(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to all values of a document; of long lists only to the first ones."""
+    if isinstance(document, dict | list):
+        keys = list(document) if isinstance(document, dict) else range(min(3, len(document)))
+        for key in keys:
+            yield *path, key
+            yield from places_in(document[key], (*path, key))
+
+
+@pytest.mark.parametrize("seed", range(draws.examples(12)))
+def test_any_odd_value_is_taken_or_told_in_a_sentence(
+    monarch: Monarch, tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)
+    report = made_report(files=random.choice([1, 7, 1000, 10**6]), epochs=random.choice([1, 30]))
+    for path in random.sample(list(places_in(report)), 2):
+        with suppress(LookupError, TypeError):  # the first change has removed the second's place
+            at = report
+            for name in path[:-1]:
+                at = at[name]
+            at[path[-1]] = random.choice(ODD)
+    done = monarch("advise", "report", str(write(report, tmp_path)))
+    assert (done.returncode, done.stderr.count("\n")) in ((0, 0), (1, 1)), done.stderr
 
 
 def test_a_package_that_is_missing(
