@@ -33,6 +33,7 @@ COMMANDS = [
         "metrics",
         "pack",
         "plan",
+        "report",
         "run",
         "serve",
         "simulate",
