@@ -1,4 +1,4 @@
-"""The command `monarch advise workers`."""
+"""The commands of `monarch advise`."""
 
 import json
 import sys

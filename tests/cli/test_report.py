@@ -208,6 +208,37 @@ def test_a_daemon_that_runs(served: Session) -> None:
     assert "--history has no table; give --json too" in refused.stderr
 
 
+def test_more_files_than_groups(
+    session_factory: Factory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups tell as much of each tier as `monarch ls` does, file by file."""
+    groups = 20
+    monkeypatch.setattr("monarch_py.commands.record.MOST_GROUPS", groups)
+    source, places = tmp_path / "many", (tmp_path / "a", tmp_path / "b")
+    for number in range(2 * groups + 5):
+        path = source / f"{number % 3}" / f"{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"." * (1 + number % 7))
+    for place in places:
+        place.mkdir()
+    tiers = [{"mount_point": place, "max_storage_quota": 30 * 4096} for place in places]
+    served = session_factory(source, tiers=tiers, prefetch="eager").start()
+    status = served.wait_idle()
+    files = json.loads(served.monarch("status", "--json", "--history").stdout)["files"]
+    rows = json.loads(served.monarch("ls", "--json").stdout)
+    assert (len(files["count"]), sum(files["count"])) == (groups, len(rows))
+    assert max(files["count"]) <= 3
+    assert sum(files["bytes"]) == sum(row["size"] for row in rows)
+    copied = [
+        sum(row["size"] for row in rows if row["where"] == place["mount_point"])
+        for place in status["tiers"]
+    ]
+    assert [sum(column) for column in files["copied_bytes"]] == copied
+    assert min(copied) > 0
+    assert files["first"] == sorted(files["first"])
+    assert {f"{source}/{name}" for name in files["first"]} < {row["path"] for row in rows}
+
+
 def test_a_daemon_that_is_killed(session: Session, monarch: Monarch, tmp_path: Path) -> None:
     """What it has counted is lost, and the report says so."""
     file = tmp_path / "run.json"
