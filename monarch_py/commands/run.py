@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_py.commands.record import record
 from monarch_py.daemon.starting import spawn
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
 from monarch_py.ipc.connection import DaemonConnection, troubles
@@ -259,6 +258,8 @@ def _run_job(config_file: Path, command: Sequence[str], *, is_recorded: bool) ->
         try:
             report = share.connection.ask("status")
             if is_recorded:
+                from monarch_py.commands.record import record
+
                 report |= record(share.connection, report)
         except NoDaemonError:
             lost = "the daemon ended before the command; see `monarch logs`"

@@ -18,15 +18,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli.conftest import Factory, Monarch
+from cli.conftest import FILES, Factory, Monarch
 from cli.reports import GIB, made_report, tier, write
 from PIL import Image
 from support import draws
 from support.session import MIB, Session
 
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.report.recorded import load
 
-FILES, SIZE, EPOCHS, READERS, RATE = 200, 100_000, 3, 4, 20e6
+COUNT, SIZE, EPOCHS, READERS, RATE = 200, 100_000, 3, 4, 20e6
 # The background of the page in each colour scheme.
 DAY, NIGHT = (255, 255, 255), (20, 23, 26)
 # Each reader is forked anew for each epoch, and killed at its end.
@@ -113,13 +114,13 @@ def ran(
 ) -> tuple[Path, dict[str, Any]]:
     """The report of a run whose tier has room for half of the files."""
     slow = slow_factory()
-    for number in range(FILES):
+    for number in range(COUNT):
         path = slow.backing / f"class{number // 20:02}" / f"{number:04}.jpg"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes([number]) * SIZE)
     tier0 = tmp_path / "tier0"
     tier0.mkdir()
-    quota = FILES // 2 * (-(-SIZE // 4096) * 4096)
+    quota = COUNT // 2 * (-(-SIZE // 4096) * 4096)
     tiers = [{"mount_point": tier0, "max_storage_quota": quota}]
     session = session_factory(slow.mountpoint, tiers=tiers, prefetch="auto")
     slow.rate(RATE)
@@ -132,12 +133,12 @@ def ran(
 
 def test_a_real_run(ran: tuple[Path, dict[str, Any]], monarch: Monarch) -> None:
     file, report = ran
-    assert report["run"]["totals"]["opens"] == FILES * EPOCHS
-    assert report["history"]["opens"][-1] == FILES * EPOCHS
+    assert report["run"]["totals"]["opens"] == COUNT * EPOCHS
+    assert report["history"]["opens"][-1] == COUNT * EPOCHS
     assert report["history"]["hits"][-1] == report["run"]["totals"]["hits"]
-    assert sum(report["files"]["count"]) == FILES
+    assert sum(report["files"]["count"]) == COUNT
     copied = sum(report["files"]["copied_bytes"][0])
-    assert copied == report["sources"][0]["present_bytes"] <= FILES // 2 * SIZE
+    assert copied == report["sources"][0]["present_bytes"] <= COUNT // 2 * SIZE
     output, page = page_of(monarch, file)
     assert page.drawings == 4
     ratios = [float(row[1].rstrip(" %")) for row in page.tables["Hit ratio"][1:]]
@@ -206,6 +207,22 @@ def test_a_daemon_that_runs(served: Session) -> None:
     refused = served.monarch("status", "--history")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "--history has no table; give --json too" in refused.stderr
+
+
+def test_a_run_with_a_daemon_that_has_served_before(
+    served: Session, source: Path, tmp_path: Path
+) -> None:
+    """The report is of the run alone."""
+    for _ in range(3):
+        served.run(["cat", source / "a", source / "b"], check=True)
+    file = tmp_path / "run.json"
+    words = ["cat", str(source / "a"), str(source / "b")]
+    assert served.monarch("run", "--json", str(file), "--", *words).returncode == 0
+    run = load(file)
+    assert run.report.totals["opens"] >= 8
+    assert run.counted["opens"].sum() == run.counted["hits"].sum() == 2
+    assert run.counted["bytes_from_tier"].sum() == FILES["a"] + FILES["b"]
+    assert run.length < run.report.uptime_seconds
 
 
 def test_more_files_than_groups(
