@@ -72,7 +72,7 @@ class History(Columns):  # type: ignore[misc]
     """The history of a daemon, see `history` in docs/status.md."""
 
     seconds: Annotated[list[Count], Meta(min_length=1)]
-    epoch: list[Annotated[int, Meta(ge=0)] | None]
+    epoch: list[Annotated[int, Meta(ge=0, le=10**9)] | None]
     readers: list[Annotated[int, Meta(ge=0, le=MOST_READERS)]]
 
 
