@@ -148,7 +148,7 @@ def _fewer_readers(
     seconds = model.seconds(replace(now, readers=half))
     if seconds <= (1 + WORTH) * simulated:
         what = f"use about {counted(half, 'worker')} in place of {now.readers}"
-        yield Change(f"{what}: as many wait for the source all the time", seconds)
+        yield Change(f"{what}: as many wait for copies all the time", seconds)
 
 
 def saved(advice: Advice) -> list[list[str]]:
