@@ -36,6 +36,7 @@ MODULES = {
     "plan": ("plan",),
     "setup": ("demo", "env", "init"),
     "site": ("module", "source"),
+    "report": ("report",),
     "simulate": ("calibrate", "simulate"),
     "top": ("top",),
     "view": ("status",),

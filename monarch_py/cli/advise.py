@@ -1,19 +1,21 @@
-"""The command `monarch advise workers`."""
+"""The commands of `monarch advise`."""
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from monarch_py.cli.options import as_json, examples
+from monarch_py.cli.report import compute_option, epochs_option, run_argument
 from monarch_py.cli.screen import print_table
 from monarch_py.util.units import counted
 
 
-@click.group(short_help="Measure a dataset and say what a training needs.")
+@click.group(short_help="Say what a training needs, and what would make it faster.")
 def advise() -> None:
-    """Measure a dataset and say what a training needs."""
+    """Say what a training needs, and what would make it faster."""
 
 
 def _seconds(_context: Any, _parameter: Any, value: str) -> float:
@@ -88,3 +90,35 @@ def _show(document: dict[str, Any]) -> None:
     if not document["is_enough"]:
         step = document["step_seconds"] * 1000
         click.echo(f"More do not help, and the training will wait: its step takes {step:g} ms.")
+
+
+@advise.command(epilog=examples("monarch advise report run.json"))
+@run_argument
+@epochs_option
+@compute_option
+@as_json
+def report(run_file: Path, *, epochs: int | None, compute: float | None, as_json: bool) -> None:
+    """Say what would have made a run faster, with the simulator's estimate.
+
+    RUN.JSON is what `monarch run --json` has written, or `monarch status --json --history`; - is
+    standard input.
+
+    \b
+    monarch advise report run.json
+    """
+    from monarch_py.report.advice import WORTH, compared, saved
+    from monarch_py.report.advice import advise as estimate
+    from monarch_py.report.recorded import load
+
+    advice = estimate(load(run_file), epochs=epochs, compute=compute)
+    if as_json:
+        json.dump(advice.as_dict(), sys.stdout, indent=2, allow_nan=False)
+        sys.stdout.write("\n")
+        return
+    if advice.changes:
+        print_table("", ("change", "time of the run", "saved"), saved(advice))
+    else:
+        click.echo(f"Nothing that was simulated would have saved {WORTH:.0%} of this run's time.")
+    click.echo(f"{compared(advice)} Assumptions:")
+    for text in advice.assumptions:
+        click.echo(f"- {text}")

@@ -49,7 +49,7 @@ STOP_LIMIT_S = 60.0
     context_settings={"allow_interspersed_args": False},
     epilog=examples(
         "monarch run -c tiers.yaml python train.py --epochs 90",
-        "monarch run -c tiers.yaml --json report.json -- python train.py",
+        "monarch run -c tiers.yaml --json run.json python train.py",
     ),
 )
 @config_option
@@ -78,7 +78,7 @@ def run(
         tell(outcome.problem)
         quiet = True
     else:
-        outcome = run_job(config_file, command, config)
+        outcome = run_job(config_file, command, config, is_recorded=json_file is not None)
     if json_file is not None:
         try:
             text = json.dumps(_job_report(outcome), indent=2)

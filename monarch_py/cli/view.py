@@ -155,17 +155,28 @@ def _print_open(rows: list[dict[str, Any]]) -> None:
     "--open", "show_open", is_flag=True, help="Show who has which file open, and what serves it."
 )
 @click.option(
+    "--history",
+    "show_history",
+    is_flag=True,
+    help="With --json: add what `monarch report` needs, as in `run --json`.",
+)
+@click.option(
     "--all", "show_all", is_flag=True, help="Show all nodes whose daemons have joined this one."
 )
-def status(config_file: Path, as_json: bool, show_open: bool, show_all: bool) -> None:
+def status(
+    config_file: Path, *, as_json: bool, show_open: bool, show_history: bool, show_all: bool
+) -> None:
     """Show tiers, sources and what was gained so far.
 
     With --all, exits with 1 if a node does not answer.
     """
     connection = DaemonConnection(SessionDir.of(config_file))
+    if show_history and not as_json:
+        raise click.UsageError("--history has no table; give --json too")
     if show_all:
-        if show_open:
-            raise click.UsageError("--open shows only the node on which it runs; leave out --all")
+        if show_open or show_history:
+            only = "--open" if show_open else "--history"
+            raise click.UsageError(f"{only} shows only the node on which it runs; leave out --all")
         found = connection.ask("all")
         if as_json:
             click.echo(json.dumps(found, indent=2))
@@ -175,6 +186,10 @@ def status(config_file: Path, as_json: bool, show_open: bool, show_all: bool) ->
     report = connection.ask("status")
     if show_open:
         report.update(connection.ask("open"))
+    if show_history:
+        from monarch_py.commands.record import record
+
+        report.update(record(connection, report))
     if as_json:
         click.echo(json.dumps(report, indent=2))
         return

@@ -264,10 +264,17 @@ def listed_jobs(jobs: Sequence[str]) -> str:
     return f"job {jobs[0]} uses it" if len(jobs) == 1 else f"jobs {', '.join(jobs)} use it"
 
 
-def run_job(config_file: Path, command: Sequence[str], config: Config | None = None) -> Outcome:
+def run_job(
+    config_file: Path,
+    command: Sequence[str],
+    config: Config | None = None,
+    *,
+    is_recorded: bool = False,
+) -> Outcome:
     """Runs the command under the library.
 
     config : what `config_file` was read as; a daemon that serves already gets its sources
+    is_recorded : whether the report has its history and its files
 
     If a daemon of `monarch start` serves the configuration, it is used and left running. Otherwise
     the first run starts a daemon, and the last run that uses it ends it. If none can be started,
@@ -275,10 +282,12 @@ def run_job(config_file: Path, command: Sequence[str], config: Config | None = N
     runs ends this process (SystemExit) and the daemon that it started.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
-        return _run_job(config_file, command, config)
+        return _run_job(config_file, command, config, is_recorded=is_recorded)
 
 
-def _run_job(config_file: Path, command: Sequence[str], config: Config | None) -> Outcome:
+def _run_job(
+    config_file: Path, command: Sequence[str], config: Config | None, *, is_recorded: bool
+) -> Outcome:
     try:
         share = _Share(config_file, config)
     except (MonarchError, OSError) as error:  # the session's directory cannot be made
@@ -297,6 +306,10 @@ def _run_job(config_file: Path, command: Sequence[str], config: Config | None) -
         status = _run(command, environment, share.shares.note_command)
         try:
             report = share.connection.ask("status")
+            if is_recorded:
+                from monarch_py.commands.record import record
+
+                report |= record(share.connection, report)
         except NoDaemonError:
             lost = "the daemon ended before the command; see `monarch logs`"
         except SessionError as error:

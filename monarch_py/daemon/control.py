@@ -33,7 +33,7 @@ REQUEST_BYTES = 1 << 20
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.2
 # Commands that change nothing. The loop need not be woken after them.
-ONLY_TELLING = ("status", "open", "where", "all", "cluster")
+ONLY_TELLING = ("status", "history", "open", "where", "all", "cluster")
 
 Request = dict[str, Any]
 Action = Callable[[Request], Any]
@@ -73,6 +73,7 @@ class Control:
         }
         self._beside_turns: dict[str, Action] = {
             "status": lambda _: daemon.status(),
+            "history": lambda _: daemon.history(),
             "all": self._all,
             "open": self._open_files,
             "look": self._look,

@@ -246,6 +246,12 @@ class Shared:
         totals = dict(zip(COUNTERS, sums, strict=True))
         return {"opens": totals["hits"] + totals["misses"], **totals}
 
+    def opens_by_slot(self) -> Uints:
+        """Returns (MONARCH_STAT_SLOTS,) how many files programs have opened. Each thread counts in
+        one slot; many threads share slots."""
+        hits, misses = COUNTERS.index("hits"), COUNTERS.index("misses")
+        return np.asarray(self._stats[:, hits] + self._stats[:, misses])
+
     def source_opens(self) -> tuple[int, float]:
         """Returns how many files programs have opened at the sources themselves, and how long these
         opens took together [s]."""

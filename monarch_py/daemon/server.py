@@ -20,6 +20,7 @@ from monarch_py.daemon.copies.ranks import Ranks
 from monarch_py.daemon.copies.staging import open_staging
 from monarch_py.daemon.fill.directory_prefetch import DirectoryPrefetch
 from monarch_py.daemon.fill.filler import Filler
+from monarch_py.daemon.history import History
 from monarch_py.daemon.nodes.nodes import Membership
 from monarch_py.daemon.openfiles import writers
 from monarch_py.daemon.plans.manager import PlanManager
@@ -28,7 +29,7 @@ from monarch_py.daemon.scan.pace import ScanPace
 from monarch_py.daemon.scan.revalidation import Metadata
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.daemon.segments import Shared
-from monarch_py.daemon.status import status
+from monarch_py.daemon.status import status, totals
 from monarch_py.daemon.switches import Switches
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import FileId, SessionDir, id_of
@@ -92,6 +93,7 @@ class Daemon:
         self._lock = threading.Lock()
         self._is_stopping = self.is_closed = False
         self.lost: Path | None = None
+        self._history = History()
         self._next_look = 0.0
         self.at_end = ExitStack()
         self._open_tiers = OpenTiers(config)
@@ -279,7 +281,18 @@ class Daemon:
         self.filler.answer()
         self.filler.await_results(follows_plan=self.plan_manager.is_active)
         self.filler.engine.adapt()
+        if self._history.is_due(time.monotonic() - self.started):
+            self._note_history()
         return more or self.scanner.has_more
+
+    def _note_history(self) -> None:
+        epochs = (plan["epoch"] for plan in self.plan_manager.told())
+        self._history.note(
+            time.monotonic() - self.started,
+            totals(self.filler),
+            self.shared.opens_by_slot(),
+            next((epoch for epoch in epochs if epoch is not None), None),
+        )
 
     def _pace_scan(self) -> None:
         """Keeps the scan from running far ahead of the job, unless a plan or a command needs all
@@ -390,6 +403,12 @@ class Daemon:
             }
             evicted = self.plan_manager.evictions.evicted
             return status(self.filler, told, self._open_tiers.why, evicted, self.started)
+
+    def history(self) -> dict[str, Any]:
+        """Returns the answer to `history`: what was counted when, until now."""
+        with self.deciding():
+            self._note_history()
+            return self._history.told()
 
     def close(self) -> None:
         with self._lock:

@@ -99,6 +99,20 @@ def _source(scanner: Scanner, number: int, counts: Counts) -> dict[str, Any]:
     }
 
 
+def totals(filler: Filler) -> dict[str, Any]:
+    """Returns what all programs and the daemon have done since its start."""
+    counted = filler.shared.totals()
+    return {
+        **{name: count for name, count in counted.items() if name not in NOT_TOLD},
+        "wait_seconds": round(counted["wait_ns"] / 1e9, 6),
+        "bytes_from_peers": filler.engine.bytes_from_peers,
+        "fills": filler.copies.fills,
+        "filled_bytes": filler.copies.filled_bytes,
+        "fill_failures": filler.failed.count,
+        "source_bytes_read_by_fills": filler.engine.bytes_from_source,
+    }
+
+
 def status(
     filler: Filler,
     told: dict[str, Any],
@@ -113,17 +127,7 @@ def status(
     evicted : how many copies each tier has evicted, by its number
     """
     shared, scanner, nodes, routes = filler.shared, filler.scanner, filler.nodes, filler.routes
-    counted = shared.totals()
     tiers = zip(scanner.config.tiers, filler.tiers, why, strict=False)
-    totals: dict[str, Any] = {
-        **{name: count for name, count in counted.items() if name not in NOT_TOLD},
-        "wait_seconds": round(counted["wait_ns"] / 1e9, 6),
-        "bytes_from_peers": filler.engine.bytes_from_peers,
-        "fills": filler.copies.fills,
-        "filled_bytes": filler.copies.filled_bytes,
-        "fill_failures": filler.failed.count,
-        "source_bytes_read_by_fills": filler.engine.bytes_from_source,
-    }
     return {
         "schema": SCHEMA_VERSION,
         "version": __version__,
@@ -147,6 +151,6 @@ def status(
             _source(scanner, number, counts)
             for number, counts in enumerate(shared.catalog.counts()[: len(scanner.sources)])
         ],
-        "totals": totals,
+        "totals": totals(filler),
         "nodes": {**nodes.status(), "source_chosen": routes.chosen} if nodes and routes else None,
     }

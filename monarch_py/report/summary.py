@@ -22,8 +22,9 @@ def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any
     """Returns what a daemon has counted between two of its reports, or since its start if there is
     no earlier report of this daemon.
 
-    The result has the keys totals (as in a report), staged (copies made in the staging area) and
-    served_bytes (bytes sent to other nodes).
+    The result has the keys totals (as in a report), staged (copies made in the staging area),
+    served_bytes (bytes sent to other nodes) and begun_seconds (when this began, since the daemon's
+    start).
     """
     first = before if before is not None and before["pid"] == after["pid"] else None
 
@@ -40,6 +41,7 @@ def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any
         "totals": {name: gained("totals", name) for name in after["totals"]},
         "staged": gained("staging", "staged"),
         "served_bytes": gained("nodes", "served_bytes"),
+        "begun_seconds": first["uptime_seconds"] if first else 0.0,
     }
 
 
@@ -175,7 +177,7 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
         return ""
     # The slowest tier fills last. A copy takes whole blocks of 4096 bytes.
     tier, needed = usable[-1], size + files * 4096
-    quota = _rounded_up(tier["used_bytes"] + needed)
+    quota = rounded_up(tier["used_bytes"] + needed)
     free = 0
     with suppress(OSError):
         free = shutil.disk_usage(tier["mount_point"]).free
@@ -189,7 +191,7 @@ def room_bytes(report: dict[str, Any]) -> int:
     return sum(tier["free_bytes"] for tier in report["tiers"] if tier["usable"])
 
 
-def _rounded_up(n_bytes: int) -> str:
+def rounded_up(n_bytes: int) -> str:
     unit, name = (GIB, "GiB") if n_bytes >= 10 * GIB else (MIB, "MiB")
     return f"{-(-n_bytes // unit)}{name}"
 

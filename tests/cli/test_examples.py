@@ -27,10 +27,13 @@ VARIABLES = dict(re.findall(r"^\| `(MONARCH_\w+)` \|.*\| `(.*)` \|$", REFERENCE.
 # These start a daemon, or need that none runs.
 WITHOUT_DAEMON = ("calibrate", "clear", "run", "serve", "start")
 STARTS_DAEMON = ("serve", "start")
+WRITES_RUN = "test -e run.json || monarch run -c tiers.yaml --json run.json python train.py"
 # The lines whose results a command reads.
 BEFORE = {
     "plan make": "monarch plan index image_folder /pfs/imagenet/train -o train.npz",
     "plan show": "monarch plan make -c plan.yaml -o plan.npz",
+    "advise report": WRITES_RUN,
+    "report": WRITES_RUN,
     "simulate": "test -e mine.yaml || monarch calibrate -c tiers.yaml -o mine.yaml",
 }
 # A line with one of these is for a shell.

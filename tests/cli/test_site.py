@@ -73,7 +73,7 @@ def present(site: Session) -> dict[str, int]:
 
 def hits(site: SiteSession, number: int, **environment: str) -> int:
     """How many files of a dataset a program finds as copies."""
-    before = site.totals()["hits"]
+    before = int(site.totals()["hits"])
     said = site.python(READ, *site.files(number), env=environment)
     assert said == f"{6 * 40 * KIB}\n"
     return int(site.totals()["hits"]) - before
@@ -136,7 +136,7 @@ def test_a_program_that_runs_already_is_served_too(site: SiteSession) -> None:
             site.wait_all_present()
 
             def is_served() -> bool:
-                before = site.totals()["hits"]
+                before = int(site.totals()["hits"])
                 assert ask("r b") == "\x01\n"
                 return int(site.totals()["hits"]) > before
 
@@ -144,7 +144,7 @@ def test_a_program_that_runs_already_is_served_too(site: SiteSession) -> None:
             names = f"{os.listdir(site.datasets[1])}\n"
 
             def is_listed() -> bool:
-                before = site.totals()["metadata_hits"]
+                before = int(site.totals()["metadata_hits"])
                 assert ask("l .") == names
                 return int(site.totals()["metadata_hits"]) > before
 

@@ -20,6 +20,7 @@ from cli.conftest import FILES, Factory
 from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
 
+from monarch_py.daemon.history import COUNTED
 from monarch_py.daemon.status import SCHEMA_VERSION
 from monarch_py.native import Reason
 from monarch_py.report.summary import exchanged, opened, read_from_source
@@ -28,6 +29,7 @@ from monarch_py.util.units import format_size
 PAGE = Path(__file__).parents[2] / "docs" / "status.md"
 ONLY_WITH_OPEN = {"open"}
 ONLY_AFTER_RUN = {"exit_status", "problem", "run"}
+ONLY_WITH_HISTORY = {"history", "files", "memory_bytes"}
 
 
 def documented(heading: str) -> list[tuple[str, str]]:
@@ -47,6 +49,13 @@ def fields(heading: str) -> set[str]:
 REASONS = {reason.name.lower() for reason in Reason} - {"none"}
 
 
+def fields_of_columns(heading: str) -> set[str]:
+    """The fields of a table whose rows may have several of them."""
+    section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?`) \| list", section, re.M)
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
 def of_session(session: Session, *words: str) -> dict[str, Any]:
     done = session.monarch("status", "--json", *words)
     assert done.returncode == 0, done.stderr
@@ -58,10 +67,15 @@ def of_session(session: Session, *words: str) -> dict[str, Any]:
 
 
 def test_the_report_has_the_documented_fields(served: Session) -> None:
-    top = fields("The report") - ONLY_AFTER_RUN
+    top = fields("The report") - ONLY_AFTER_RUN - ONLY_WITH_HISTORY
     report = of_session(served)
     assert set(report) == top - ONLY_WITH_OPEN
     assert set(of_session(served, "--open")) == top
+    with_history = of_session(served, "--history")
+    assert set(with_history) == (top | ONLY_WITH_HISTORY) - ONLY_WITH_OPEN
+    assert set(with_history["files"]) == fields("`files`")
+    assert set(with_history["history"]) == {"seconds", *COUNTED, "epoch", "readers"}
+    assert set(with_history["history"]) == fields_of_columns("`history`")
     assert set(report["tiers"][0]) == fields("Each of `tiers`")
     assert set(report["sources"][0]) == fields("Each of `sources`")
     assert set(report["totals"]) == fields("`totals`")

@@ -244,6 +244,7 @@ def report(**changes: Any) -> dict[str, Any]:
     source = {"path": "/pfs/imagenet", "bypass": {}, "bypass_bytes": {}}
     return {
         "pid": 1,
+        "uptime_seconds": 60.0,
         "switched_off": False,
         "prefetch": "auto",
         "totals": {**totals, "opens": 1800, "hits": 1200, **changes.pop("totals", {})},

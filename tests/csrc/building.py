@@ -63,8 +63,8 @@ def compiler() -> list[str]:
 
 def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT) -> None:
     """Runs the compiler; what it says goes into the failure. ccache, where it is installed, knows
-    the objects that other tests have compiled in the same way, also in another directory; it does not
-    keep what a compiler writes beside them."""
+    the objects that other tests have compiled in the same way, also in another directory, but not
+    what a compiler writes beside them."""
     command = [*(compiler_words or compiler()), *(str(word) for word in words)]
     is_object = "-c" in words and not any(str(word).startswith(BESIDE) for word in words)
     cached = is_object and shutil.which("ccache")

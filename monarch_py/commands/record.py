@@ -1,0 +1,72 @@
+"""What `monarch report` needs of a daemon beside its status: its history, and where the files are.
+
+The files are counted in this process, from the catalog in shared memory, so that it costs the
+daemon nothing.
+"""
+
+from typing import Any
+
+import numpy as np
+import psutil
+
+from monarch_py import word
+from monarch_py.commands.daemon_view import DaemonView
+from monarch_py.errors import SessionError
+from monarch_py.ipc.catalog import CatalogReader
+from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.native import Array, Ids, Kind, State
+
+# The most groups into which the files are put, whatever their number.
+MOST_GROUPS = 2000
+
+
+def record(connection: DaemonConnection, report: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a report (docs/status.md) that only `monarch report` needs. Raises
+    SessionError if the daemon does not answer.
+
+    report : the daemon's answer to `status`
+    """
+    places = len(report["tiers"]) + (report["staging"] is not None)
+    history = connection.ask("history")
+    try:
+        catalog = DaemonView(connection).catalog
+    except (OSError, ValueError) as error:
+        raise SessionError("the daemon ended before its catalog could be read") from error
+    return {
+        "history": history,
+        "files": grouped(catalog, places),
+        "memory_bytes": psutil.virtual_memory().available,
+    }
+
+
+def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
+    """Returns the field `files` of a report. A group is a run of entries, and entries of one
+    directory follow each other, because the scan finds them so; groups are in the order of their
+    first paths."""
+    ids = np.flatnonzero(catalog.entries["kind"] == Kind.FILE).astype(np.uint64)
+    groups = min(MOST_GROUPS, len(ids))
+    starts = (np.arange(groups) * len(ids) // max(1, groups)).astype(np.intp)
+    named = [(int(catalog.entries["source"][i]), catalog.path(int(i))) for i in ids[starts]]
+    order = np.array(sorted(range(groups), key=named.__getitem__), dtype=np.intp)
+    sizes, copied = _sums(catalog, ids, starts, places)
+    return {
+        "source": [named[i][0] for i in order],
+        "first": [named[i][1].encode(errors="replace").decode() for i in order],
+        "count": np.diff(starts, append=len(ids))[order].tolist(),
+        "bytes": sizes[order].tolist(),
+        "copied_bytes": copied[:, order].tolist(),
+    }
+
+
+def _sums(catalog: CatalogReader, ids: Ids, starts: Array, places: int) -> tuple[Ids, Ids]:
+    """Returns (groups,) the sizes of the files of each group, and (places, groups) the sizes of
+    those with a copy in each place."""
+    copied = np.zeros((places, len(starts)), dtype=np.uint64)
+    if not len(ids):
+        return copied.sum(axis=0), copied
+    sizes, words = catalog.entries["size"][ids], catalog.words[ids]
+    is_present, tiers = word.state(words) == State.PRESENT, word.tier(words)
+    for place in range(places):
+        there = np.where(is_present & (tiers == place), sizes, np.uint64(0))
+        copied[place] = np.add.reduceat(there, starts)
+    return np.add.reduceat(sizes, starts), copied

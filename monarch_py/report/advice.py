@@ -1,0 +1,319 @@
+"""Says what would have made a run faster, with the simulator's estimate of each change.
+
+The scenario is made of what the run has measured. What it cannot have measured is assumed, and each
+assumption is told.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from monarch_py.native import Floats
+from monarch_py.policies.named import POLICIES
+from monarch_py.report.recorded import Recorded, Tier
+from monarch_py.report.summary import rounded_up
+from monarch_py.simulator.engine import simulate
+from monarch_py.simulator.scenario import (
+    Curve,
+    Dataset,
+    Rates,
+    Scenario,
+    SizeLaw,
+    StorageClass,
+)
+from monarch_py.util.units import GIB, MIB, counted, format_size
+
+# The most files and accesses that are simulated. Fewer files and room in proportion give the same
+# ratios (docs/simulator.md), and these take less than a second for each change.
+MOST_FILES, MOST_ACCESSES = 10_000, 100_000
+# The most nodes that are simulated, and the largest mean size of files [bytes].
+MOST_NODES, MOST_MEAN = 64, 1e13
+# The files of a batch, and the batches that each reader fetches ahead.
+BATCH, AHEAD = 8, 2
+# Rates that a run does not measure, since the kernel serves copies: those of memory and of an SSD
+# [bytes/s]. A rate that has no influence is UNLIMITED.
+TIER_RATES = {"ram": 4.0 * GIB, "ssd": 1.0 * GIB}
+UNLIMITED = 1e15
+# In intervals in which copies gave at least this share of the bytes, the training was not slowed by
+# the source.
+UNDISTURBED = 0.95
+# The smallest share of the run's time that a change must save to be advised.
+WORTH = 0.05
+# The share of the available memory that a new tier may take.
+MEMORY_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that would have helped.
+
+    what : the change, as a sentence;  seconds : the run's simulated time with it [s]
+    """
+
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What would have helped.
+
+    measured : how long the run took [s];  simulated : the same, as the simulator has it [s]
+    changes : the best first;  assumptions : a sentence for each number that was not measured
+    """
+
+    measured: float
+    simulated: float
+    changes: Sequence[Change]
+    assumptions: Sequence[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The advice in types that JSON has."""
+        return {
+            "measured_seconds": self.measured,
+            "simulated_seconds": self.simulated,
+            "changes": [{"what": c.what, "simulated_seconds": c.seconds} for c in self.changes],
+            "assumptions": list(self.assumptions),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """The run as the simulator sees it.
+
+    tiers : the tiers that could be used, in their order;  readers : threads that read
+    policy : its name
+    """
+
+    tiers: tuple[Tier, ...]
+    readers: int
+    policy: str
+
+
+def typical_rate(amounts: Floats, seconds: Floats) -> float:
+    """The rate at which most of the bytes came: the mean over the bytes, so that times in which
+    little came have little weight; 0 if nothing came [bytes/s].
+
+    amounts, seconds : (n,) bytes in each interval, and its length
+    """
+    total = float(amounts.sum())
+    return float((amounts * amounts / seconds).sum()) / total if total else 0.0
+
+
+def undisturbed_rate(run: Recorded) -> float:
+    """The rate at which the training took bytes while copies served it; 0 if that was never so
+    [bytes/s]."""
+    opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
+    lengths = np.diff(run.seconds)
+    is_free = (
+        (run.counted["bytes_from_tier"] >= UNDISTURBED * opened)
+        & (run.source_bytes <= (1 - UNDISTURBED) * opened)
+        & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
+    )
+    # The first and the last bytes of a run are no measure of a rate.
+    if opened[is_free].sum() < WORTH * opened.sum():
+        return 0.0
+    return typical_rate(opened[is_free], lengths[is_free])
+
+
+def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = None) -> Advice:
+    """The changes that would have saved at least 5 % of the run's time, by the simulator.
+
+    epochs : how many epochs the training has had, if it is known
+    compute : what the training takes while nothing delays it, if it is known [bytes/s]
+    """
+    model = _Model(run, epochs, compute)
+    if model.problem:
+        return Advice(run.length, 0.0, (), (model.problem,))
+    now = model.machine()
+    simulated = model.seconds(now)
+    changes = [Change(what, model.seconds(other)) for what, other in model.changes(now)]
+    changes = [c for c in changes if c.seconds <= (1 - WORTH) * simulated]
+    changes.sort(key=lambda change: change.seconds)
+    changes += _fewer_readers(run, model, now, simulated)
+    return Advice(run.length, simulated, changes, model.assumptions)
+
+
+def _fewer_readers(
+    run: Recorded, model: "_Model", now: _Machine, simulated: float
+) -> Iterator[Change]:
+    """Yields the advice to use half as many readers, if at least half of them were waiting and the
+    run takes no longer with the others."""
+    half = now.readers // 2
+    if not half or run.totals["wait_seconds"] / run.length < half:
+        return
+    seconds = model.seconds(replace(now, readers=half))
+    if seconds <= (1 + WORTH) * simulated:
+        what = f"use about {counted(half, 'worker')} in place of {now.readers}"
+        yield Change(f"{what}: as many wait for copies all the time", seconds)
+
+
+def saved(advice: Advice) -> list[list[str]]:
+    """Each change, the time of the run with it, and the share of the time that it saves."""
+    return [
+        [c.what, f"{c.seconds:,.1f} s", f"{max(0.0, 1 - c.seconds / advice.simulated):.0%}"]
+        for c in advice.changes
+    ]
+
+
+def compared(advice: Advice) -> str:
+    """What the simulator makes of the run as it was."""
+    if not advice.simulated:
+        return "Nothing was simulated."
+    return (
+        f"The run took {advice.measured:,.1f} s; the simulator has {advice.simulated:,.1f} s for"
+        " it as it was, and the times above with one change each."
+    )
+
+
+class _Model:
+    """Makes scenarios of a run, and simulates them."""
+
+    def __init__(self, run: Recorded, epochs: int | None, compute: float | None) -> None:
+        self._run = run
+        found = run.epochs(epochs)
+        self._epochs = max(1, len(found))
+        lengths = np.diff(run.seconds)
+        self._source = typical_rate(run.source_bytes, lengths)
+        self._network = typical_rate(run.counted["bytes_from_peers"], lengths)
+        self._undisturbed = undisturbed_rate(run)
+        self._compute = compute or self._undisturbed
+        self.problem = self._problem(has_epochs=bool(found))
+        self._scale = min(1.0, self._sampled() / max(1, run.files))
+        self.assumptions = tuple(self._told(is_given=compute is not None))
+
+    def _problem(self, *, has_epochs: bool) -> str:
+        """Why the run cannot be simulated; "" if it can."""
+        run = self._run
+        if not (run.files and 0 < run.bytes / run.files <= MOST_MEAN):
+            return "the sources have no files, or their sizes make no sense"
+        if not has_epochs:
+            return "programs opened no files, or the epochs cannot be told: give --epochs"
+        if not self._source:
+            return "the source gave nothing in this run, so its rate is not known"
+        if run.nodes > MOST_NODES:
+            return f"runs of more than {MOST_NODES} nodes are not simulated here"
+        return ""
+
+    def _sampled(self) -> int:
+        most = min(MOST_FILES, MOST_ACCESSES // self._epochs)
+        return max(BATCH * self._run.nodes, min(self._run.files, most))
+
+    def machine(self) -> _Machine:
+        """The run as it was."""
+        usable = tuple(t for t in self._run.report.tiers if t.usable and t.quota_bytes)
+        policy = self._kept_policy()
+        if policy == "hash" and self._run.is_planned:
+            policy = "planned"
+        if self._run.report.prefetch == "none" or not usable:
+            policy = "staging-buffer"
+        return _Machine(usable, max(1, self._run.readers), policy)
+
+    def changes(self, now: _Machine) -> Iterator[tuple[str, _Machine]]:
+        """Yields changes, each as a sentence and as the machine that it makes."""
+        run, kept = self._run, self._kept_policy()
+        size = run.bytes // run.nodes + run.files // run.nodes * 4096
+        if run.report.prefetch == "none" and now.tiers:
+            yield "set prefetch to auto, so that copies are made", replace(now, policy=kept)
+        if now.tiers and sum(t.quota_bytes for t in now.tiers) < size:
+            *others, last = now.tiers
+            needed = size - sum(t.quota_bytes for t in others)
+            larger = (*others, msgspec.structs.replace(last, quota_bytes=needed))
+            what = f"raise max_storage_quota of {last.mount_point} to {rounded_up(needed)}"
+            yield f"{what}, so that all files have room", replace(now, tiers=larger)
+        room = min(size, int(MEMORY_SHARE * run.report.memory_bytes))
+        if room >= MIB and all(tier.kind != "ram" for tier in now.tiers):
+            what = f"put a RAM tier of {rounded_up(room)} before the others (on a tmpfs)"
+            policy = now.policy if now.tiers else kept
+            yield what, replace(now, tiers=(_ram_tier(room), *now.tiers), policy=policy)
+        ordered = tuple(sorted(now.tiers, key=lambda tier: tier.kind != "ram"))
+        if ordered != now.tiers:
+            names = ", ".join(tier.mount_point for tier in ordered)
+            yield f"order the tiers by speed: {names}", replace(now, tiers=ordered)
+        if now.policy == "hash":
+            what = "give the daemons the sampler's plan, see monarch plan make"
+            yield what, replace(now, policy="planned")
+
+    def _kept_policy(self) -> str:
+        """The daemon's policy where it makes copies without a plan."""
+        return "first-fit" if self._run.nodes == 1 else "hash"
+
+    def seconds(self, machine: _Machine) -> float:
+        """The time of the whole run on a machine [s]."""
+        result = simulate(self._scenario(machine), POLICIES[machine.policy])
+        return result.total_seconds / self._scale
+
+    def _scenario(self, machine: _Machine) -> Scenario:
+        run, scale, readers = self._run, self._scale, machine.readers
+        nodes, mean = run.nodes, run.bytes / run.files
+        staging = StorageClass(
+            name="staging",
+            capacity_bytes=max(1, round(readers * AHEAD * BATCH * mean)),
+            threads=readers,
+            read=Curve({readers: UNLIMITED}),
+            write=Curve({readers: UNLIMITED}),
+        )
+        classes = [self._class(n, tier, scale, readers) for n, tier in enumerate(machine.tiers)]
+        files = max(1, round(run.files * scale))
+        return Scenario(
+            name="the run",
+            nodes=nodes,
+            epochs=self._epochs,
+            batch_per_rank=max(1, min(BATCH, files // nodes)),
+            drop_last=False,
+            dataset=Dataset(files, SizeLaw(mean=mean)),
+            rates=Rates(
+                compute=self._compute or UNLIMITED,
+                preprocess=UNLIMITED,
+                network=self._network or TIER_RATES["ssd"],
+                pfs_link=UNLIMITED,
+            ),
+            pfs=Curve({n: n * self._source for n in (1, nodes)}),
+            classes=(staging, *classes),
+        )
+
+    def _class(self, number: int, tier: Tier, scale: float, readers: int) -> StorageClass:
+        rate = max(self._undisturbed, TIER_RATES.get(tier.kind, TIER_RATES["ssd"]))
+        curve = Curve({readers: rate})
+        capacity = max(1, round(tier.quota_bytes * scale))
+        return StorageClass(f"tier{number}", capacity, readers, curve, curve)
+
+    def _told(self, *, is_given: bool) -> Iterator[str]:
+        run = self._run
+        yield (
+            f"{counted(self._epochs, 'epoch')} of {counted(run.files, 'file')} of"
+            f" {format_size(round(run.bytes / max(1, run.files)))} each (the mean), in a new random"
+            " order each time"
+        )
+        yield f"the source gives this node {_rate(self._source)}, the rate at which most bytes came"
+        if self._compute:
+            how = "as given" if is_given else "as it did while copies served it"
+            yield f"the training takes {_rate(self._compute)}, {how}"
+        else:
+            yield (
+                "the training computes nothing: its own speed could not be seen, since the source"
+                " was always in its way; so these are the largest gains possible (give --compute)"
+            )
+        kinds = {tier.kind for tier in run.report.tiers} | {"ram"}
+        rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]
+        yield f"not measured, but assumed: {', '.join(rates)}, or what copies were seen to give"
+        if run.nodes > 1:
+            link = _rate(self._network or TIER_RATES["ssd"])
+            yield f"all {run.nodes} nodes are like this one, and the source gives each the same"
+            yield f"links give {link}, {'as bytes came' if self._network else 'not measured'}"
+        yield (
+            f"{counted(run.readers, 'thread')} read at the same time, as far as the daemon saw,"
+            f" each {AHEAD * BATCH} files ahead; decoding takes no time of its own"
+        )
+
+
+def _ram_tier(quota_bytes: int) -> Tier:
+    empty = {"used_bytes": 0, "files": 0}
+    return Tier("a RAM tier", usable=True, quota_bytes=quota_bytes, kind="ram", **empty)
+
+
+def _rate(rate: float) -> str:
+    return f"{format_size(round(rate))}/s"

@@ -1,0 +1,213 @@
+"""The figures of `monarch report`, each with its numbers as a table.
+
+The drawings are SVG without colours of their own for text and axes, so that they can be read on a
+dark page as on a light one.
+"""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monarch_py.native import Floats
+from monarch_py.report.recorded import Recorded
+from monarch_py.util.units import MIB, format_size
+
+# Width and height of a figure [inches], and the size of its letters [points]: on a telephone the
+# letters are as large as the text around them.
+SIZE, LETTERS = (4.8, 3.0), 11
+# The colour of text and axes, which becomes that of the page's text.
+INK = "#010203"
+# Colours that stand out from white and from black, and dashes for those who cannot tell them apart.
+STYLES = (("#3b82f6", "-"), ("#e8590c", "--"), ("#2f9e44", ":"))
+# Identifiers that matplotlib numbers anew in each figure, and that nothing refers to.
+NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
+# What matplotlib would write about the file itself; the page says it.
+METADATA = ("Creator", "Date", "Format", "Type")
+# The width of the heat map [groups]: 2,000 groups are 40 rows.
+ROW_GROUPS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of the page.
+
+    title : its heading;  text : what it shows, in a sentence;  svg : the drawing, "" without one
+    columns, rows : the numbers
+    """
+
+    title: str
+    text: str
+    svg: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def figures_of(run: Recorded, epochs: int | None = None) -> list[Figure]:
+    """The figures of a run. epochs : how many epochs it has had, if that is known"""
+    return [_throughput(run), _waits(run), _hit_ratios(run, epochs), _files(run)]
+
+
+def _drawing() -> tuple[Any, Any]:
+    """An empty figure of matplotlib, and its axes."""
+    from matplotlib.figure import Figure as Drawing
+
+    drawing = Drawing(figsize=SIZE, layout="constrained")
+    drawing.patch.set_visible(False)
+    axes = drawing.subplots()
+    axes.patch.set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return drawing, axes
+
+
+def _svg(drawing: Any) -> str:
+    out = io.StringIO()
+    drawing.savefig(out, format="svg", metadata=dict.fromkeys(METADATA))
+    text = out.getvalue()
+    return NUMBERED.sub("", text[text.index("<svg") :].replace(INK, "currentColor"))
+
+
+def _style() -> Any:
+    from matplotlib import rc_context
+
+    colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    settings: Any = dict.fromkeys(colours, INK)
+    # Text stays text. The salt makes the same drawing of the same run.
+    settings |= {"font.size": LETTERS, "svg.fonttype": "none", "svg.hashsalt": "monarch"}
+    return rc_context(settings)
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    """The unit in which a run of this length is shown [s], and its name."""
+    if seconds < 600:
+        return 1.0, "s"
+    return (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
+
+
+def _lines(run: Recorded, label: str, series: Mapping[str, Floats]) -> str:
+    """Draws series over the time of the run; each value stands for an interval."""
+    unit, name = _time_unit(run.length)
+    with _style():
+        drawing, axes = _drawing()
+        for (title, values), (colour, dash) in zip(series.items(), STYLES, strict=False):
+            style = {"color": colour, "linestyle": dash, "linewidth": 1.6, "label": title}
+            axes.stairs(values, run.seconds / unit, baseline=None, **style)
+        axes.set(xlabel=f"time of the run [{name}]", ylabel=label, xlim=(0, run.length / unit))
+        axes.set_ylim(bottom=0)
+        if len(series) > 1:
+            drawing.legend(loc="outside upper center", ncols=len(series), frameon=False)
+        return _svg(drawing)
+
+
+def _over_time(run: Recorded, series: Mapping[str, Floats]) -> list[list[str]]:
+    starts = [f"{start:.1f}" for start in run.seconds[:-1]]
+    columns = [[f"{value:.2f}" for value in values] for values in series.values()]
+    return [list(row) for row in zip(starts, *columns, strict=True)]
+
+
+def _throughput(run: Recorded) -> Figure:
+    lengths = np.diff(run.seconds)
+    series = {
+        "copies": run.counted["bytes_from_tier"] / lengths / MIB,
+        "the source": run.source_bytes / lengths / MIB,
+    }
+    if run.nodes > 1:
+        series["other nodes"] = run.counted["bytes_from_peers"] / lengths / MIB
+    text = (
+        "Bytes per second by origin: of copies the sizes of the files that programs opened (the"
+        " kernel serves their reads, and nobody counts them), and what this node read at the"
+        " source" + (" and from other nodes." if run.nodes > 1 else ".")
+    )
+    columns = ["from [s]", *(f"{name} [MiB/s]" for name in series)]
+    svg = _lines(run, "MiB/s", series)
+    return Figure("Throughput", text, svg, columns, _over_time(run, series))
+
+
+def _waits(run: Recorded) -> Figure:
+    series = {"threads": run.counted["wait_seconds"] / np.diff(run.seconds)}
+    total = run.totals["wait_seconds"]
+    text = (
+        "How many threads of programs waited for a part of a copy that was being made, on average"
+        f" ({total:,.1f} s in all). Reads that go to the source itself also take time, which is not"
+        " counted here."
+    )
+    svg = _lines(run, "waiting threads", series)
+    return Figure("Stalls", text, svg, ["from [s]", "waiting threads"], _over_time(run, series))
+
+
+def _hit_ratios(run: Recorded, given: int | None) -> Figure:
+    title, columns = "Hit ratio", ["epoch", "hit ratio", "opens", "time [s]"]
+    epochs = run.epochs(given)
+    if not epochs:
+        text = "The epochs of this run cannot be told from its opens; give --epochs."
+        return Figure(title, text, "", columns, [])
+    if given is None and run.is_planned:
+        how = "as the plan has them"
+    elif given is None:
+        how = "each as many opens as there are files (if that is wrong, give --epochs)"
+    else:
+        how = "of as many opens each"
+    text = f"The share of opens that got a copy, by epoch: {how}."
+    rows = [
+        [str(n), f"{100 * e.hit_ratio:.1f} %", f"{e.opens:,.0f}", f"{e.seconds:.1f}"]
+        for n, e in enumerate(epochs)
+    ]
+    return Figure(title, text, _bars([100 * e.hit_ratio for e in epochs]), columns, rows)
+
+
+def _bars(heights: Sequence[float]) -> str:
+    from matplotlib.ticker import MaxNLocator
+
+    with _style():
+        drawing, axes = _drawing()
+        axes.bar(range(len(heights)), heights, color=STYLES[0][0])
+        axes.set(xlabel="epoch", ylabel="opens that got a copy [%]", ylim=(0, 100))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return _svg(drawing)
+
+
+def _files(run: Recorded) -> Figure:
+    files, report = run.report.files, run.report
+    names = [tier.mount_point for tier in report.tiers]
+    names += ["staging area"] if report.staging else []
+    columns = ["row", "first file", "files", "size", *names]
+    if not files.count:
+        return Figure("Files", "The daemon knew no file.", "", columns, [])
+    sizes, copied = np.array(files.bytes, float), np.array(files.copied_bytes, float)
+    counts = np.array(files.count)
+    width = min(ROW_GROUPS, len(counts))
+    starts = np.arange(0, len(counts), width)
+    group = "file" if counts.max() == 1 else f"group of up to {counts.max():,} files"
+    text = (
+        f"Each cell is a {group}, row by row in the order of the names; the lighter it is, the more"
+        " of its bytes had a copy at the end. The table says in which tier."
+    )
+    rows = []
+    for row, start in enumerate(starts):
+        part = slice(start, start + width)
+        size = sizes[part].sum()
+        shares = [f"{100 * c[part].sum() / size:.0f} %" if size else "-" for c in copied]
+        first = f"{report.sources[files.source[start]].path}/{files.first[start]}"
+        number = f"{counts[part].sum():,}"
+        rows.append([str(row + 1), first, number, format_size(int(size)), *shares])
+    share = np.divide(copied.sum(axis=0), sizes, out=np.ones(len(sizes)), where=sizes > 0)
+    return Figure("Files", text, _heat_map(share, width), columns, rows)
+
+
+def _heat_map(share: Floats, width: int) -> str:
+    """Draws cells, row by row. share : (n,) of each cell, 0 to 1"""
+    cells = np.full(-(-len(share) // width) * width, np.nan)
+    cells[: len(share)] = share
+    with _style():
+        drawing, axes = _drawing()
+        grid = 100 * cells.reshape(-1, width)
+        extent = (0.5, width + 0.5, len(grid) + 0.5, 0.5)
+        image = axes.imshow(
+            grid, vmin=0, vmax=100, aspect="auto", interpolation="none", extent=extent
+        )
+        axes.set(xlabel="group", ylabel="row")
+        drawing.colorbar(image, label="bytes with a copy [%]")
+        return _svg(drawing)

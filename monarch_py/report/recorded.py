@@ -1,0 +1,269 @@
+"""Reads the report of a run, as `monarch run --json` writes it, for `monarch report` and advice.
+
+The file may come from another machine or another version, or be damaged, so every field is checked
+before it is used.
+"""
+
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from monarch_py.daemon.history import COUNTED
+from monarch_py.errors import MonarchError
+from monarch_py.native import Floats
+
+# The schema of docs/status.md that this module reads.
+SCHEMA = 1
+# A larger file is no report: that of a million files has 0.2 MB [bytes].
+MOST_BYTES = 64 << 20
+HOW = "give a file that `monarch run --json` or `monarch status --json --history` has written"
+# The most intervals into which the time of the run is divided.
+MOST_INTERVALS = 120
+# With more epochs than this, programs do not open each file once an epoch.
+MOST_EPOCHS = 1000
+
+# The daemon sees fewer threads than this.
+MOST_READERS = 4096
+# A run takes at least this long, so that rates are finite [s].
+SHORTEST_S = 1e-3
+
+Count = Annotated[float, Meta(ge=0, le=1e18)]
+Whole = Annotated[int, Meta(ge=0, le=10**17)]
+
+
+class Tier(Struct):
+    mount_point: str
+    usable: bool
+    quota_bytes: Whole
+    used_bytes: Whole
+    files: Whole
+    kind: str = "ssd"
+
+
+class Source(Struct):
+    path: str
+    files: Whole
+    bytes: Whole
+    present: Whole
+    present_bytes: Whole
+    bypass: dict[str, Whole]
+    bypass_bytes: dict[str, Whole]
+
+    @property
+    def served(self) -> tuple[int, int]:
+        """The files that may have copies, and their sizes [bytes]."""
+        excluded = self.bypass.get("excluded", 0), self.bypass_bytes.get("excluded", 0)
+        return max(0, self.files - excluded[0]), max(0, self.bytes - excluded[1])
+
+
+# What was counted, see `totals` in docs/status.md.
+Totals = dict[str, Count]
+# Columns of numbers, one for each counter.
+Columns: Any = msgspec.defstruct("Columns", [(name, list[Count]) for name in COUNTED])
+
+
+class History(Columns):  # type: ignore[misc]
+    """The history of a daemon, see `history` in docs/status.md."""
+
+    seconds: Annotated[list[Count], Meta(min_length=1)]
+    epoch: list[Annotated[int, Meta(ge=0, le=10**9)] | None]
+    readers: list[Annotated[int, Meta(ge=0, le=MOST_READERS)]]
+
+
+class Files(Struct):
+    """Groups of files, see `files` in docs/status.md."""
+
+    source: list[Whole]
+    first: list[str]
+    count: list[Whole]
+    bytes: list[Whole]
+    copied_bytes: list[list[Whole]]
+
+
+class Run(Struct):
+    totals: Totals
+    begun_seconds: Count
+
+
+class Nodes(Struct):
+    members: list[Any]
+
+
+class _Report(Struct):
+    schema: int
+    version: str
+    uptime_seconds: Count
+    prefetch: str
+    scan: str
+    tiers: list[Tier]
+    staging: Tier | None
+    sources: Annotated[list[Source], Meta(min_length=1)]
+    totals: Totals
+    nodes: Nodes | None
+    history: History
+    files: Files
+    memory_bytes: Whole
+    run: Run | None = None
+    exit_status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch: its length [s], its opens, and how many of them got a copy."""
+
+    seconds: float
+    opens: float
+    hits: float
+
+    @property
+    def hit_ratio(self) -> float:
+        return self.hits / self.opens if self.opens else 0.0
+
+
+class Recorded:
+    """What a report of a run says.
+
+    seconds : (n + 1,) the bounds of n intervals of the run, from 0 [s]
+    counted : for each name of COUNTED what was counted in each interval, (n,)
+    readers : how many threads read at the same time, as far as the daemon can see
+    """
+
+    def __init__(self, report: _Report) -> None:
+        self.report = report
+        begun = report.run.begun_seconds if report.run else 0.0
+        end = max(report.uptime_seconds, report.history.seconds[-1])
+        self.length = max(SHORTEST_S, end - begun)
+        self.totals = report.run.totals if report.run else report.totals
+        at = np.array(report.history.seconds) - begun
+        is_after = at > 0
+        self._at: Floats = np.array([0.0, *at[is_after], self.length])
+        self._sums = {name: self._sum(name, is_after) for name in COUNTED}
+        readers = np.array(report.history.readers)[is_after]
+        self.readers = int(np.median(readers[readers > 0])) if readers.any() else 1
+        self._epochs = [e for e, is_in in zip(report.history.epoch, is_after, strict=True) if is_in]
+        n = int(np.clip(is_after.sum(), 1, MOST_INTERVALS))
+        self.seconds: Floats = np.linspace(0.0, self.length, n + 1)
+        self.counted = {
+            name: np.diff(np.interp(self.seconds, self._at, sums))
+            for name, sums in self._sums.items()
+        }
+
+    def _sum(self, name: str, is_after: Any) -> Floats:
+        """The counter at the times `_at`, from 0 at the beginning of the run."""
+        report = self.report
+        column, gained = np.array(getattr(report.history, name)), self.totals[name]
+        first = report.totals[name] - gained
+        inside = np.minimum(column[is_after] - first, gained)
+        return np.maximum.accumulate(np.array([0.0, *inside, gained]))
+
+    @property
+    def nodes(self) -> int:
+        return max(1, len(self.report.nodes.members)) if self.report.nodes else 1
+
+    @property
+    def files(self) -> int:
+        """The files that may have copies."""
+        return sum(source.served[0] for source in self.report.sources)
+
+    @property
+    def bytes(self) -> int:
+        """Their sizes."""
+        return sum(source.served[1] for source in self.report.sources)
+
+    @cached_property
+    def source_bytes(self) -> Floats:
+        """What the sources gave in each interval, (n,) [bytes]."""
+        fills = self.counted["source_bytes_read_by_fills"]
+        return fills + self.counted["source_bytes_read_by_programs"]
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a plan told the daemon which epoch it was."""
+        return any(epoch is not None for epoch in self._epochs)
+
+    def epochs(self, given: int | None = None) -> list[Epoch]:
+        """The epochs of the run: those of the plan, or else as many as given; or else an epoch is
+        as many opens as there are files. Empty if it cannot be told.
+
+        given : how many epochs the training has had
+        """
+        opens, at = self._sums["opens"], self._at
+        if given is None and self.is_planned:
+            known = [-1 if epoch is None else epoch for epoch in self._epochs]
+            before = np.maximum.accumulate([-1, *known])[:-1]
+            is_new = (np.array(known) > before) & (before >= 0)
+            # The first point of an epoch tells of opens of the epoch before.
+            ends = np.array([0.0, *at[1:-1][is_new], self.length])
+        else:
+            count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))
+            if not opens[-1] or count > MOST_EPOCHS:
+                return []
+            wanted = np.linspace(0, opens[-1], max(1, count) + 1)
+            ends = np.interp(wanted, opens, at)
+            ends[0], ends[-1] = 0.0, self.length
+        of = {name: np.interp(ends, at, self._sums[name]) for name in ("opens", "hits")}
+        rows = zip(np.diff(ends), np.diff(of["opens"]), np.diff(of["hits"]), strict=True)
+        return [Epoch(*map(float, row)) for row in rows]
+
+
+def load(file: Path) -> Recorded:
+    """The report in a file, or on standard input for `-`. Raises MonarchError, with one sentence
+    that names the file, if there is none that can be used."""
+    try:
+        if str(file) == "-":
+            text = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with open(file, "rb") as opened:
+                text = opened.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise MonarchError(f"{file}: cannot be read ({error.strerror}); {HOW}") from None
+    if len(text) > MOST_BYTES:
+        raise MonarchError(f"{file}: is too large for a report; {HOW}")
+    try:
+        _check_kind(file, msgspec.json.decode(text))
+        recorded = msgspec.json.decode(text, type=_Report)
+        _check_columns(recorded)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise MonarchError(f"{file}: is damaged or no report ({error}); {HOW}") from None
+    return Recorded(recorded)
+
+
+def _check_kind(file: Path, found: Any) -> None:
+    """Raises MonarchError for JSON of Monarch that has no history."""
+    if not isinstance(found, dict) or not found.keys() & {"schema", "exit_status"}:
+        raise MonarchError(f"{file}: is no report of Monarch; {HOW}")
+    if "schema" not in found:
+        why = found.get("problem") or "no daemon served the run"
+        raise MonarchError(f"{file}: holds no report of a daemon: {why}")
+    if found["schema"] != SCHEMA or "policies" in found:
+        raise MonarchError(
+            f"{file}: is no report of schema {SCHEMA}; {HOW}, with this version of Monarch"
+        )
+    if "history" not in found:
+        raise MonarchError(f"{file}: has no history; {HOW}")
+
+
+def _check_columns(report: _Report) -> None:
+    """Raises ValueError if columns that belong together have different lengths, or if a sum
+    falls."""
+    history, files = report.history, report.files
+    columns = {name: getattr(history, name) for name in ("seconds", *COUNTED)}
+    lengths = {len(column) for column in (*columns.values(), history.epoch, history.readers)}
+    groups: list[list[Any]] = [files.source, files.first, files.count, files.bytes]
+    if len(lengths) > 1 or len({len(column) for column in groups + files.copied_bytes}) > 1:
+        raise ValueError("columns of different lengths")
+    for totals in (report.totals, report.run.totals if report.run else report.totals):
+        if lacking := set(COUNTED) - set(totals):
+            raise ValueError(f"totals lack {min(lacking)}")
+    for name, column in columns.items():
+        if np.any(np.diff(column) < 0):
+            raise ValueError(f"history.{name} falls")
+    places = len(report.tiers) + (report.staging is not None)
+    if len(files.copied_bytes) != places or max(files.source, default=0) >= len(report.sources):
+        raise ValueError("files do not belong to these tiers and sources")
