@@ -258,6 +258,12 @@ class Child:
             )
         return [int(word) for word in answer.split()]
 
+    def finish(self, limit_s: float) -> None:
+        """Closes its standard input, and waits for its end; TimeoutExpired after `limit_s` [s]."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(limit_s)
+
     def __enter__(self) -> Child:
         return self
 

@@ -1,18 +1,29 @@
 """``python -m benchmarks.plot FILE... [--out DIRECTORY]``: pictures of the benchmarks' JSON.
 
-Each FILE is what benchmarks.overhead, benchmarks.epochs or benchmarks.first_epoch printed; the
-picture is DIRECTORY/<name of the benchmark>.png. Needs matplotlib.
+Each FILE is what benchmarks.overhead, benchmarks.epochs, benchmarks.first_epoch, or schedules,
+groups, staged or products of benchmarks.loaders printed; the picture is
+DIRECTORY/<name of the benchmark>.png. Needs matplotlib.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["draw_epochs", "draw_first_epoch", "draw_overhead"]
+__all__ = [
+    "draw_epochs",
+    "draw_first_epoch",
+    "draw_groups",
+    "draw_overhead",
+    "draw_products",
+    "draw_schedules",
+    "draw_staged",
+]
 
 OURS, PLAIN, MISSED = "#2b6cb0", "#a0aec0", "#c53030"
 
@@ -73,6 +84,90 @@ def draw_first_epoch(document: dict[str, Any], axes: Any) -> None:
     axes.set_title(f"The first epoch: 8 readers, {document['bytes'] / 1e6:,.0f} MB")
 
 
+def draw_schedules(document: dict[str, Any], panels: Any) -> None:
+    """Samples that other nodes hold, by sampler; how far the ranks' loads lie apart."""
+    values = {row["name"]: row for row in document["results"]}
+    left, right = panels
+    names = ["DistributedSampler", "LocalFirstSampler", "SolarSampler"]
+    shares = [100 * values[f"share-{name}"]["value"] for name in names]
+    bars = left.bar(names, shares, color=[PLAIN, OURS, OURS], width=0.6)
+    left.bar_label(bars, fmt="%.1f %%")
+    left.set_ylabel("%")
+    left.set_title("Samples from other nodes (4 nodes, all fits)", fontsize=10)
+    names = ["equal batches", "SolarSampler"]
+    rows = [values[f"spread-{name}"] for name in names]
+    middle = [row["value"] for row in rows]
+    errors = [
+        [row["value"] - row["quartiles"][0] for row in rows],
+        [row["quartiles"][1] - row["value"] for row in rows],
+    ]
+    right.bar(names, middle, yerr=errors, color=[PLAIN, OURS], width=0.5, capsize=4)
+    right.set_ylabel("samples: median and quartiles of the steps")
+    right.set_title("Most - fewest loads of a rank in a step", fontsize=10)
+
+
+def draw_groups(document: dict[str, Any], panels: Any) -> None:
+    """How long a group's reading, computing and waiting takes, for each source a panel."""
+    for axes, (source, cases) in zip(panels, document["group_s"].items(), strict=True):
+        colours = {"reading": PLAIN, "computing": OURS, "waiting": MISSED}
+        for at, (what, colour) in enumerate(colours.items()):
+            places = [case + 0.25 * (at - 1) for case in range(len(cases))]
+            values = [1e3 * case[at] for case in cases]
+            bars = axes.bar(places, values, 0.25, color=colour, label=what)
+            axes.bar_label(bars, fmt="%.1f", fontsize=8)
+        axes.set_xticks(range(len(cases)), ["computing takes longer", "reading takes longer"])
+        axes.set_ylabel("ms a group")
+        axes.set_title(f"GroupLoader, {source} a request", fontsize=10)
+        axes.legend()
+
+
+def draw_staged(document: dict[str, Any], axes: Any) -> None:
+    """Processor time of a sample, in both loaders."""
+    (row,) = (row for row in document["results"] if row["name"] == "cpu")
+    values = [row["without"] / 1e3, row["with_library"] / 1e3]
+    bars = axes.barh(["DataLoader", "StagedLoader"], values, color=[PLAIN, OURS], height=0.5)
+    axes.bar_label(bars, fmt=" %.0f")
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set_xlabel(f"processor time a sample of {document['record_bytes'] >> 10} KiB [us]")
+    axes.set_title("Present records, 2 workers")
+
+
+def draw_products(document: dict[str, Any], panels: Any) -> None:
+    """The time of both epochs on the slow source, beside PyTorch's DataLoader; the processor time
+    of a sample that is present."""
+    values = {row["name"]: row["value"] for row in document["results"]}
+    slow, present = document["runs"]
+    names, (left, right) = list(document["runs"][slow]), panels
+    for epoch, colour in enumerate((PLAIN, OURS)):
+        ratios = [values[f"{slow} {name} {epoch + 1}"] for name in names]
+        places = [at + 0.4 * (epoch - 0.5) for at in range(len(names))]
+        left.barh(places, ratios, 0.4, color=colour, label=f"epoch {epoch + 1}")
+    left.set_xscale("log")
+    left.legend()
+    left.set_title(f"Time / {names[0]}'s, {slow} a request", fontsize=10)
+    each = 1e6 / document["samples"]
+    runs = document["runs"][present].values()
+    spent = [each * statistics.median(epochs[1]["cpu_s"] for epochs in found) for found in runs]
+    right.barh(range(len(names)), spent, 0.6, color=OURS)
+    right.set_title("Processor time of a present sample [us], epoch 2", fontsize=10)
+    for axes, labels in ((left, names), (right, [""] * len(names))):
+        axes.set_yticks(range(len(names)), labels, fontsize=8)
+        axes.invert_yaxis()
+
+
+# Of each benchmark, who draws it, and on how many panels.
+DRAWN: dict[str, tuple[Callable[[dict[str, Any], Any], None], int]] = {
+    "overhead": (draw_overhead, 1),
+    "epochs": (draw_epochs, 1),
+    "first_epoch": (draw_first_epoch, 1),
+    "loaders.schedules": (draw_schedules, 2),
+    "loaders.groups": (draw_groups, 2),
+    "loaders.staged": (draw_staged, 1),
+    "loaders.products": (draw_products, 2),
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
     parser.add_argument("file", type=Path, nargs="+", help="JSON of a benchmark")
@@ -82,21 +177,18 @@ def main() -> int:
         from matplotlib.figure import Figure
     except ImportError:
         sys.exit("benchmarks.plot: matplotlib is missing: install it to draw")
-    draw = {
-        "overhead": draw_overhead,
-        "epochs": draw_epochs,
-        "first_epoch": draw_first_epoch,
-    }
     args.out.mkdir(parents=True, exist_ok=True)
     for file in args.file:
         document = json.loads(file.read_text())
         name = document.get("benchmark")
-        if name not in draw:
-            sys.exit(f"benchmarks.plot: {file} is of none of the benchmarks {', '.join(draw)}")
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
-        draw[name](document, figure.subplots())
-        figure.savefig(args.out / f"{name}.png", dpi=120)
-        print(args.out / f"{name}.png")
+        if name not in DRAWN:
+            sys.exit(f"benchmarks.plot: {file} is of none of the benchmarks {', '.join(DRAWN)}")
+        draw, panels = DRAWN[name]
+        figure = Figure(figsize=(8 if panels == 1 else 10, 4.5), layout="constrained")
+        draw(document, figure.subplots(1, panels))
+        picture = args.out / f"{name.replace('.', '_')}.png"
+        figure.savefig(picture, dpi=120)
+        print(picture)
     return 0
 
 

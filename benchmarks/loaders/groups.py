@@ -111,14 +111,17 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
     return Result(f"seconds_{name}", what, "ratio", statistics.median(ratios), least, is_least=True)
 
 
-def waiting(groups: Groups, name: str, rounds: int) -> list[Result]:
-    """Of the groups after the first one."""
+def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[list[float]]]:
+    """Of the groups after the first one. Returns also the medians of a group [s]: reading,
+    computing and waiting, for compute of twice and of half the reading."""
     shares, excesses = [], []
+    longer, shorter = [], []
     for _ in range(rounds):
         times, _, _ = groups.epoch()
         reading_s = times.reading_s / GROUPS
         slow, _, _ = groups.epoch(2 * reading_s)
         shares.append(slow.wait_s / (2 * reading_s * (GROUPS - 1)))
+        longer.append((slow.reading_s / GROUPS, 2 * reading_s, slow.wait_s / (GROUPS - 1)))
         fast, took_s, _ = groups.epoch(0.4 * reading_s)
         # All that is no waiting: to copy the batches takes time too.
         computed_s = (took_s - fast.wait_s - fast.first_wait_s) / GROUPS
@@ -127,9 +130,13 @@ def waiting(groups: Groups, name: str, rounds: int) -> list[Result]:
         # On a machine with other work no sleep may be short enough.
         if computed_s < 0.75 * reading_s:
             excesses.append(fast.wait_s / (GROUPS - 1) / (reading_s - computed_s))
+            shorter.append((reading_s, computed_s, fast.wait_s / (GROUPS - 1)))
     if not excesses:
         raise SystemExit("the machine is too busy to compute for half as long as it reads")
-    return [
+    medians = [
+        [statistics.median(each) for each in zip(*t, strict=True)] for t in (longer, shorter)
+    ]
+    results = [
         Result(
             f"waiting_{name}",
             f"{name}: waiting / compute, compute 2 x reading",
@@ -145,6 +152,7 @@ def waiting(groups: Groups, name: str, rounds: int) -> list[Result]:
             1.1,
         ),
     ]
+    return results, medians
 
 
 def main() -> None:
@@ -159,11 +167,14 @@ def main() -> None:
         make_dataset(slow.backing / "train.h5")
         groups = Groups(slow)
         results = requests(groups)
+        times = {}
         for name in SOURCES:
             pace(slow, name)
-            results += [seconds(groups, name, args.rounds), *waiting(groups, name, args.rounds)]
+            waits, times[name] = waiting(groups, name, args.rounds)
+            results += [seconds(groups, name, args.rounds), *waits]
         document = {
             "benchmark": "loaders.groups",
+            "group_s": times,
             "machine": describe_machine(),
             "file_system": file_system(place),
         }

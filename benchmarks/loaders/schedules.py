@@ -2,13 +2,12 @@
 
     python -m benchmarks.loaders.schedules [--only ROW ...] [--json FILE]
 
-Rows: local, solar, evenly, epoch, resume, loader.
+Rows: local, shares, solar, evenly, epoch, resume, loader.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import resource
@@ -24,10 +23,11 @@ import numpy.typing as npt
 
 from benchmarks.common import scratch
 from benchmarks.numbers import Result, describe_machine, paired, report
+from monarch_py.loaders.samplers.held import HeldSampler
 from monarch_py.loaders.samplers.local_first import LocalFirstSampler
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
-from monarch_py.plan.samplers import NONE
+from monarch_py.plan.samplers import NONE, DistributedSampler
 from monarch_py.plan.schedule import Deal, EpochSchedule
 
 SAMPLES, SEED = 400_000, 17
@@ -72,6 +72,24 @@ def local() -> Iterator[Result]:
     yield Result("local-share", "the same, 4 nodes of 64: share of samples", "ratio", share, 0.05)
 
 
+def shares() -> Iterator[Result]:
+    """Four nodes with room for everything: which samples a node takes that another one holds."""
+    where: dict[str, Any] = {"rank": 0, "world_size": 4, "ranks_per_node": 1, "quota": "10GB"}
+    what = "4 nodes of 64: samples from other nodes, {}"
+    for kind in (LocalFirstSampler, SolarSampler):
+        sampler: HeldSampler = kind(files(SAMPLES), BATCH, SEED, **where)
+        schedule = sampler.schedule(1)
+        ranks = np.arange(len(schedule.starts) - 1) % schedule.ranks
+        taken_by = np.repeat(ranks, np.diff(schedule.starts))
+        share = float((sampler.holders[schedule.samples, 0] != taken_by).mean())
+        yield Result(f"share-{kind.__name__}", what.format(kind.__name__), "ratio", share, None)
+    # Its rank r takes each fourth sample of the same order.
+    order = DistributedSampler(SAMPLES, 4, SEED).epoch(1)
+    share = float((sampler.holders[order, 0] != np.arange(len(order)) % 4).mean())
+    name = "DistributedSampler"
+    yield Result(f"share-{name}", what.format(name), "ratio", share, None)
+
+
 def solar() -> Iterator[Result]:
     for part in (0.25, 0.5, 0.8):
         given = files(SAMPLES, 50_000)
@@ -106,6 +124,11 @@ def evenly() -> Iterator[Result]:
     equal = loads_of(Deal(8 * BATCH, 8, 8).schedule(order, holder))[:-1]
     ratio = float(np.median(equal.max(axis=1) / equal.mean(axis=1)))
     yield Result("equal-even", "equal batches: max / mean loads", "ratio", ratio, None)
+    for name, each in (("SolarSampler", loads), ("equal batches", equal)):
+        spread = each.max(axis=1) - each.min(axis=1)
+        low, middle, high = np.quantile(spread, (0.25, 0.5, 0.75)).tolist()
+        what = f"{name}: most - fewest loads of a rank in a step"
+        yield Result(f"spread-{name}", what, "", middle, None, quartiles=(low, high))
 
 
 # --- what it costs ------------------------------------------------------------------------------
@@ -205,12 +228,13 @@ def cpu_ns() -> float:
 
 
 def loader() -> Iterator[Result]:
-    from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+    from torch.utils.data import BatchSampler, DataLoader, Dataset
+    from torch.utils.data import DistributedSampler as TorchsSampler
 
     with scratch(Path("/dev/shm")) as place:
         present = Present(place)
         dataset: Dataset[Any] = present  # type: ignore[assignment]
-        theirs: Any = DistributedSampler(dataset, 2, 0, seed=SEED)
+        theirs: Any = TorchsSampler(dataset, 2, 0, seed=SEED)
         ours = LocalFirstSampler(
             present, BATCH, SEED, rank=0, world_size=2, ranks_per_node=1, quota="1GB"
         )
@@ -242,7 +266,7 @@ def loader() -> Iterator[Result]:
 
 
 ROWS: dict[str, Callable[[], Iterator[Result]]] = {
-    each.__name__: each for each in (local, solar, evenly, epoch, resume, loader)
+    each.__name__: each for each in (local, shares, solar, evenly, epoch, resume, loader)
 }
 
 
@@ -252,7 +276,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, dest="json_file", metavar="FILE")
     arguments = parser.parse_args()
     results = [result for row in arguments.only for result in ROWS[row]()]
-    document = json.loads(json.dumps({"machine": describe_machine()}))
+    document = {"benchmark": "loaders.schedules", "machine": describe_machine()}
     sys.exit(not report(document, results, arguments.json_file))
 
 

@@ -144,7 +144,12 @@ def main() -> None:
     with scratch(options.dir) as place:
         records = make_records(place, options.records)
         results = compare(records, options.rounds, options.epochs) + get(records, 64)
-    document = {"machine": describe_machine(), "record_bytes": RECORD, "batch": BATCH}
+    document = {
+        "benchmark": "loaders.staged",
+        "machine": describe_machine(),
+        "record_bytes": RECORD,
+        "batch": BATCH,
+    }
     sys.exit(not report(document, results, options.output))
 
 

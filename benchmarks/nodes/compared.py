@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from benchmarks.common import Child
-from benchmarks.nodes.loaders import BATCH, CACHE_VARIABLE, SEED
+from benchmarks.nodes.loaders import CACHE_VARIABLE, LOCAL_VARIABLE, SEED
 from benchmarks.nodes.testbed import Dataset, Layout, Testbed
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
@@ -29,7 +29,7 @@ from monarch_py.peers.server import listen
 from monarch_py.plan import Loader
 from monarch_py.plan.samplers import DistributedSampler
 
-RANKS, WORKERS, EPOCHS, SHARDS = 4, 2, 3, 32
+RANKS, WORKERS, BATCH, EPOCHS, SHARDS = 4, 2, 16, 3, 32
 
 
 class Compared(NamedTuple):
@@ -63,10 +63,9 @@ mount --rbind "$1" "$2" && shift 2 && exec "$@"
 """
 
 
-def make_formats(root: Path, files: int, size: int) -> None:
-    """The same samples as files, in tar shards and in MDS shards."""
-    root.mkdir()
-    plain = Dataset.make(root / "files", files, size)
+def make_formats(root: Path, plain: Dataset) -> None:
+    """The samples of `plain`, which lie in root/files, in tar shards and in MDS shards too."""
+    files = len(plain.sizes)
     (root / "tar").mkdir()
     each = -(-files // SHARDS)
     for first in range(0, files, each):
@@ -92,6 +91,11 @@ def is_installed(name: str) -> bool:
         return False
 
 
+def with_own_shm(argv: list[str], keep: str, place: Path) -> list[str]:
+    """keep : an empty directory;  place : stays where it is in /dev/shm"""
+    return ["unshare", "--mount", "sh", "-c", OWN_SHM, "sh", keep, str(place), *argv]
+
+
 @contextmanager
 def ranks_of(bed: Testbed, name: str, cache: int) -> Iterator[list[Child]]:
     """A process for each rank, when all are ready."""
@@ -110,18 +114,17 @@ def ranks_of(bed: Testbed, name: str, cache: int) -> Iterator[list[Child]]:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "TMPDIR": str(bed.place / f"tmp{rank}"),
-                "MONARCH_BENCHMARK_LOCAL": str(bed.place / f"local{rank}"),
+                LOCAL_VARIABLE: str(bed.place / f"local{rank}"),
                 CACHE_VARIABLE: str(cache),
                 "OMP_NUM_THREADS": "1",
             }
             (bed.place / f"tmp{rank}").mkdir()
             root = bed.mounts[rank].mountpoint
             argv = [sys.executable, "-m", "benchmarks.nodes.loaders", loader, str(root)]
-            argv += [str(rank), str(RANKS), str(WORKERS)]
+            argv += [str(each) for each in (rank, RANKS, WORKERS, BATCH)]
             if loader == "streaming":
                 keep = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
-                own = ["unshare", "--mount", "sh", "-c", OWN_SHM, "sh", keep, str(bed.place)]
-                argv = [*own, *argv]
+                argv = with_own_shm(argv, keep, bed.place)
             children.append(stack.enter_context(Child(argv, environment)))
         for child in children:
             child.hear()
@@ -162,8 +165,9 @@ def compared(
     source's rate."""
     files = (mib << 20) // (kib << 10)
     formats = place / "formats"
-    make_formats(formats, files, kib << 10)
-    dataset = Dataset(formats / "files", Dataset.sizes_of(formats / "files"))
+    formats.mkdir()
+    dataset = Dataset.make(formats / "files", files, kib << 10)
+    make_formats(formats, dataset)
     ideal = dataset.bytes / rate
     tier, staging = int(dataset.bytes * 1.05 / RANKS), max(dataset.bytes // 25, 16 << 20)
     results = []

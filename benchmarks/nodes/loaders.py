@@ -1,6 +1,8 @@
-"""One rank of a job that reads a dataset with somebody's loader; `loaders` of rows.py starts them.
+"""One rank of a job that reads a dataset with somebody's loader.
 
-    python -m benchmarks.nodes.loaders NAME ROOT RANK RANKS WORKERS
+`loaders` of rows.py starts several, and benchmarks.loaders.products one::
+
+    python -m benchmarks.nodes.loaders NAME ROOT RANK RANKS WORKERS BATCH
 
 It says 0 when it is ready. Each line on its standard input is an epoch's number; the answer is the
 bytes that came and the time that they took [ns], with whatever the loader does at the beginning of
@@ -14,13 +16,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-BATCH, SEED = 16, 1
+SEED = 1
 # Of a rank's cache, where a loader has one [bytes, as its own option writes it].
 CACHE_VARIABLE = "MONARCH_BENCHMARK_CACHE"
+# Where a loader may keep what it has read.
+LOCAL_VARIABLE = "MONARCH_BENCHMARK_LOCAL"
+# Samples among which a loader draws that shuffles by a buffer.
+TAR_BUFFER, TF_BUFFER = 100, 1000
 # Epoch -> lengths of the samples that this rank gets.
 Loader = Callable[[int], Iterator[int]]
+
+
+class Job(NamedTuple):
+    """What a rank is told. root : of the samples in the loader's own form"""
+
+    root: Path
+    rank: int
+    ranks: int
+    workers: int
+    batch: int
 
 
 class Files:
@@ -47,16 +63,16 @@ def epochs_of(loader: Any, sampler: Any) -> Loader:
     return epoch
 
 
-def torch_files(root: Path, rank: int, ranks: int, workers: int) -> Loader:
+def torch_files(job: Job) -> Loader:
     from torch.utils.data import DataLoader, DistributedSampler
 
-    files: Any = Files(root)
-    sampler: Any = DistributedSampler(files, ranks, rank, seed=SEED)
+    files: Any = Files(job.root)
+    sampler: Any = DistributedSampler(files, job.ranks, job.rank, seed=SEED)
     loader: Any = DataLoader(
         files,
-        BATCH,
+        job.batch,
         sampler=sampler,
-        num_workers=workers,
+        num_workers=job.workers,
         collate_fn=list,
         persistent_workers=True,
     )
@@ -64,19 +80,19 @@ def torch_files(root: Path, rank: int, ranks: int, workers: int) -> Loader:
     return epochs_of(loader, sampler)
 
 
-def local_first(root: Path, rank: int, ranks: int, workers: int) -> Loader:
+def local_first(job: Job) -> Loader:
     from torch.utils.data import DataLoader
 
     from monarch_py.loaders.samplers.local_first import LocalFirstSampler
 
-    files: Any = Files(root)
+    files: Any = Files(job.root)
     sampler = LocalFirstSampler(
-        files.paths, BATCH, SEED, rank=rank, world_size=ranks, ranks_per_node=1
+        files.paths, job.batch, SEED, rank=job.rank, world_size=job.ranks, ranks_per_node=1
     )
     loader: Any = DataLoader(
         files,
         batch_sampler=sampler,
-        num_workers=workers,
+        num_workers=job.workers,
         collate_fn=list,
         persistent_workers=True,
     )
@@ -84,53 +100,57 @@ def local_first(root: Path, rank: int, ranks: int, workers: int) -> Loader:
     return epochs_of(loader, sampler)
 
 
-def solar(root: Path, rank: int, ranks: int, workers: int) -> Loader:
+def solar(job: Job) -> Loader:
     from monarch_py.loaders.records.whole_files import FileDataset
     from monarch_py.loaders.samplers.solar import SolarSampler
     from monarch_py.loaders.staged.loader import StagedLoader
     from monarch_py.plan.builders import index_files
 
-    index = index_files(root)
-    sampler = SolarSampler(index, BATCH, SEED, rank=rank, world_size=ranks, ranks_per_node=1)
-    loader = StagedLoader(FileDataset(index), batch_sampler=sampler, workers=workers, tensors=False)
+    index = index_files(job.root)
+    sampler = SolarSampler(
+        index, job.batch, SEED, rank=job.rank, world_size=job.ranks, ranks_per_node=1
+    )
+    loader = StagedLoader(
+        FileDataset(index), batch_sampler=sampler, workers=job.workers, tensors=False
+    )
 
     return epochs_of(loader, sampler)
 
 
-def webdataset(root: Path, rank: int, ranks: int, workers: int) -> Loader:
+def webdataset(job: Job) -> Loader:
     import random
 
     import webdataset as wds
     from torch.utils.data import DataLoader
 
-    shards = sorted(str(path) for path in root.iterdir())
+    shards = sorted(str(path) for path in job.root.iterdir())
 
     def epoch(number: int) -> Iterator[int]:
         # Shards are dealt out to the ranks anew in each epoch, as its documentation has it.
         order = list(shards)
         random.Random(number).shuffle(order)
         split = {"nodesplitter": wds.split_by_node, "workersplitter": wds.split_by_worker}
-        dataset = wds.WebDataset(order, shardshuffle=False, **split).shuffle(100)
-        loader: Any = DataLoader(dataset, None, num_workers=workers)
+        dataset = wds.WebDataset(order, shardshuffle=False, **split).shuffle(TAR_BUFFER)
+        loader: Any = DataLoader(dataset, None, num_workers=job.workers)
         for sample in loader:
             yield len(sample["bin"])
 
     return epoch
 
 
-def streaming(root: Path, rank: int, ranks: int, workers: int) -> Loader:
+def streaming(job: Job) -> Loader:
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader
 
     dataset = StreamingDataset(
-        remote=str(root),
-        local=os.environ["MONARCH_BENCHMARK_LOCAL"],
+        remote=str(job.root),
+        local=os.environ[LOCAL_VARIABLE],
         shuffle=True,
-        batch_size=BATCH,
+        batch_size=job.batch,
         cache_limit=int(os.environ[CACHE_VARIABLE]),
     )
     loader: Any = DataLoader(
-        dataset, BATCH, num_workers=workers, collate_fn=list, persistent_workers=True
+        dataset, job.batch, num_workers=job.workers, collate_fn=list, persistent_workers=True
     )
 
     def epoch(_: int) -> Iterator[int]:
@@ -140,28 +160,30 @@ def streaming(root: Path, rank: int, ranks: int, workers: int) -> Loader:
     return epoch
 
 
-def dali(root: Path, rank: int, ranks: int, workers: int) -> Loader:
+def dali(job: Job) -> Loader:
     from nvidia.dali import fn, pipeline_def
 
-    files = sorted(str(path) for path in root.iterdir())
+    files = sorted(str(path) for path in job.root.iterdir())
 
     def reads() -> Any:
         data, _ = fn.readers.file(
             files=files,
-            shard_id=rank,
-            num_shards=ranks,
+            shard_id=job.rank,
+            num_shards=job.ranks,
             shuffle_after_epoch=True,
             name="reader",
             seed=SEED,
         )
         return data
 
-    pipeline: Any = pipeline_def(reads, batch_size=BATCH, num_threads=workers, device_id=None)
+    pipeline: Any = pipeline_def(
+        reads, batch_size=job.batch, num_threads=job.workers, device_id=None
+    )
     made = pipeline()
     made.build()
 
     def epoch(_: int) -> Iterator[int]:
-        left = len(files) // ranks
+        left = len(files) // job.ranks
         while left > 0:
             (batch,) = made.run()
             taken = min(left, len(batch))
@@ -171,13 +193,116 @@ def dali(root: Path, rank: int, ranks: int, workers: int) -> Loader:
     return epoch
 
 
-LOADERS: dict[str, Callable[[Path, int, int, int], Loader]] = {
+def torchdata(job: Job) -> Loader:
+    from torch.utils.data import DistributedSampler
+    from torchdata.nodes import Batcher, Loader, ParallelMapper, SamplerWrapper
+
+    files: Any = Files(job.root)
+    sampler: Any = DistributedSampler(files, job.ranks, job.rank, seed=SEED)
+    node: Any = ParallelMapper(
+        SamplerWrapper(sampler), files.__getitem__, num_workers=job.workers, method="process"
+    )
+    return epochs_of(Loader(Batcher(node, job.batch, drop_last=False)), sampler)
+
+
+def tensorflow(job: Job) -> Loader:
+    """Its cache lies in a file, and is whole after an epoch."""
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = job.workers
+    data = (
+        tf.data.Dataset.from_tensor_slices(sorted(str(path) for path in job.root.iterdir()))
+        .shard(job.ranks, job.rank)
+        .map(tf.io.read_file, num_parallel_calls=job.workers)
+        .cache(str(Path(os.environ[LOCAL_VARIABLE]) / "cache"))
+        .shuffle(TF_BUFFER, seed=SEED)
+        .batch(job.batch)
+        .prefetch(2)
+        .with_options(options)
+    )
+
+    def epoch(_: int) -> Iterator[int]:
+        for batch in data.as_numpy_iterator():
+            yield from map(len, batch)
+
+    return epoch
+
+
+def ffcv(job: Job) -> Loader:
+    from ffcv.fields.decoders import BytesDecoder
+    from ffcv.loader import Loader, OrderOption
+
+    loader = Loader(
+        str(next(job.root.iterdir())),
+        batch_size=job.batch,
+        num_workers=job.workers,
+        order=OrderOption.RANDOM,
+        os_cache=True,
+        seed=SEED,
+        pipelines={"bin": [BytesDecoder()]},
+    )
+
+    def epoch(_: int) -> Iterator[int]:
+        for (batch,) in loader:
+            yield from map(len, batch)
+
+    return epoch
+
+
+def records_of(job: Job) -> Any:
+    from monarch_py.loaders import RecordDataset
+
+    return RecordDataset(next(job.root.iterdir()), dataset="bin")
+
+
+def records(job: Job) -> Loader:
+    from torch.utils.data import DataLoader, DistributedSampler
+
+    rows = records_of(job)
+    sampler: Any = DistributedSampler(rows, job.ranks, job.rank, seed=SEED)
+    loader: Any = DataLoader(
+        rows, job.batch, sampler=sampler, num_workers=job.workers, persistent_workers=True
+    )
+    return epochs_of(loader, sampler)
+
+
+def staged(job: Job) -> Loader:
+    from torch.utils.data import BatchSampler, DistributedSampler
+
+    from monarch_py.loaders import StagedLoader
+
+    rows = records_of(job)
+    sampler: Any = DistributedSampler(rows, job.ranks, job.rank, seed=SEED)
+    batches = BatchSampler(sampler, job.batch, drop_last=False)
+    return epochs_of(StagedLoader(rows, batch_sampler=batches, workers=job.workers), sampler)
+
+
+def groups(job: Job) -> Loader:
+    """One process reads, whatever the number of workers."""
+    import torch  # as a training has done before its first epoch
+
+    from monarch_py.loaders import GroupLoader
+
+    torch.set_num_threads(1)
+
+    loader = GroupLoader(records_of(job), job.batch, epochs=2, rank=job.rank, world_size=job.ranks)
+    return epochs_of(loader, loader)
+
+
+LOADERS: dict[str, Callable[[Job], Loader]] = {
     "torch": torch_files,
     "local_first": local_first,
     "solar": solar,
     "webdataset": webdataset,
     "streaming": streaming,
     "dali": dali,
+    "torchdata": torchdata,
+    "tensorflow": tensorflow,
+    "ffcv": ffcv,
+    "records": records,
+    "staged": staged,
+    "groups": groups,
 }
 
 
@@ -186,7 +311,7 @@ def main() -> None:
     # What a library prints of itself is no answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    epoch = LOADERS[name](Path(root), *map(int, numbers))
+    epoch = LOADERS[name](Job(Path(root), *map(int, numbers)))
     print(0, file=answers, flush=True)
     for line in sys.stdin:
         began = time.monotonic_ns()

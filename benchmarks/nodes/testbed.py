@@ -60,10 +60,6 @@ class Dataset:
         return cls(backing, sizes)
 
     @staticmethod
-    def sizes_of(root: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.array([path.stat().st_size for path in sorted(root.iterdir())], np.int64)
-
-    @staticmethod
     def name(number: int) -> str:
         return f"{number:06d}.bin"
 

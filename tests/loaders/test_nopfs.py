@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from monarch_py.plan import Loader
 from monarch_py.plan.samplers import DistributedSampler
 
 EPOCHS, BATCH = 2, 3
+ERROR_LIMIT_S = 5.0
 
 
 @pytest.fixture
@@ -126,17 +130,24 @@ def test_a_loader_for_each_epoch_goes_on_with_the_job(
         iter(NoPFSDataLoader(dataset))
 
 
-def test_get_goes_on_after_a_worker_was_killed(tmp_path: Path, make: Callable[..., Job]) -> None:
+@pytest.mark.parametrize(
+    ("number", "text"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "stopped")]
+)
+def test_get_goes_on_after_a_worker_was_killed_or_stopped(
+    tmp_path: Path, make: Callable[..., Job], number: int, text: str
+) -> None:
     dataset = Records(tmp_path / "records", [10 + i for i in range(40)])
     job, whole = make(dataset, 4, EPOCHS, workers=1), make(dataset, 4, EPOCHS, workers=0)
     want = [bytes(whole.get()[0]) for _ in range(80)]
     got = [bytes(job.get()[0]) for _ in range(6)]
     for worker in multiprocessing.active_children():
-        worker.kill()
-        worker.join()
-    with pytest.raises(MonarchError, match="SIGKILL"):
+        assert worker.pid is not None
+        os.kill(worker.pid, number)
+    began = time.monotonic()
+    with pytest.raises(MonarchError, match=text):
         while True:
             got.append(bytes(job.get()[0]))
+    assert time.monotonic() - began < ERROR_LIMIT_S
     got += [bytes(job.get()[0]) for _ in range(80 - len(got))]
     assert got == want
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from monarch_py.loaders.samplers.local_first import LocalFirstSampler
 from monarch_py.loaders.samplers.ranks import LAUNCHERS
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
+from monarch_py.loaders.staged.loader import StagedLoader
 
 # Of torch and torchdata: of few cores, and of a call of torchdata's that torch 2.13 deprecates.
 pytestmark = [
@@ -139,6 +141,23 @@ def test_batches_out_of_order_are_refused() -> None:
     iterator: Any = _BaseDataLoaderIter(loader)
     with pytest.raises(ConfigError, match=r"^in_order: with False"):
         iterator._next_index()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_of_another_length_than_the_samplers_is_refused(workers: int) -> None:
+    said = r"^files: the sampler has 103 samples, and the loader's dataset has 90"
+    shorter: Any = list(range(90))
+    sampler: Any = sampler_of(SolarSampler)
+    how: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
+    loader = DataLoader(shorter, batch_sampler=sampler, num_workers=workers, **how)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=said):
+        next(iter(loader))
+    assert time.monotonic() - began < 5
+    with pytest.raises(ConfigError, match=said):
+        StagedLoader(shorter, batch_sampler=sampler, workers=workers)
+    with pytest.raises(ConfigError, match=said):
+        sampler.keep(shorter)
 
 
 def test_a_distributed_sampler_around_a_sampler_is_refused() -> None:

@@ -85,6 +85,7 @@ class HeldSampler(ScheduledSampler):
         sampler without a quota, because daemons keep the files then."""
         if self._sizes is None:
             raise ConfigError("quota: daemons keep the files; use the dataset as it is")
+        self.check_dataset(dataset)
         own = np.flatnonzero(self.holders[:, 0] == self.ranks.node)
         room = int(self._sizes[own].sum()) + PICKLED_BYTES * len(own)
         return KeptDataset(dataset, own, max(room, 1))

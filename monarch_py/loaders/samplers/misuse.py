@@ -1,4 +1,5 @@
-"""Detects callers that would deal samples to ranks twice, or deliver batches out of order.
+"""Detects callers that would deal samples to ranks twice, deliver batches out of order, or read
+another dataset.
 
 A batch sampler is not told who uses it. But its user calls `__iter__` or `__len__`, and the local
 variables of the calling function show what that user is.
@@ -48,9 +49,19 @@ def refuse_sampler(files: Any) -> None:
         )
 
 
-def found_misuse(frame: FrameType | None) -> ConfigError | None:
+def other_length(samples: int, dataset: Any) -> ConfigError | None:
+    """The error of a dataset that has not as many samples as the sampler; None if it has."""
+    if not hasattr(dataset, "__len__") or len(dataset) == samples:
+        return None
+    return ConfigError(
+        f"files: the sampler has {samples} samples, and the loader's dataset has {len(dataset)};"
+        " give both the same, in the same order"
+    )
+
+
+def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     """The error of a caller that shards what it iterates over, or of a DataLoader that delivers
-    batches out of order; None if the caller is neither."""
+    batches out of order or whose dataset has not so many samples; None if the caller is neither."""
     if frame is None or frame.f_globals.get("__name__", "").split(".")[0] not in PACKAGES:
         return None
     who = _sharding(frame.f_locals.get("self"))
@@ -62,4 +73,4 @@ def found_misuse(frame: FrameType | None) -> ConfigError | None:
             "in_order: with False, it is unknown which batches were delivered, and which weight a"
             " batch has; remove it"
         )
-    return None
+    return other_length(samples, getattr(loader, "dataset", None))

@@ -18,7 +18,7 @@ import numpy as np
 
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import Agreement, process_group
-from monarch_py.loaders.samplers.misuse import found_misuse
+from monarch_py.loaders.samplers.misuse import found_misuse, other_length
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.state import State
 from monarch_py.native import Int32s, Ints
@@ -170,13 +170,18 @@ class ScheduledSampler(ABC):
         self._goes_on = True
         self._move(epoch, 0 if epoch != self._at.epoch else self._begin)
 
+    def check_dataset(self, dataset: Any) -> None:
+        """Raises ConfigError if the dataset has another number of samples than this sampler."""
+        if (wrong := other_length(self._at.length, dataset)) is not None:
+            raise wrong
+
     def __len__(self) -> int:
-        if (misuse := found_misuse(sys._getframe(1))) is not None:
+        if (misuse := found_misuse(sys._getframe(1), self._at.length)) is not None:
             raise misuse
         return self._steps()
 
     def __iter__(self) -> Iterator[list[int]]:
-        misuse = found_misuse(sys._getframe(1))
+        misuse = found_misuse(sys._getframe(1), self._at.length)
         begin = self._given = self._weighed = self._begin
         return self._batches(self._at.epoch, begin, misuse)
 

@@ -23,6 +23,7 @@ from monarch_py.loaders.memory.ring import Bytes, Ring, check_owner
 from monarch_py.loaders.memory.sizes import n_bytes
 from monarch_py.loaders.memory.tensors import as_tensor, has_torch
 from monarch_py.loaders.records.form import form_of
+from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.staged.advice import Advisor
 from monarch_py.loaders.staged.pinning import Pinned
 from monarch_py.loaders.staged.placing import copied, take, view_of
@@ -79,6 +80,8 @@ class StagedLoader:
         multiprocessing_context: str | None = None,
         worker_init_fn: Callable[[int], Any] | None = None,
     ) -> None:
+        if isinstance(batch_sampler, ScheduledSampler):
+            batch_sampler.check_dataset(dataset)
         self.dataset, self.batch_sampler = dataset, batch_sampler
         self.pin_memory, self.persistent = pin_memory, persistent
         self._copy = copy

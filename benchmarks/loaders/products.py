@@ -1,0 +1,297 @@
+"""``python -m benchmarks.loaders.products``: what people use, and Monarch's loaders beside it.
+
+Each reads the same samples of 128 KiB, in the form that it needs, in batches of 64 with two workers
+(processes or threads), from a source of 4 ms a request and 1 GB/s, or from memory ("present"). The
+kernel's pages are dropped before each epoch on the source. Nothing is decoded. Each runs in a
+process of its own, for two epochs. They take turns, and in each round their times are compared with
+those of PyTorch's DataLoader. A product that is not installed is left out, with the reason. Needs
+FUSE, and for MosaicML streaming root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import psutil
+import yaml
+
+from benchmarks.common import SEED, Child, plain_environment, scratch
+from benchmarks.loaders.records import pace, slow_source
+from benchmarks.nodes.compared import is_installed, make_formats, with_own_shm
+from benchmarks.nodes.loaders import (
+    CACHE_VARIABLE,
+    LOCAL_VARIABLE,
+    TAR_BUFFER,
+    TF_BUFFER,
+    Files,
+)
+from benchmarks.nodes.testbed import Dataset
+from benchmarks.numbers import Result, describe_machine, report
+from monarch_py.demo.slowsource import SlowSource, why_unavailable
+
+SIZE, BATCH, WORKERS, EPOCHS = 128 << 10, 64, 2, 2
+SOURCES = ("4 ms", "present")
+# A process that has been told to end [s]: `monarch run` removes its copies.
+END_LIMIT_S = 60.0
+
+
+class Product(NamedTuple):
+    """loader : of benchmarks/nodes/loaders.py;  form : of the samples;  shuffle : how far an epoch
+    mixes samples;  package : that has to be installed"""
+
+    loader: str
+    form: str
+    shuffle: str
+    package: str = "torch"
+    under_monarch: bool = False
+
+
+BASE = "PyTorch's DataLoader"
+PRODUCTS = {
+    BASE: Product("torch", "files", "all samples"),
+    "torchdata's nodes": Product("torchdata", "files", "all samples", "torchdata"),
+    "DALI": Product("dali", "files", "all samples, not in epoch 1", "nvidia.dali"),
+    "WebDataset": Product(
+        "webdataset", "tar", f"shards, then a buffer of {TAR_BUFFER} samples", "webdataset"
+    ),
+    "MosaicML streaming": Product(
+        "streaming", "mds", "within 262,144 samples: here all", "streaming"
+    ),
+    "tf.data, with cache": Product(
+        "tensorflow", "files", f"a buffer of {TF_BUFFER} samples", "tensorflow"
+    ),
+    "FFCV": Product("ffcv", "beton", "all samples", "ffcv"),
+    "PyTorch's DataLoader, monarch run": Product(
+        "torch", "files", "all samples", under_monarch=True
+    ),
+    "RecordDataset, DataLoader": Product("records", "hdf5", "all samples"),
+    "RecordDataset, StagedLoader": Product("staged", "hdf5", "all samples"),
+    "RecordDataset, GroupLoader": Product("groups", "hdf5", "groups of 16 MiB, then within them"),
+    "StagedLoader, monarch run": Product("staged", "hdf5", "all samples", under_monarch=True),
+}
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """cpu_s : of the process and all its children;  requests, source_bytes : at the source"""
+
+    seconds: float
+    cpu_s: float
+    requests: int = 0
+    source_bytes: int = 0
+
+
+# --- a run --------------------------------------------------------------------------------------
+
+
+class Arrays(Files):
+    """Each sample is a row of one array, as FFCV's writer wants it."""
+
+    def __getitem__(self, index: int) -> Any:
+        return (np.frombuffer(super().__getitem__(index), np.uint8),)
+
+
+def make_dataset(root: Path, samples: int) -> None:
+    (root / "files").mkdir()
+    random = np.random.RandomState(SEED)
+    for number in range(samples):
+        (root / "files" / Dataset.name(number)).write_bytes(random.bytes(SIZE))
+    make_formats(root, Dataset(root / "files", np.full(samples, SIZE)))
+    (root / "hdf5").mkdir()
+    with h5py.File(root / "hdf5" / "train.h5", "w") as file:
+        rows = file.create_dataset("bin", (samples, SIZE), dtype="u1")
+        for number, path in enumerate(sorted((root / "files").iterdir())):
+            rows[number] = np.frombuffer(path.read_bytes(), np.uint8)
+    if is_installed("ffcv"):
+        from ffcv.fields import BytesField
+        from ffcv.writer import DatasetWriter
+
+        (root / "beton").mkdir()
+        writer = DatasetWriter(
+            str(root / "beton" / "train.beton"), {"bin": BytesField()}, num_workers=WORKERS
+        )
+        writer.from_indexed_dataset(Arrays(root / "files"))
+
+
+def cpu_s(pid: int) -> float:
+    """Of a process and its children, of those too that have ended [s]."""
+    process = psutil.Process(pid)
+    return sum(sum(each.cpu_times()[:4]) for each in [process, *process.children(recursive=True)])
+
+
+@contextmanager
+def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
+    """root : on tmpfs, of all forms;  n_bytes : of the dataset"""
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=root.parent)))
+        (place / "local").mkdir()
+        data = root / product.form
+        argv = [sys.executable, "-m", "benchmarks.nodes.loaders", product.loader, str(data)]
+        argv += ["0", "1", str(WORKERS), str(BATCH)]
+        environment = plain_environment() | {
+            "LOCAL_WORLD_SIZE": "1",
+            "WORLD_SIZE": "1",
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            LOCAL_VARIABLE: str(place / "local"),
+            CACHE_VARIABLE: str(2 * n_bytes),
+            "OMP_NUM_THREADS": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        if product.loader == "streaming":
+            keep = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
+            argv = with_own_shm(argv, keep, root.parent)
+        if product.under_monarch:
+            tier = {"mount_point": str(place / "local"), "max_storage_quota": 2 * n_bytes}
+            config = place / "tiers.yaml"
+            config.write_text(yaml.safe_dump({"sources": [str(data)], "hierarchy": [tier]}))
+            command = [sys.executable, "-m", "monarch_py", "run", "--quiet", "-c", str(config)]
+            argv = [*command, *argv]
+        with Child(argv, environment) as child:
+            child.hear()
+            yield child
+            child.finish(END_LIMIT_S)
+
+
+def make_slow(slow: SlowSource) -> None:
+    """Begins to count anew, without the kernel's pages: an open makes it forget those of a file."""
+    slow.latency(open=0, getattr=0, read=0)
+    for path in slow.mountpoint.rglob("*.*"):
+        os.close(os.open(path, os.O_RDONLY))
+    pace(slow, SOURCES[0])
+    slow.reset()
+
+
+def run(product: Product, root: Path, slow: SlowSource | None, n_bytes: int) -> list[Epoch]:
+    epochs = []
+    if slow is not None:
+        make_slow(slow)
+    with started(product, root if slow is None else slow.mountpoint, n_bytes) as child:
+        for number in range(EPOCHS):
+            # What the source is asked for at the start belongs to the first epoch.
+            if slow is not None and number:
+                make_slow(slow)
+            before = cpu_s(child.pid)
+            got, took_ns = child.ask(str(number))
+            used = cpu_s(child.pid) - before
+            if got != n_bytes:
+                raise RuntimeError(f"{product.loader} gave {got} bytes of {n_bytes}")
+            counts = {} if slow is None else slow.counts()
+            asked = sum(n for kind, n in counts.items() if not kind.startswith("bytes"))
+            epochs.append(Epoch(took_ns / 1e9, used, asked, counts.get("bytes_read", 0)))
+    return epochs
+
+
+# --- all of them --------------------------------------------------------------------------------
+
+Runs = dict[str, dict[str, list[list[Epoch]]]]
+
+
+def rounds_of(place: Path, slow: SlowSource, names: list[str], samples: int, rounds: int) -> Runs:
+    """Source -> product -> rounds -> epochs."""
+    runs: Runs = {source: {name: [] for name in names} for source in SOURCES}
+    for number in range(rounds):
+        for source in SOURCES:
+            for name in names:
+                there = None if source == "present" else slow
+                epochs = run(PRODUCTS[name], slow.backing, there, samples * SIZE)
+                runs[source][name].append(epochs)
+                said = ", ".join(f"{each.seconds:.2f} s" for each in epochs)
+                load = os.getloadavg()[0]
+                print(f"  {number + 1}: {source}: {name}: {said}, load {load:.1f}", file=sys.stderr)
+    return runs
+
+
+def results_of(runs: Runs) -> list[Result]:
+    """Each epoch's time over that of PyTorch's DataLoader in the same round."""
+    results = []
+    for source, products in runs.items():
+        for name, found in products.items():
+            for at in range(EPOCHS):
+                pairs = zip(found, products[BASE], strict=True)
+                ratios = [ours[at].seconds / theirs[at].seconds for ours, theirs in pairs]
+                what = f"{source}: {name}: epoch {at + 1} / {BASE}"
+                value = statistics.median(ratios)
+                results.append(Result(f"{source} {name} {at + 1}", what, "ratio", value, None))
+    return results
+
+
+def cells(name: str, runs: dict[str, list[list[Epoch]]], samples: int) -> list[str]:
+    """The medians of a product, in epochs 1 and 2."""
+    found, bases = runs[name], runs[BASE]
+
+    def both(of: Callable[[Epoch, Epoch], float], form: str) -> str:
+        middle = [
+            statistics.median(of(a[at], b[at]) for a, b in zip(found, bases, strict=True))
+            for at in range(EPOCHS)
+        ]
+        return "; ".join(format(value, form) for value in middle)
+
+    return [
+        name,
+        PRODUCTS[name].shuffle,
+        both(lambda ours, base: ours.seconds / base.seconds, ".3f"),
+        both(lambda ours, _: ours.cpu_s / samples * 1e6, ".0f"),
+        both(lambda ours, _: ours.requests / samples, ".2f"),
+        both(lambda ours, _: ours.source_bytes / (samples * SIZE), ".2f"),
+    ]
+
+
+def table(runs: dict[str, list[list[Epoch]]], samples: int) -> str:
+    """As in docs/benchmarks.md."""
+    head = ["", "shuffles", "time", "CPU a sample [us]", "requests a sample", "bytes / dataset"]
+    rows = [head, ["---"] * len(head), *(cells(name, runs, samples) for name in runs)]
+    seconds = [statistics.median(epochs[at].seconds for epochs in runs[BASE]) for at in range(2)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines, "", f"{BASE}: {seconds[0]:.2f} and {seconds[1]:.2f} s"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.loaders.products")
+    parser.add_argument("--only", nargs="+", choices=PRODUCTS, default=list(PRODUCTS))
+    parser.add_argument("--samples", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dir", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if reason := why_unavailable():
+        parser.error(reason)
+    missing = {name: p.package for name, p in PRODUCTS.items() if not is_installed(p.package)}
+    for name, package in missing.items():
+        print(f"  {name} is left out: the package {package} is not installed", file=sys.stderr)
+    names = [BASE, *(n for n in PRODUCTS if n in args.only and n not in missing and n != BASE)]
+    with scratch(args.dir) as place, slow_source(place) as slow:
+        make_dataset(slow.backing, args.samples)
+        runs = rounds_of(place, slow, names, args.samples, args.rounds)
+    for source in SOURCES:
+        print(f"\n{source}\n\n{table(runs[source], args.samples)}", file=sys.stderr)
+    document = {
+        "benchmark": "loaders.products",
+        "machine": describe_machine(),
+        "samples": args.samples,
+        "sample_bytes": SIZE,
+        "shuffles": {name: PRODUCTS[name].shuffle for name in names},
+        "runs": {
+            source: {
+                name: [[asdict(each) for each in epochs] for epochs in found]
+                for name, found in products.items()
+            }
+            for source, products in runs.items()
+        },
+    }
+    report(document, results_of(runs), args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Trains with Lightning as users write it, alone and on two gloo ranks, and tells who got what.
+
+    python lightning_ranks.py DIRECTORY
+
+For each case and rank it writes DIRECTORY/<case>-<rank>.json: the samples of each batch, by epoch.
+It prints what the case `twice` was refused with.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from monarch_py.loaders import LocalFirstSampler, SolarSampler, StagedLoader
+from monarch_py.loaders.samplers.sampler import ScheduledSampler
+
+LENGTH, BATCH, EPOCHS, RANKS = 103, 4, 2, 2
+
+
+class Numbers(Dataset[torch.Tensor]):
+    sizes = np.ones(LENGTH, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return torch.tensor([float(at)])
+
+
+def sampler_of(case: str, **ranks: Any) -> ScheduledSampler:
+    """ranks : by default those of torch.distributed, as in a program"""
+    if case == "solar":
+        return SolarSampler(Numbers(), BATCH, ranks_per_node=1, quota=LENGTH // 3, **ranks)
+    return LocalFirstSampler(Numbers(), BATCH, ranks_per_node=1, quota=LENGTH // 3, **ranks)
+
+
+def module_of(case: str, directory: Path) -> Any:
+    import lightning
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.got: list[list[list[int]]] = [[] for _ in range(EPOCHS)]
+
+        def train_dataloader(self) -> Any:
+            self.sampler = sampler_of(case)
+            if case == "staged":
+                return StagedLoader(Numbers(), batch_sampler=self.sampler, workers=1)
+            return DataLoader(Numbers(), batch_sampler=self.sampler)
+
+        def training_step(self, batch: torch.Tensor, _: int) -> Any:
+            self.got[self.current_epoch].append(batch[:, 0].int().tolist())
+            return self.layer(batch).mean() * self.sampler.weight(len(batch))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+        def on_train_end(self) -> None:
+            told = directory / f"{case}-{self.global_rank}.json"
+            told.write_text(json.dumps(self.got))
+
+    return Module()
+
+
+def train(case: str, directory: Path, ranks: int, **settings: Any) -> None:
+    import lightning
+
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy="ddp_fork" if ranks > 1 else "auto",
+        max_epochs=EPOCHS,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    trainer.fit(module_of(case, directory))
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    # The case of one rank is the last: no process that has computed gradients may fork ranks.
+    train("local", directory, RANKS, use_distributed_sampler=False)
+    train("solar", directory, RANKS, use_distributed_sampler=False)
+    # Lightning knows how to deal a DataLoader's batches again, and no others.
+    train("staged", directory, RANKS)
+    try:
+        train("twice", directory, RANKS)
+    except Exception as error:
+        print(error)
+    train("alone", directory, 1)
+
+
+if __name__ == "__main__":
+    main()
