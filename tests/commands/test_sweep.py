@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.command_line import run_monarch
 from support.files import Files, check_all
+from support.manifests import wait_recorded
 from support.session import MIB, Session, wait_until
 
 from monarch_py.commands import sweep
@@ -55,11 +56,10 @@ def test_what_a_killed_daemon_left_goes_and_persistent_copies_stay(
     area = {"mount_point": str(tmp_path / "area"), "max_storage_quota": "1MiB"}
     session = session_factory(files.root, tiers=tiers(tmp_path), staging=area).start()
     session.wait_all_present()
-    session.stop()  # the manifest has the persistent copies from here on
-    session.start().wait_all_present()
     ram, ssd = copies(tmp_path / "ram"), copies(tmp_path / "ssd")
     assert ram
     assert ssd
+    wait_recorded(session, len(ssd), tier=1)
     session.kill()
     done = swept(session)
     assert (done.returncode, done.stderr) == (0, "")
