@@ -251,8 +251,8 @@ def _own_path(config_file: Path) -> Path:
 def _refuse_daemon(session: Path, config_file: Path) -> None:
     if (holder := holder_of(session / "lock")) is not None:
         raise SessionError(
-            f"a daemon ({holder}) still serves {config_file} with the tiers that it had; end it with"
-            f" `monarch stop -c {config_file}`, then try again"
+            f"a daemon ({holder}) still serves {config_file} with the tiers that it had; end it"
+            f" with `monarch stop -c {config_file}`, then try again"
         )
 
 

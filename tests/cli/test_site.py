@@ -76,7 +76,8 @@ def hits(site: SiteSession, number: int, **environment: str) -> int:
     before = site.totals()["hits"]
     said = site.python(READ, *site.files(number), env=environment)
     assert said == f"{6 * 40 * KIB}\n"
-    return int(site.totals()["hits"]) - before
+    found: int = site.totals()["hits"] - before
+    return found
 
 
 # --- sources are added ---------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def test_a_program_that_runs_already_is_served_too(site: SiteSession) -> None:
             def is_served() -> bool:
                 before = site.totals()["hits"]
                 assert ask("r b") == "\x01\n"
-                return int(site.totals()["hits"]) > before
+                return bool(site.totals()["hits"] > before)
 
             wait_until(is_served, what="a hit by a relative name", every=0.2)
             names = f"{os.listdir(site.datasets[1])}\n"
@@ -146,7 +147,7 @@ def test_a_program_that_runs_already_is_served_too(site: SiteSession) -> None:
             def is_listed() -> bool:
                 before = site.totals()["metadata_hits"]
                 assert ask("l .") == names
-                return int(site.totals()["metadata_hits"]) > before
+                return bool(site.totals()["metadata_hits"] > before)
 
             wait_until(is_listed, what="a listing by the catalog", every=0.2)
         finally:
