@@ -191,7 +191,7 @@ def test_what_cannot_be_added_is_told_in_a_sentence(site: SiteSession) -> None:
     below = site.datasets[0] / "below"
     below.mkdir()
     done = site.command_line("source", "add", str(below))
-    said = f"monarch: {below} cannot be added to the daemon that runs: {below} is inside"
+    said = f"monarch: {below} cannot be added: {below} is inside"
     assert (done.returncode, done.stderr) == (
         3, f"{said} {site.datasets[0]}; name the outer one alone\n",
     )  # fmt: skip
@@ -251,7 +251,6 @@ def test_no_job_ends_or_empties_the_daemon_of_another(site: SiteSession) -> None
     one, two = {"MONARCH_JOB": "day-1", **site.of(0)}, {"SLURM_JOB_ID": "98765432", **site.of(1)}
     assert site.command_line("start", **one).returncode == 0
     pid = int(site.connection.ask("where")["pid"])
-    assert b"MONARCH_JOB" not in Path(f"/proc/{pid}/environ").read_bytes()
     script = "cat $0/*; echo reads >&2; read line; cat $0/*"
     command = [sys.executable, "-m", "monarch_py", "run", "-q", "--", "bash", "-c", script]
     with subprocess.Popen(
