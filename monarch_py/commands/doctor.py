@@ -307,7 +307,7 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
 def _container(config: Config) -> Iterator[Finding]:
     """Findings on the paths that a container must share with the host if the job runs inside the
     container and the daemon outside."""
-    places = [shm_root(), LIBRARY.parent, config.file]
+    places = [shm_root(), LIBRARY.parent, *config.files]
     places += [source.path for source in config.sources]
     places += [tier.mount_point for tier in config.tiers]
     shared = " ".join(dict.fromkeys(map(str, places)))

@@ -246,16 +246,17 @@ def left_to_others(session: SessionDir) -> list[str]:
     if runs are among them, the last run ends the daemon."""
     jobs = Jobs(session)
     jobs.leave()
-    daemon = _serving(DaemonConnection(session))
-    others = [] if daemon is None else jobs.others()
-    if others:
-        shares = Shares(session)
-        try:
-            shares.take_turn()
-            if not shares.is_unused():
-                shares.note_daemon(daemon)
-        finally:
-            shares.close()
+    others = jobs.others()
+    daemon = _serving(DaemonConnection(session)) if others else None
+    if daemon is None:
+        return []
+    shares = Shares(session)
+    try:
+        shares.take_turn()
+        if not shares.is_unused():
+            shares.note_daemon(daemon)
+    finally:
+        shares.close()
     return others
 
 

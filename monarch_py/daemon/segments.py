@@ -116,13 +116,15 @@ class Shared:
         control.metadata_cached = config.metadata == "cached"
         control.revalidate_ns = int(config.revalidate_s * 1e9)
         for number, source in enumerate(config.sources):
-            self._put_source(number, source)
+            self.put_source(number, source)
         control.sources = len(config.sources)
         switches = [SYSTEM_SWITCH_FILE, config.switch_file]
         for slot, switch in zip(control.switch_file, switches, strict=True):
             _put(slot, os.fsencode(switch) if switch else b"")
 
-    def _put_source(self, number: int, source: SourceConfig) -> None:
+    def put_source(self, number: int, source: SourceConfig) -> None:
+        """Writes down a source, which clients do not see until it is counted. Raises OSError if it
+        cannot be looked at."""
         slot, found = self.control.source[number], source.real_path.stat()
         slot.dev, slot.ino = found.st_dev, found.st_ino
         path, alias = os.fsencode(source.real_path), os.fsencode(source.path)
@@ -130,13 +132,12 @@ class Shared:
         if alias != path:
             slot.alias_len = _put(slot.alias, alias)
 
-    def add_source(self, number: int, source: SourceConfig, fd: int) -> None:
+    def count_source(self, number: int, fd: int) -> None:
         """Tells clients of one more source, while they read. The number of sources is written last,
         behind the barrier that is in the doorbell.
 
         fd : of the source's root
         """
-        self._put_source(number, source)
         slot = self.control.source[number]
         lib.monarch_read_filesystem(fd, ffi.addressof(slot, "filesystem"))
         self.ring()

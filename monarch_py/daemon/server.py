@@ -138,36 +138,42 @@ class Daemon:
         np.unique(NO_IDS)
 
     def add_source(self, source: SourceConfig) -> bool:
-        """Takes in one more source; the tiers' quotas are shared. Call it between two turns.
-        Returns False if the daemon has the source already. Raises SessionError if it cannot have
-        another one."""
-        sources = self.config.sources
-        if any(each.real_path == source.real_path for each in sources):
+        """Takes in one more source; the tiers' quotas are shared. Call it from any thread but the
+        loop's. Returns False if the daemon has the source already. Raises SessionError if it cannot
+        have another one."""
+        if any(each.real_path == source.real_path for each in self.config.sources):
             return False
-        if why := self._why_no_more(source):
-            raise SessionError(f"{source.path} cannot be added to the daemon that runs: {why}")
-        self.config = replace(self.config, sources=(*sources, source))
-        try:
-            added = self.scanner.add(self.config)
-        except OSError as error:
-            self.config = replace(self.config, sources=sources)
-            raise SessionError(f"{source.path}: {error.strerror}") from error
-        self.filler.engine.add_source(added)
-        self.shared.add_source(added.number, source, added.fd)
+        self._check_place(source)  # asks file systems, so it is not done between two turns
+        with self.deciding():
+            if len(self.config.sources) >= MAX_SOURCES:
+                problem = f"the daemon has {MAX_SOURCES} sources already"
+                raise SessionError(f"{source.path}: {problem}; stop it once no job needs it")
+            self._take_in(source)
         self._mark_open_for_writing()
         log.info("source added: %s", source.path)
         return True
 
-    def _why_no_more(self, source: SourceConfig) -> str:
+    def _check_place(self, source: SourceConfig) -> None:
         if self.cluster is not None:
-            return "daemons of several nodes keep the sources of their start; stop and start them"
-        if len(self.config.sources) >= MAX_SOURCES:
-            return f"it has {MAX_SOURCES} sources already; stop it once no job needs it"
+            why = "daemons of several nodes keep the sources of their start; stop and start them"
+            raise SessionError(f"{source.path} cannot be added: {why}")
         for each in self.config.sources:
             for inner, outer in ((source, each), (each, source)):
                 if is_inside(inner.real_path, outer.real_path):
-                    return f"{inner.path} is inside {outer.path}; name the outer one alone"
-        return ""
+                    why = f"{inner.path} is inside {outer.path}; name the outer one alone"
+                    raise SessionError(f"{source.path} cannot be added: {why}")
+
+    def _take_in(self, source: SourceConfig) -> None:
+        number = len(self.config.sources)
+        config = replace(self.config, sources=(*self.config.sources, source))
+        try:
+            self.shared.put_source(number, source)
+            added = self.scanner.add(config)
+        except OSError as error:
+            raise SessionError(f"{source.path}: {error.strerror}") from error
+        self.config = config
+        self.filler.engine.add_source(added)
+        self.shared.count_source(number, added.fd)
 
     def needs(self, path: Path) -> None:
         """Makes the daemon end when this file of the session loses its name."""

@@ -18,7 +18,6 @@ import msgspec
 
 from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import DaemonConnection
-from monarch_py.ipc.jobs import VARIABLES as JOB_VARIABLES
 from monarch_py.ipc.session import SessionDir, full_shm, open_private
 from monarch_py.peers.membership import Cluster
 from monarch_py.util.processes import Identity, end
@@ -36,8 +35,7 @@ SHARED = "shared"
 # What is sent over the lifeline to a daemon that is to outlive the process that started it.
 STAY = b"s"
 # Variables of the job's environment that the daemon does not get.
-# The names of jobs stay with the jobs: the daemon may outlive the one that has started it.
-HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE", *JOB_VARIABLES)
+HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 # Signals that end a daemon in good order. A launcher may send several, to each process of a step.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -7,7 +7,7 @@ the job in the session's directory; a job that only reads is found by its proces
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from monarch_py.util.processes import mapping, own_processes
 
 # The variables that name a job; MONARCH_JOB is for batch systems that are not listed.
 VARIABLES = ("MONARCH_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
+# In the command line of a daemon that `monarch start` or `run` has started (`daemon.starting`).
+DAEMON = b"monarch_py.daemon.lifecycle"
 # A job counts for this long after its `monarch start`, even if it has no process yet: a prolog
 # starts the daemon before the job begins [s].
 NEW_S = 60.0
@@ -30,6 +32,19 @@ def _job_of(environment: Mapping[str, str]) -> str:
 def own_job() -> str:
     """The job of this process; "" outside a batch system."""
     return _job_of(os.environ)
+
+
+def _jobs_of(processes: Iterable[Path]) -> set[str]:
+    """The jobs of these processes. Daemons belong to none: they have the environment of the job
+    that has started them, which they may outlive."""
+    return {_job_of(_environment(each)) for each in processes if not _is_daemon(each)} - {""}
+
+
+def _is_daemon(process: Path) -> bool:
+    try:
+        return DAEMON in (process / "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _environment(process: Path) -> dict[str, str]:
@@ -60,13 +75,13 @@ class Jobs:
 
     def others(self) -> list[str]:
         """The other jobs that use the session, in order."""
-        attached = {_job_of(_environment(each)) for each in mapping(f"{self._session.path}/")}
-        return sorted({*attached, *self._noted()} - {"", own_job()})
+        attached = _jobs_of(mapping(f"{self._session.path}/"))
+        return sorted({*attached, *self._noted()} - {own_job()})
 
     def _noted(self) -> Iterator[str]:
         """The noted jobs that are new or have processes. Forgets the others."""
         notes = list(self._notes.glob("*"))
-        running = {_job_of(_environment(each)) for each in own_processes()} if notes else set()
+        running = _jobs_of(own_processes()) if notes else set()
         for note in notes:
             with suppress(OSError):
                 if note.name in running or time.time() - note.stat().st_mtime < NEW_S:

@@ -23,7 +23,7 @@ def test_they_are_of_these_commands() -> None:
     stored = {
         str(path.relative_to(SHARE)): path.read_text()
         for path in SHARE.rglob("*")
-        if path.is_file()
+        if path.is_file() and path.parent.name != "bin"
     }
     assert stored == files(), "run `PYTHONPATH=tests python -m support.manuals`"
 

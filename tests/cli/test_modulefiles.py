@@ -5,6 +5,7 @@ The installations are trees as `pip install --prefix` makes them, moved once the
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pwd
@@ -85,15 +86,21 @@ def install(place: Path, python: str) -> Path:
     packages = first / "lib" / PYTHON / "site-packages"
     built = Path(monarch_py.__file__).parent
     shutil.copytree(built, packages / "monarch_py", ignore=shutil.ignore_patterns("__pycache__"))
-    for entry in DEPENDENCIES.iterdir():
-        if not entry.name.startswith(("monarch", "_monarch", "__editable__")):
-            (packages / entry.name).symlink_to(entry)
     for name in ("bin/monarch", "share/monarch/bin/monarch"):
         (first / name).parent.mkdir(parents=True, exist_ok=True)
     text = (ROOT / "packaging/bin/monarch").read_text()
     (first / "bin/monarch").write_text(text.replace("#!python\n", f"#!{python}\n", 1))
-    shutil.copy(ROOT / "packaging/module/monarch", first / "share/monarch/bin/monarch")
+    shutil.copy(ROOT / "packaging/share/monarch/bin/monarch", first / "share/monarch/bin/monarch")
     (first / "bin/monarch").chmod(0o755)
+    return finish(first, place)
+
+
+def finish(first: Path, place: Path) -> Path:
+    """Puts what the package needs beside it, and moves the installation."""
+    packages = first / "lib" / PYTHON / "site-packages"
+    for entry in DEPENDENCIES.iterdir():
+        if not entry.name.startswith(("monarch", "_monarch", "__editable__")):
+            (packages / entry.name).symlink_to(entry)
     first.rename(place)
     return place
 
@@ -305,3 +312,21 @@ def test_a_site_without_a_configuration_is_told(cluster: Cluster) -> None:
     site = prefix / "etc/monarch/site.yaml"
     said = f"monarch: warning: the module names no configuration of the site; write {site}, then "
     assert done.stderr.startswith(said)
+
+
+@pytest.mark.long
+def test_pip_makes_such_an_installation(cluster: Cluster) -> None:
+    """Compared with what `install` makes, and moved as it is."""
+    made, first = cluster.place / "opt" / "made", cluster.place / "opt" / "pip.first"
+    install(made, cluster.python)
+    words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--prefix", str(first)]
+    if importlib.util.find_spec("setuptools") is not None:
+        words.append("--no-build-isolation")
+    subprocess.run([*words, str(ROOT)], check=True, timeout=600)
+    prefix = finish(first, cluster.place / "opt" / "pip")
+    for name in ("bin/monarch", "share/monarch/bin/monarch"):
+        lines = (prefix / name).read_text().splitlines(), (made / name).read_text().splitlines()
+        assert lines[0][1:] == lines[1][1:]
+        done = cluster.run([str(prefix / name), "env", "--library"])
+        library = prefix / "lib" / PYTHON / "site-packages/monarch_py/libmonarch.so"
+        assert (done.stdout, done.stderr) == (f"{library}\n", "")

@@ -76,7 +76,8 @@ def hits(site: SiteSession, number: int, **environment: str) -> int:
     before = int(site.totals()["hits"])
     said = site.python(READ, *site.files(number), env=environment)
     assert said == f"{6 * 40 * KIB}\n"
-    return int(site.totals()["hits"]) - before
+    found: int = site.totals()["hits"] - before
+    return found
 
 
 # --- sources are added ---------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def test_a_program_that_runs_already_is_served_too(site: SiteSession) -> None:
             def is_served() -> bool:
                 before = int(site.totals()["hits"])
                 assert ask("r b") == "\x01\n"
-                return int(site.totals()["hits"]) > before
+                return bool(site.totals()["hits"] > before)
 
             wait_until(is_served, what="a hit by a relative name", every=0.2)
             names = f"{os.listdir(site.datasets[1])}\n"
@@ -146,7 +147,7 @@ def test_a_program_that_runs_already_is_served_too(site: SiteSession) -> None:
             def is_listed() -> bool:
                 before = int(site.totals()["metadata_hits"])
                 assert ask("l .") == names
-                return int(site.totals()["metadata_hits"]) > before
+                return bool(site.totals()["metadata_hits"] > before)
 
             wait_until(is_listed, what="a listing by the catalog", every=0.2)
         finally:
@@ -190,7 +191,7 @@ def test_what_cannot_be_added_is_told_in_a_sentence(site: SiteSession) -> None:
     below = site.datasets[0] / "below"
     below.mkdir()
     done = site.command_line("source", "add", str(below))
-    said = f"monarch: {below} cannot be added to the daemon that runs: {below} is inside"
+    said = f"monarch: {below} cannot be added: {below} is inside"
     assert (done.returncode, done.stderr) == (
         3, f"{said} {site.datasets[0]}; name the outer one alone\n",
     )  # fmt: skip
@@ -250,7 +251,6 @@ def test_no_job_ends_or_empties_the_daemon_of_another(site: SiteSession) -> None
     one, two = {"MONARCH_JOB": "day-1", **site.of(0)}, {"SLURM_JOB_ID": "98765432", **site.of(1)}
     assert site.command_line("start", **one).returncode == 0
     pid = int(site.connection.ask("where")["pid"])
-    assert b"MONARCH_JOB" not in Path(f"/proc/{pid}/environ").read_bytes()
     script = "cat $0/*; echo reads >&2; read line; cat $0/*"
     command = [sys.executable, "-m", "monarch_py", "run", "-q", "--", "bash", "-c", script]
     with subprocess.Popen(

@@ -89,7 +89,8 @@ def main() -> int:
     share = PACKAGING / "share"
     made = files()
     for old in share.rglob("*"):
-        if old.is_file() and str(old.relative_to(share)) not in made:
+        is_other = str(old.relative_to(share)).startswith("monarch/")  # not made by this module
+        if old.is_file() and not is_other and str(old.relative_to(share)) not in made:
             old.unlink()
     for path, text in made.items():
         (share / path).parent.mkdir(parents=True, exist_ok=True)

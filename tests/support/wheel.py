@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from zipfile import ZipFile
@@ -35,6 +36,7 @@ def problems(wheel: Path) -> list[str]:
     with ZipFile(wheel) as archive:
         # What goes to share/ of the environment lies below NAME.data/data/.
         names = {name.partition(".data/data/")[2] or name for name in archive.namelist()}
+        names = {re.sub(r"^[^/]*\.data/scripts/", "bin/", name) for name in names}
         names = {name for name in names if ".dist-info/" not in name}
     said = [f"{wheel.name} lacks {name}" for name in sorted(expected() - names)]
     said += [f"{wheel.name} has {name}" for name in sorted(names - expected())]

@@ -6,7 +6,6 @@
 #include <sys/sysmacros.h>
 
 #include "preload/descriptors/track.h"
-#include "preload/lookup/cwd.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
 #include "preload/process/proc.h"
@@ -215,7 +214,7 @@ void monarch_tick(struct session *s) {
     if (!second_has_passed())
         return;
     int is_gone = !monarch_is_linked(s);
-    monarch_cwd_follow(s);
+    monarch_sources_may_differ(s);
     look_at_switches(s, is_gone);
     if (is_gone)
         follow(s);

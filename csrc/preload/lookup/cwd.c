@@ -3,8 +3,6 @@
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 
-uint64_t monarch_cwd_is;
-
 static int is_near(const struct monarch_control *k, const char *cwd) {
     size_t n = strlen(cwd) - (cwd[1] == 0);
     for (uint32_t i = 0; i < k->sources; i++) {
@@ -29,30 +27,16 @@ void monarch_find_cwd(const struct session *s) {
     }
 }
 
-static void cwd_may_differ(void) {
-    uint64_t seen = __atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE);
-    while (!__atomic_compare_exchange_n(&monarch_cwd_is, &seen, (seen & ~3ULL) + 4, 0,
-                                        __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        ;
-}
-
-void monarch_cwd_follow(const struct session *s) {
-    static uint32_t known; /* number of sources at the last call */
-    uint32_t now = __atomic_load_n(&s->control->sources, __ATOMIC_ACQUIRE);
-    if (now != __atomic_exchange_n(&known, now, __ATOMIC_RELAXED))
-        cwd_may_differ();
-}
-
 PUBLIC int chdir(const char *path) {
-    cwd_may_differ();
+    monarch_cwd_may_differ();
     int r = REAL(chdir)(path);
-    cwd_may_differ();
+    monarch_cwd_may_differ();
     return r;
 }
 
 PUBLIC int fchdir(int fd) {
-    cwd_may_differ();
+    monarch_cwd_may_differ();
     int r = REAL(fchdir)(fd);
-    cwd_may_differ();
+    monarch_cwd_may_differ();
     return r;
 }

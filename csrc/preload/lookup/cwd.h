@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "preload/process/attributes.h"
+#include "preload/session/roots.h"
 #include "preload/session/session.h"
 #include "shared/path.h"
 
@@ -14,7 +15,6 @@
  * date costs speed only. The two low bits of monarch_cwd_is hold one of these values; the other
  * bits count changes of directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
-extern uint64_t monarch_cwd_is HIDDEN; /* atomic */
 
 /* Whether a path is relative to a working directory far from every source, and does not go up:
  * without a link, it leads to no source. Nearly all relative paths of programs are of this kind. */
@@ -26,9 +26,6 @@ static inline int monarch_is_far(int dir, const char *path) {
 
 /* Finds out where the working directory lies, if that is not known. */
 void monarch_find_cwd(const struct session *s);
-
-/* Forgets where the working directory lies when the daemon has got another source. */
-void monarch_cwd_follow(const struct session *s) HIDDEN;
 
 /* Whether `path`, compared as text, is `root` or lies below it. */
 static inline int monarch_is_below(const char *path, const char *root, size_t root_len) {

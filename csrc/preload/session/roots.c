@@ -127,3 +127,21 @@ void monarch_roots_are_foreign(void) {
     __atomic_store_n(&foreign, 1, __ATOMIC_RELEASE);
     monarch_roots_may_differ();
 }
+
+/* --- the working directory -------------------------------------------------------------------- */
+
+uint64_t monarch_cwd_is;
+
+void monarch_cwd_may_differ(void) {
+    uint64_t seen = __atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE);
+    while (!__atomic_compare_exchange_n(&monarch_cwd_is, &seen, (seen & ~3ULL) + 4, 0,
+                                        __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        ;
+}
+
+void monarch_sources_may_differ(const struct session *s) {
+    static uint32_t known; /* number of sources at the last call */
+    uint32_t now = s->control->sources;
+    if (now != __atomic_exchange_n(&known, now, __ATOMIC_RELAXED))
+        monarch_cwd_may_differ();
+}

@@ -1,6 +1,7 @@
 /* Whether this process sees what the daemon sees: the same directories under the same names. */
 #pragma once
 
+#include "preload/process/attributes.h"
 #include "preload/session/session.h"
 
 /* Whether the source's path (by_alias: its alias) leads this process to the directory that was
@@ -28,3 +29,9 @@ void monarch_roots_are_foreign(void); /* called in another mount namespace; it h
  * files may have the names of copies. If so, warns the user. A path that leads nowhere (in a
  * container without the tier) does no harm: nothing is served from it. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
+
+/* What is known of the working directory (preload/lookup/cwd.h). Atomic. */
+extern uint64_t monarch_cwd_is HIDDEN;
+void monarch_cwd_may_differ(void);
+/* Forgets it if the daemon has got another source since the last call. */
+void monarch_sources_may_differ(const struct session *s);

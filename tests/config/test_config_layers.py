@@ -216,8 +216,8 @@ def test_show_prints_a_table_and_json(monarch: Monarch, layered: Layered) -> Non
     words = ("config", "show", "--source", f"{layered.root}/pfs")
     lines = monarch(*words).stdout.splitlines()
     assert lines[0].split() == ["key", "value", "from", "place"]
-    where = ["command", "line", "--source"]
-    assert lines[1].split() == ["sources[0].path", f"{layered.root}/pfs", *where]
+    cells = ["sources[0].path", f"{layered.root}/pfs", "command line", "--source"]
+    assert re.split(r"  +", lines[1]) == cells
     found = {each["key"]: each for each in json.loads(monarch(*words, "--json").stdout)}
     assert found["hierarchy[0].max_storage_quota"] == {
         "key": "hierarchy[0].max_storage_quota",
