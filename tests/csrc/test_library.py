@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, INCLUDES, PRELOAD
-from csrc.building import PRELOAD_FLAGS as SETUP_FLAGS
+from csrc.building import CSRC, INCLUDES
 
 from monarch_py.native import LIBRARY
 
@@ -94,16 +92,3 @@ def test_it_is_silent_in_programs_that_read_no_dataset(command: str, config: str
         check=True,
     )
     assert (under.stdout, under.stderr) == (without.stdout, without.stderr)
-
-
-def test_it_compiles_for_aarch64(tmp_path: Path) -> None:
-    cross = shutil.which("aarch64-linux-gnu-gcc")
-    if cross is None:
-        pytest.skip("aarch64-linux-gnu-gcc is not installed (package gcc-aarch64-linux-gnu)")
-    library = tmp_path / "libmonarch.so"
-    sources = [str(CSRC / name) for name in PRELOAD]
-    flags = ["-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *SETUP_FLAGS]
-    command = [cross, *INCLUDES, *flags, "-mno-outline-atomics", "-o", str(library), *sources]
-    subprocess.run(command, check=True)
-    assert newest_glibc(library) <= OLDEST_GLIBC
-    assert exported(library) == exported(LIBRARY)
