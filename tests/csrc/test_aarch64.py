@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from csrc.building import CSRC, HERE, NATIVE, PRELOAD, build_preload, build_program, compile_all
-from csrc.test_library import OLDEST_GLIBC, exported, newest_glibc
+from support.elf import OLDEST_GLIBC, exported, newest_glibc
 from support.mounts import Mounts
 from support.session import MIB, Session
 
