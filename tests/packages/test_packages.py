@@ -110,7 +110,16 @@ def test_the_image_runs_a_job(release: Path, podman: list[str], tmp_path: Path) 
         "hierarchy: [{mount_point: /data/tier, max_storage_quota: 1MiB}]\n"
         "prefetch: eager\n"
     )
-    job = ["monarch", "run", "-c", "/data/tiers.yaml", "--json", "/data/report.json", "--"]
+    job = [
+        "monarch",
+        "monarch",
+        "run",
+        "-c",
+        "/data/tiers.yaml",
+        "--json",
+        "/data/report.json",
+        "--",
+    ]
     limits = ["--network=none", "--ulimit=nofile=1000:1000", "--ulimit=nproc=1000:1000"]
     script = "monarch warm -c /data/tiers.yaml && md5sum /data/source/file"
     said = run(*podman, "run", "--rm", *limits, f"--volume={data}:/data", *job, "sh", "-c", script)
