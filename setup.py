@@ -2,7 +2,6 @@
 library, which links to libc alone. The demo's slow source is built where libfuse3 is found."""
 
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -92,7 +91,9 @@ PRELOAD_FLAGS = [
 
 
 def cc() -> list[str]:
-    return shlex.split(os.environ.get("CC", "gcc"))
+    """The compiler of programs that are no part of Python: CC may be one for an older libc, which
+    links without the options above."""
+    return shlex.split(os.environ.get("MONARCH_CC") or os.environ.get("CC", "gcc"))
 
 
 def fuse_flags() -> list[str] | None:
@@ -119,7 +120,7 @@ class BuildAll(build_ext):
 
     def build_preload(self, out: Path) -> None:
         flags = list(PRELOAD_FLAGS)
-        if platform.machine() == "aarch64":
+        if sysconfig.get_platform() == "linux-aarch64":
             flags.append("-mno-outline-atomics")
         sources = [str(ROOT / "csrc" / name) for name in SHARED + PRELOAD]
         extra = shlex.split(os.environ.get("MONARCH_CFLAGS", ""))

@@ -109,7 +109,7 @@ MORE_DEFINES = (
 
 
 def declarations() -> str:
-    cc = shlex.split(os.environ.get("CC", "gcc"))
+    cc = shlex.split(os.environ.get("MONARCH_CC") or os.environ.get("CC", "gcc"))  # as in setup.py
     preprocess = [*cc, "-E", "-P", "-DMONARCH_CDEF", f"-I{HERE}", "-x", "c", "-"]
     text = subprocess.run(
         preprocess, input=INCLUDES, check=True, capture_output=True, text=True

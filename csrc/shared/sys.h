@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <stdint.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -83,13 +84,13 @@ static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
  * reserved first, so that no other mapping is overwritten. If it cannot be reserved, the address is
  * any. */
 static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned long align) {
-    unsigned long room = n + align;
+    unsigned long room = n + align, page = getauxval(AT_PAGESZ);
     long p = sys6(SYS_mmap, 0, (long)room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                   -1, 0);
     if (p < 0 && p > -4096)
         return sys_map(fd, n, prot);
     unsigned long at = ((unsigned long)p + align - 1) & ~(align - 1);
-    unsigned long end = (at + n + 4095) & ~4095UL, limit = ((unsigned long)p + room) & ~4095UL;
+    unsigned long end = (at + n + page - 1) & ~(page - 1), limit = (unsigned long)p + room;
     long r = sys6(SYS_mmap, (long)at, (long)n, prot, MAP_SHARED | MAP_FIXED, fd, 0);
     if (at > (unsigned long)p)
         sys6(SYS_munmap, p, (long)(at - (unsigned long)p), 0, 0, 0, 0);

@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, INCLUDES, PRELOAD
-from csrc.building import PRELOAD_FLAGS as SETUP_FLAGS
+from csrc.building import CSRC, INCLUDES
+from support.elf import OLDEST_GLIBC, exported, needed, newest_glibc
 
 from monarch_py.native import LIBRARY
 
-# Old containers: CentOS 7 has this one.
-OLDEST_GLIBC = (2, 17)
 PRELOAD_FLAGS = ["-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fno-delete-null-pointer-checks"]
 
 
-def output(*words: str | Path, **more: object) -> str:
-    done = subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, check=True, **more
-    )  # type: ignore[call-overload]
-    return str(done.stdout)
-
-
-def newest_glibc(library: Path) -> tuple[int, ...]:
-    versions = re.findall(r"GLIBC_([0-9.]+)", output("readelf", "-V", "-W", library))
-    return max(tuple(int(part) for part in version.split(".")) for version in versions)
-
-
-def exported(library: Path) -> set[str]:
-    rows = re.findall(r"^ *\d+: .*", output("readelf", "--dyn-syms", "-W", library), re.M)
-    found = [row.split() for row in rows]
-    return {row[7] for row in found if len(row) > 7 and row[6] != "UND" and row[4] == "GLOBAL"}
-
-
 def test_it_needs_libc_alone() -> None:
-    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", output("readelf", "-d", LIBRARY))
-    assert needed == ["libc.so.6"]
+    assert needed(LIBRARY) == ["libc.so.6"]
 
 
 def test_it_needs_no_symbol_newer_than_glibc_2_17() -> None:
@@ -62,7 +40,9 @@ def test_it_exports_the_functions_of_the_table_and_nothing_else() -> None:
 
 
 def test_a_twin_is_its_function_and_no_second_copy() -> None:
-    symbols = output("nm", "-D", "--defined-only", LIBRARY).split("\n")
+    command = ["nm", "-D", "--defined-only", str(LIBRARY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    symbols = done.stdout.split("\n")
     at = {line.split()[2]: line.split()[0] for line in symbols if len(line.split()) == 3}
     of = twins()
     assert of
@@ -94,16 +74,3 @@ def test_it_is_silent_in_programs_that_read_no_dataset(command: str, config: str
         check=True,
     )
     assert (under.stdout, under.stderr) == (without.stdout, without.stderr)
-
-
-def test_it_compiles_for_aarch64(tmp_path: Path) -> None:
-    cross = shutil.which("aarch64-linux-gnu-gcc")
-    if cross is None:
-        pytest.skip("aarch64-linux-gnu-gcc is not installed (package gcc-aarch64-linux-gnu)")
-    library = tmp_path / "libmonarch.so"
-    sources = [str(CSRC / name) for name in PRELOAD]
-    flags = ["-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *SETUP_FLAGS]
-    command = [cross, *INCLUDES, *flags, "-mno-outline-atomics", "-o", str(library), *sources]
-    subprocess.run(command, check=True)
-    assert newest_glibc(library) <= OLDEST_GLIBC
-    assert exported(library) == exported(LIBRARY)

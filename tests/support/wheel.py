@@ -1,6 +1,6 @@
-"""What is in a wheel of the package.
+"""What is in wheels of the package.
 
-``PYTHONPATH=tests python -m support.wheel FILE.whl`` says what is missing, and what is too much.
+``PYTHONPATH=tests python -m support.wheel FILE.whl ...`` says what they lack, and have too much.
 """
 
 from __future__ import annotations
@@ -8,16 +8,17 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
+from support.elf import OLDEST_GLIBC, needed, newest_glibc
+
 ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = "monarch_py/libmonarch.so"
 # What the build makes, and a mark for type checkers.
-BUILT = {
-    "monarch_py/_native.abi3.so",
-    "monarch_py/libmonarch.so",
-    "monarch_py/py.typed",
-    "monarch_py/slowsource",
-}
+BUILT = {"monarch_py/_native.abi3.so", LIBRARY, "monarch_py/py.typed", "monarch_py/slowsource"}
+# It is linked to libfuse3, which a wheel for many systems may not need.
+NOT_FOR_MANY = {"monarch_py/slowsource"}
 
 
 def expected() -> set[str]:
@@ -32,21 +33,34 @@ def expected() -> set[str]:
     return BUILT | names | {str(path.relative_to(packaging)) for path in shared}
 
 
-def problems(wheel: Path) -> list[str]:
-    with ZipFile(wheel) as archive:
-        # What goes to share/ of the environment lies below NAME.data/data/.
-        names = {name.partition(".data/data/")[2] or name for name in archive.namelist()}
-        names = {re.sub(r"^[^/]*\.data/scripts/", "bin/", name) for name in names}
-        names = {name for name in names if ".dist-info/" not in name}
-    said = [f"{wheel.name} lacks {name}" for name in sorted(expected() - names)]
-    said += [f"{wheel.name} has {name}" for name in sorted(names - expected())]
-    # Python's stable interface, so that each version may install it.
-    if "-cp310-abi3-" not in wheel.name:
-        said.append(f"{wheel.name} is not for every Python from 3.10 on")
+def library_problems(archive: ZipFile) -> list[str]:
+    with TemporaryDirectory() as directory:
+        library = Path(archive.extract(LIBRARY, directory))
+        newest, libraries = newest_glibc(library), needed(library)
+    said = [f"{LIBRARY} needs {name}" for name in libraries if name != "libc.so.6"]
+    if newest > OLDEST_GLIBC:
+        said.append(f"{LIBRARY} needs glibc {'.'.join(map(str, newest))}")
     return said
 
 
+def problems(wheel: Path) -> list[str]:
+    wanted = expected() - (NOT_FOR_MANY if "-manylinux_" in wheel.name else set())
+    with ZipFile(wheel) as archive:
+        # What goes to share/ of the environment lies below NAME.data/data/.
+        files = [name for name in archive.namelist() if not name.endswith("/")]
+        names = {name.partition(".data/data/")[2] or name for name in files}
+        names = {re.sub(r"^[^/]*\.data/scripts/", "bin/", name) for name in names}
+        names = {name for name in names if ".dist-info/" not in name}
+        said = library_problems(archive) if LIBRARY in names else []
+    said += [f"it lacks {name}" for name in sorted(wanted - names)]
+    said += [f"it has {name}" for name in sorted(names - wanted)]
+    # Python's stable interface, so that each version may install it.
+    if "-cp310-abi3-" not in wheel.name:
+        said.append("it is not for every Python from 3.10 on")
+    return [f"{wheel.name}: {words}" for words in said]
+
+
 if __name__ == "__main__":
-    found = problems(Path(sys.argv[1]))
+    found = [line for name in sys.argv[1:] for line in problems(Path(name))]
     print("\n".join(found), end="\n" if found else "")
     sys.exit(1 if found else 0)

@@ -117,7 +117,7 @@ class SolarSampler(HeldSampler):
             from torch.nn.modules.batchnorm import _BatchNorm
         except ImportError:
             raise ConfigError(
-                "model: torch is not installed; pip install monarch-py[torch]"
+                "model: torch is not installed; pip install monarch-tiering[torch]"
             ) from None
         for name, layer in model.named_modules():
             if isinstance(layer, _BatchNorm) and not isinstance(layer, SyncBatchNorm):
