@@ -25,11 +25,12 @@ def expected() -> set[str]:
     """The files of the package, except what pip adds about the wheel itself."""
     package = ROOT / "monarch_py"
     sources = [*package.rglob("*.py"), *(package / "simulator" / "scenarios").glob("*.yaml")]
-    sources.append(package / "report" / "dashboard.json")
+    sources += [package / "report" / name for name in ("dashboard.json", "page.html")]
     packaging = ROOT / "packaging"
     shared = [path for path in (packaging / "share").rglob("*") if path.is_file()]
     names = {str(path.relative_to(ROOT)) for path in sources}
     names |= {f"share/monarch/slurm/{path.name}" for path in (packaging / "slurm").iterdir()}
+    names |= {f"bin/{path.name}" for path in (packaging / "bin").iterdir()}
     return BUILT | names | {str(path.relative_to(packaging)) for path in shared}
 
 
