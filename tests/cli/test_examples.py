@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cluster.conftest import why_no_mpi
 from support.command_line import run_monarch
-from support.manuals import examples, leaves
+from support.command_tree import examples, leaves
 from support.reference import COMMANDS as MARK
 from support.reference import REFERENCE, with_commands
 from support.session import Session, wait_until

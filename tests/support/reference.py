@@ -14,7 +14,7 @@ from monarch_py.config import schema
 from monarch_py.document.keys import Keys, declared
 from monarch_py.plan import recipe
 from monarch_py.simulator import scenario
-from support.manuals import leaves
+from support.command_tree import leaves
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEADER = "| key | value | default | meaning |\n|---|---|---|---|\n"

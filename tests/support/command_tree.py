@@ -1,0 +1,40 @@
+"""The commands of the command line, as a user sees them: names, help, examples."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+import click
+
+from monarch_py.cli import group
+
+
+def subcommands(
+    command: click.Command, context: click.Context
+) -> MutableMapping[str, click.Command]:
+    """The commands of a group by name, without those that its help does not show."""
+    if not isinstance(command, click.Group):
+        return {}
+    found = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    shown = {name: each for name, each in found.items() if each is not None and not each.hidden}
+    for each in shown.values():  # else the generator asks click in a way that goes out of use
+        each.short_help = each.get_short_help_str(80)
+    return shown
+
+
+def leaves(
+    name: str = "monarch", command: click.Command = group, parent: click.Context | None = None
+) -> dict[str, click.Context]:
+    """All commands that are no group, by what a user types."""
+    context = click.Context(command, parent, name, terminal_width=100, **command.context_settings)
+    if not isinstance(command, click.Group):
+        return {context.command_path: context}
+    found: dict[str, click.Context] = {}
+    for each, sub in subcommands(command, context).items():
+        found |= leaves(each, sub, context)
+    return found
+
+
+def examples(command: click.Command) -> list[str]:
+    """The lines that the end of a command's help shows."""
+    return [line.strip() for line in (command.epilog or "").splitlines()[2:]]
