@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from monarch_py.commands.calibrate import Calibration, scenario_text
-from monarch_py.config import _disk
+from monarch_py.config import _disk, limits
 from monarch_py.config.load import load_config
 from monarch_py.config.performance import Performance
 from monarch_py.config.schema import Config, PeersConfig, SourceConfig, TierConfig
@@ -337,6 +337,10 @@ def test_the_examples_of_the_documentation_work(
     for path in re.findall(r"@(/[\w$/-]+)", here):
         (site.root / path[1:].replace("$USER", "me")).mkdir(parents=True, exist_ok=True)
     (site.root / "plan.npz").touch()
+    if "\nlimits:" in here:  # a site's, to which a user adds a dataset; all is on one disk here
+        monkeypatch.setattr(limits, "_device", hash)
+        monkeypatch.setenv("MONARCH_SITE_CONFIG", str(site.file))
+        monkeypatch.setenv("MONARCH_SOURCE", str(site.root / "pfs"))
     config = site.load(here)
     assert config.sources
     assert config.tiers
