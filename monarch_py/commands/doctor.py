@@ -377,7 +377,7 @@ def _configured(config_file: Path) -> Iterator[Finding]:
         with suppress(MonarchError):
             config, parts = load_config(config_file, with_sources=False), WITHOUT_SOURCES
     else:
-        yield Finding("ok", "configuration", str(config.file))
+        yield Finding("ok", "configuration", ", ".join(map(str, config.files)))
     if config is not None:
         for text in config.warnings:
             yield Finding("warning", "configuration", text)

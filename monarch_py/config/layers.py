@@ -75,8 +75,9 @@ class Layers:
 
 def installation() -> Path | None:
     """The directory below which the package is installed (beside `bin`); None in a checkout."""
-    above = Path(__file__).resolve().parents
-    return next((each.parent for each in above if each.name in ("lib", "lib64")), None)
+    packages = Path(__file__).resolve().parents[2]  # lib/python3.11/site-packages
+    is_installed = packages.name in ("site-packages", "dist-packages")
+    return packages.parents[2] if is_installed else None
 
 
 def site_file() -> Path | None:

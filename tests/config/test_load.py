@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from monarch_py.commands.calibrate import Calibration, scenario_text
-from monarch_py.config import _disk
+from monarch_py.config import _disk, limits
 from monarch_py.config.load import load_config
 from monarch_py.config.performance import Performance
 from monarch_py.config.schema import Config, PeersConfig, SourceConfig, TierConfig
