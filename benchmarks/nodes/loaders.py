@@ -131,9 +131,10 @@ def webdataset(job: Job) -> Loader:
         random.Random(number).shuffle(order)
         split = {"nodesplitter": wds.split_by_node, "workersplitter": wds.split_by_worker}
         dataset = wds.WebDataset(order, shardshuffle=False, **split).shuffle(TAR_BUFFER)
-        loader: Any = DataLoader(dataset, None, num_workers=job.workers)
-        for sample in loader:
-            yield len(sample["bin"])
+        batches = dataset.batched(job.batch, collation_fn=list)
+        loader: Any = DataLoader(batches, None, num_workers=job.workers)
+        for batch in loader:
+            yield from (len(sample["bin"]) for sample in batch)
 
     return epoch
 
