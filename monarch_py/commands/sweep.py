@@ -73,8 +73,7 @@ def sweep(*, stop: bool = False) -> Swept:
                 swept.problems.append(str(error))
     if stop:
         shutil.rmtree(kept_directory(), ignore_errors=True)
-        with suppress(OSError):  # a session is left, or there was none
-            user_directory().rmdir()
+        _remove_if_empty(user_directory())
     return swept
 
 
@@ -86,7 +85,16 @@ def _sessions() -> list[SessionDir]:
         return []
     if why:
         raise SessionError(f"{directory} is not touched: it {why}")
-    return [SessionDir(path) for path in sorted(directory.iterdir()) if path.is_dir()]
+    return [SessionDir(path) for path in sorted(directory.iterdir()) if not path.is_symlink()]
+
+
+def _remove_if_empty(directory: Path) -> None:
+    """Removes the directory of the sessions, unless a session is left."""
+    with suppress(OSError):
+        for path in directory.iterdir():
+            if path.is_symlink() and not path.exists():  # to a session that is gone
+                path.unlink()
+        directory.rmdir()
 
 
 @contextmanager

@@ -19,8 +19,9 @@ import pytest
 from loaders.staged_data import Labelled, Records, Rows
 
 from monarch_py.errors import ConfigError, MonarchError
+from monarch_py.ipc.session import kept_directory
 from monarch_py.loaders.memory.kept import JOBS, KeptDataset
-from monarch_py.loaders.memory.shared import _locked, kept_directory
+from monarch_py.loaders.memory.shared import _locked
 from monarch_py.loaders.staged.loader import StagedLoader
 from monarch_py.native import ffi, lib
 from monarch_py.util.processes import Identity
