@@ -224,14 +224,17 @@ def test_copies_are_staged_while_the_job_waits(jobs: Jobs, tree: Path) -> None:
     # A copy of a file that has just changed would not be kept.
     changed = max(path.stat().st_ctime for path in tree.rglob("*"))
     wait_until(lambda: time.time() > changed + TIME_STEP_S, what="files that are old enough")
-    report = jobs.directory / "report"
-    read = f"find {tree} -type f -exec cat {{}} +"
-    train = jobs.script("train", f"monarch run -q --json {report} -- {read} >/dev/null")
-    job = jobs.submit(SCRIPTS / "stage", train, nodes=1)
-    said = jobs.finish(job)
+    later, report = jobs.directory / "later", jobs.directory / "report"
+    # `warm` waits until the daemon knows the copies that are there.
+    read = f"monarch warm && find {tree} -type f -exec cat {{}} + >/dev/null"
+    train = jobs.script(
+        "train", f"#SBATCH --output={later}\nmonarch run -q --json {report} -- sh -c '{read}'"
+    )
+    said = jobs.finish(jobs.submit(SCRIPTS / "stage", train, nodes=1))
     (waiting,) = re.findall(r"Submitted batch job (\d+)", said)
     jobs.finish(waiting)
-    assert f"{FILES} files (" in said, said
+    assert said.count(f"{FILES} files (") == 1, said
+    assert f"0 files (0 B) filled, {FILES} (" in later.read_text()
     run = json.loads(report.read_text())["run"]
     assert (run["totals"]["hits"], run["totals"]["opens"]) == (FILES, FILES)
 
