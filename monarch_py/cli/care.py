@@ -152,7 +152,7 @@ def sweep(stop: bool) -> None:
     swept = sweep_node(stop=stop)
     for problem in swept.problems:
         tell(problem)
-    ended = f"{counted(swept.stopped + swept.killed, 'daemon')} stopped, " if stop else ""
+    ended = f"{counted(swept.stopped, 'daemon')} stopped, " if stop else ""
     click.echo(
         f"{ended}{counted(swept.sessions, 'killed daemon')} found, {swept.copies} copies removed"
     )

@@ -32,8 +32,8 @@ from monarch_py.storage.tiers import Tier, tier_root
 from monarch_py.util.ownership import why_not_private
 from monarch_py.util.processes import Identity
 
-# How long a daemon that was asked to stop may take before it is killed [s]. Removing a million
-# copies takes 10 s; Slurm waits for an epilog without a limit unless the site sets one.
+# How long a daemon that was asked to stop may take before it is killed [s]. Removing many copies
+# takes seconds, and what a killed daemon leaves is removed all the same.
 STOP_LIMIT_S = 30.0
 # How long a killed daemon may take to be gone [s].
 KILL_LIMIT_S = 10.0
@@ -43,13 +43,12 @@ KILL_LIMIT_S = 10.0
 class Swept:
     """What a sweep has done.
 
-    stopped, killed : daemons that ended when they were asked to, and those that had to be killed
-    sessions : sessions of killed daemons;  copies : copies of theirs that were removed
+    stopped : daemons that were ended;  sessions : sessions of killed daemons that were removed
+    copies : copies of theirs that were removed
     problems : a sentence for each session that could not be swept
     """
 
     stopped: int = 0
-    killed: int = 0
     sessions: int = 0
     copies: int = 0
     problems: list[str] = field(default_factory=list)
@@ -73,8 +72,7 @@ def sweep(*, stop: bool = False) -> Swept:
                 swept.problems.append(str(error))
     if stop:
         shutil.rmtree(kept_directory(), ignore_errors=True)
-        with suppress(OSError):  # a session is left, or there was none
-            user_directory().rmdir()
+        _remove_if_empty(user_directory())
     return swept
 
 
@@ -86,7 +84,16 @@ def _sessions() -> list[SessionDir]:
         return []
     if why:
         raise SessionError(f"{directory} is not touched: it {why}")
-    return [SessionDir(path) for path in sorted(directory.iterdir()) if path.is_dir()]
+    return [SessionDir(path) for path in sorted(directory.iterdir()) if not path.is_symlink()]
+
+
+def _remove_if_empty(directory: Path) -> None:
+    """Removes the directory of the sessions, unless a session is left."""
+    with suppress(OSError):
+        for path in directory.iterdir():
+            if path.is_symlink() and not path.exists():  # to a session that is gone
+                path.unlink()
+        directory.rmdir()
 
 
 @contextmanager
@@ -124,13 +131,14 @@ def _end(session: SessionDir, daemon: Identity, swept: Swept) -> None:
     """Ends a daemon that runs. Raises SessionError if it cannot be killed."""
     with suppress(SessionError):
         DaemonConnection(session).ask("stop")
-    if daemon.wait(STOP_LIMIT_S):
-        swept.stopped += 1
-        return
-    daemon.send(signal.SIGKILL)
-    if not daemon.wait(KILL_LIMIT_S):
-        raise SessionError(f"the daemon (process {daemon.pid}) cannot be killed; its copies stay")
-    swept.killed += 1
+    if not daemon.wait(STOP_LIMIT_S):
+        daemon.send(signal.SIGKILL)
+        if not daemon.wait(KILL_LIMIT_S):
+            raise SessionError(
+                f"the daemon (process {daemon.pid}) cannot be killed, so its copies stay; run"
+                " `monarch sweep` when its file system answers again"
+            )
+    swept.stopped += 1
 
 
 def _tiers_of(session: SessionDir) -> list[Path]:

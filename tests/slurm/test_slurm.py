@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -19,6 +20,8 @@ from cluster.conftest import why_no_mpi
 from support.machines import Machines, why_no_machines
 from support.session import wait_until
 from support.slurm import SCRIPTS, Slurm, why_no_slurm
+
+from monarch_py.daemon.copies.copies import TIME_STEP_S
 
 pytestmark = pytest.mark.slurm
 
@@ -125,6 +128,16 @@ def test_daemons_that_know_of_each_other(jobs: Jobs) -> None:
     assert jobs.copies() == ""
 
 
+def test_a_wrong_configuration_ends_the_job_before_its_command(jobs: Jobs) -> None:
+    jobs.config.write_text(jobs.config.read_text() + "blok_size: 4MiB\n")
+    job = jobs.submit(SCRIPTS / "job", "echo", "the command", nodes=1)
+    said = jobs.finish(job)
+    (sentence,) = [line for line in said.splitlines() if "error: TMPDIR" not in line]
+    assert sentence.startswith(f"monarch: {jobs.config}:"), said
+    assert "block_size" in sentence
+    assert jobs.slurm.exit_code(job) == "2:0"
+
+
 def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
     if shutil.which("torchrun") is None:
         pytest.skip("torchrun is missing: install the extra torch")
@@ -208,14 +221,20 @@ def test_copies_are_staged_while_the_job_waits(jobs: Jobs, tree: Path) -> None:
     document = yaml.safe_load(jobs.config.read_text())
     level = {"mount_point": str(tier), "max_storage_quota": "8MiB", "persistent": True}
     jobs.config.write_text(yaml.safe_dump({**document, "hierarchy": [level]}))
-    report = jobs.directory / "report"
-    read = f"find {tree} -type f -exec cat {{}} +"
-    train = jobs.script("train", f"monarch run -q --json {report} -- {read} >/dev/null")
-    job = jobs.submit(SCRIPTS / "stage", train, nodes=1)
-    said = jobs.finish(job)
+    # A copy of a file that has just changed would not be kept.
+    changed = max(path.stat().st_ctime for path in tree.rglob("*"))
+    wait_until(lambda: time.time() > changed + TIME_STEP_S, what="files that are old enough")
+    later, report = jobs.directory / "later", jobs.directory / "report"
+    # `warm` waits until the daemon knows the copies that are there.
+    read = f"monarch warm && find {tree} -type f -exec cat {{}} + >/dev/null"
+    train = jobs.script(
+        "train", f"#SBATCH --output={later}\nmonarch run -q --json {report} -- sh -c '{read}'"
+    )
+    said = jobs.finish(jobs.submit(SCRIPTS / "stage", train, nodes=1))
     (waiting,) = re.findall(r"Submitted batch job (\d+)", said)
     jobs.finish(waiting)
-    assert f"{FILES} files (" in said, said
+    assert said.count(f"{FILES} files (") == 1, said
+    assert f"0 files (0 B) filled, {FILES} (" in later.read_text()
     run = json.loads(report.read_text())["run"]
     assert (run["totals"]["hits"], run["totals"]["opens"]) == (FILES, FILES)
 
