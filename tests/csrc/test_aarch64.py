@@ -9,12 +9,22 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, HERE, NATIVE, PRELOAD, build_preload, build_program, compile_all
+from csrc.building import (
+    CSRC,
+    HERE,
+    NATIVE,
+    PRELOAD,
+    PRELOAD_COMPILED,
+    build,
+    build_program,
+    compile_all,
+)
+from csrc.sanitizing import CSRC_FLAGS
 from support.elf import OLDEST_GLIBC, exported, newest_glibc
 from support.mounts import Mounts
 from support.session import MIB, Session
@@ -70,28 +80,30 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 @pytest.fixture(scope="module")
 def objects(machine: Machine) -> dict[str, Path]:
     """Of each file of csrc."""
-    names = sorted({*NATIVE, *PRELOAD} - {"preload/session/segments.c"})
+    names = sorted({*NATIVE, *PRELOAD})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", COMPILER)
-        flags = ["-O0", "-Wall", "-Wextra", "-Werror", "-fno-delete-null-pointer-checks"]
+        flags = [*CSRC_FLAGS, "-Werror", "-fPIC", "-mno-outline-atomics"]
         made = compile_all(machine.directory, [CSRC / name for name in names], flags)
     return dict(zip(names, made, strict=True))
 
 
 @pytest.fixture(scope="module")
-def library(machine: Machine) -> Path:
+def library(machine: Machine, objects: dict[str, Path]) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", COMPILER)
-        flags = ["-Wall", "-Wextra", "-Werror", "-mno-outline-atomics"]
-        build_preload(machine.path("libmonarch.so"), flags=flags)
+        library = machine.path("libmonarch.so")
+        build(library, [objects[name] for name in PRELOAD], PRELOAD_COMPILED)
         build_program(machine.path("readers"), *READERS, flags=["-pthread"])
-    return machine.path("libmonarch.so")
+    return library
 
 
-def build_stress(machine: Machine, objects: dict[str, Path], name: str, *flags: str) -> None:
+def build_stress(
+    machine: Machine, objects: dict[str, Path], name: str, files: Iterable[str], *flags: str
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", COMPILER)
-        needed = objects.values() if flags else [objects[file] for file in NATIVE]
+        needed = [objects[file] for file in files]
         source = HERE / f"stress_{name}.c"
         build_program(machine.path(name), source, *needed, flags=[*flags, "-pthread"])
 
@@ -104,18 +116,19 @@ def test_it_has_the_functions_of_this_machines_library(library: Path) -> None:
     assert exported(library) == exported(LIBRARY)
 
 
-@pytest.fixture
-def session(tmp_path: Path, library: Path, session_factory: Callable[..., Session]) -> Session:
-    source = tmp_path / "source"
+@pytest.fixture(scope="module")
+def session(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    directory = tmp_path_factory.mktemp("session")
+    source = directory / "source"
     (source / "read" / "few").mkdir(parents=True)
     for i in range(FILES):
         (source / "read" / "few" / f"f_00{i}").write_bytes(bytes(range(i, 256)) * 97 * i)
     # A catalog of them takes more than a huge page.
     for i in range(12_000):
         (source / f"{i}").touch()
-    session = session_factory(source, preload=library).start()
-    session.wait_scanned()
-    return session
+    with Session(directory, source, preload=library) as session:
+        session.start().wait_scanned()
+        yield session
 
 
 def preloaded(session: Session) -> tuple[str, ...]:
@@ -131,6 +144,7 @@ def test_programs_read_what_they_read_without_it(machine: Machine, session: Sess
         return done.stdout
 
     plain = {name: transcript(name) for name in READ.split()}
+    session.forget()
     for fills in (FILES, 0):
         before = session.totals()
         for name, expected in plain.items():
@@ -165,7 +179,8 @@ def test_random_input(
 ) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    build_stress(machine, objects, "segments", "-DINSIDE")
+    files = {*NATIVE, *PRELOAD} - {"preload/session/segments.c"}
+    build_stress(machine, objects, "segments", files, "-DINSIDE")
     assert int(machine.check("segments", what, source, SEED)), "nothing was found"
 
 
@@ -175,7 +190,7 @@ def test_engine_scanner_and_catalog(
 ) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    build_stress(machine, objects, "engine")
+    build_stress(machine, objects, "engine", NATIVE)
     with Mounts(tmp_path) as mounts:
         said = machine.check("engine", source, mounts.tmpfs("tier", 3 * MIB), "2", "8")
     counts = [int(word) for word in said.split()]
@@ -189,7 +204,7 @@ def test_no_work_waits_for_a_thread_that_sleeps(
 ) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    build_stress(machine, objects, "wakes")
+    build_stress(machine, objects, "wakes", NATIVE)
     with Mounts(tmp_path) as mounts:
         said = machine.check("wakes", source, mounts.tmpfs("tier", 16 * MIB), SEED)
     assert min(map(int, said.split())) > 500
