@@ -20,6 +20,8 @@ from monarch_py.config.schema import Config
 from monarch_py.daemon.starting import AUTOSTARTED
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.ipc.session import SessionDir, open_private
+from monarch_py.native import LIBRARY
+from monarch_py.util.processes import mapping
 
 # The descriptor of the claim, the file `starts`. It holds the times of the last starts, as C has
 # written them.
@@ -50,8 +52,9 @@ def start(config_file: Path, opened: str) -> bool:
     Returns whether it has started one."""
     config = load_config(config_file)
     _write_record(config)
-    roots = [f"{source.real_path}/" for source in config.sources]
-    if not is_wished(config) or (opened and not opened.startswith(tuple(roots))):
+    roots = tuple(f"{source.real_path}/" for source in config.sources)
+    is_due = not opened or opened.startswith(roots) or _is_open_below(roots)
+    if not is_wished(config) or not is_due:
         return False
     return keep_daemon(config_file, AUTOSTARTED) is not None
 
@@ -59,6 +62,18 @@ def start(config_file: Path, opened: str) -> bool:
 def is_wished(config: Config) -> bool:
     asked = os.environ.get("MONARCH_AUTOSTART")
     return asked != "0" if asked else config.autostart
+
+
+def _is_open_below(roots: tuple[str, ...]) -> bool:
+    """Whether a program under the library has a file below one of the directories open. It may have
+    opened its only one since this process was started for another file."""
+    for process in mapping(str(LIBRARY.resolve())):
+        with suppress(OSError):  # the program has ended
+            for fd in (process / "fd").iterdir():
+                with suppress(OSError):  # or has closed the file
+                    if os.readlink(fd).startswith(roots):
+                        return True
+    return False
 
 
 def _close_inherited() -> None:
@@ -77,7 +92,9 @@ def _log_to(session: SessionDir) -> None:
 
 
 def _write_record(config: Config) -> None:
-    record = SessionDir.of(config.file).autostart
+    session = SessionDir.of(config.file)
+    session.make()
+    record = session.autostart
     hidden = record.with_name(f".autostart.{os.getpid()}")
     lines = [FIRST_LINE, *_facts(config), "end"]
     if any("\n" in line for line in lines):

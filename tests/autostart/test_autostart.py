@@ -1,0 +1,379 @@
+"""A program under the library starts the daemon, and notices nothing of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from autostart.started import CAT, Started, started, stop
+from csrc.building import build_program
+from support.files import Files
+from support.session import Session, wait_until
+from support.steps import Steps
+
+HERE = Path(__file__).parent
+# One reads the file at each step.
+READER = """
+open(sys.argv[1], "rb").read()
+while step() != "end":
+    open(sys.argv[1], "rb").read()
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "source").add_many(5, 3000)
+
+
+@pytest.fixture
+def site(session_factory: Callable[..., Session], files: Files) -> Iterator[Started]:
+    yield from started(lambda: session_factory(files.root, autostart=True, idle_exit="2s"))
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_program(tmp_path_factory.mktemp("places") / "places", HERE / "places.c")
+
+
+def needs(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is missing: install {program}")
+
+
+# --- what the daemon does not inherit ------------------------------------------------------------
+
+# What a launcher and a careless script do to the first rank.
+ROUGH = """
+trap '' TERM INT HUP USR1 PIPE; umask 777
+ulimit -S -v 4000000; ulimit -S -t 100; ulimit -S -f 99999; ulimit -S -n 64
+exec 9<"$1"; "$0" "$1" | wc -c
+"""
+
+
+def bound() -> list[str]:
+    """A prefix that gives a program one processor, one memory node and a low priority."""
+    needs("numactl", "taskset", "nice", "setsid")
+    node = Path("/proc/self/status").read_text().partition("Mems_allowed_list:\t")[2][0]
+    first = str(min(os.sched_getaffinity(0)))
+    return ["taskset", "-c", first, "numactl", f"--membind={node}", "nice", "-n", "7", "setsid"]
+
+
+def test_a_daemon_is_not_what_the_first_rank_is(site: Started, files: Files) -> None:
+    file = files.path("f00001")
+    odd = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "/nowhere", "LD_LIBRARY_PATH": "/nowhere"}
+    # The pipeline ends although the daemon lives.
+    done = site.run("sh", "-c", ROUGH, CAT, file, prefix=bound(), env=odd)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3000\n", "")
+    daemon = site.daemon()
+    status = dict(
+        line.split(":\t", 1)
+        for line in Path(f"/proc/{daemon.pid}/status").read_text().splitlines()
+        if ":\t" in line
+    )
+    ignored = int(status["SigIgn"], 16)
+    assert not any(ignored >> n - 1 & 1 for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    assert (int(status["SigBlk"], 16), status["Umask"]) == (0, "0077")
+    assert daemon.cwd() == "/"
+    assert daemon.nice() == psutil.Process().nice()
+    assert set(daemon.cpu_affinity() or ()) >= os.sched_getaffinity(0)
+    assert "bind" not in Path(f"/proc/{daemon.pid}/numa_maps").read_text()
+    for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE):
+        soft, hard = resource.prlimit(daemon.pid, limit)
+        assert soft == hard
+    assert resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)[0] > 64
+    assert not {*odd, "LD_PRELOAD"} & set(daemon.environ())
+    assert str(file) not in {each.path for each in daemon.open_files()}
+    assert os.getsid(daemon.pid) not in {os.getsid(0), 0}
+    streams = [os.readlink(f"/proc/{daemon.pid}/fd/{fd}") for fd in (0, 1)]
+    assert streams == ["/dev/null"] * 2
+
+
+# --- who inherits it -----------------------------------------------------------------------------
+
+
+def test_programs_are_served_and_the_daemon_ends_when_none_is_left(
+    site: Started, files: Files
+) -> None:
+    file = files.path("f00001")
+    with Steps(site.session, READER, file) as reader:
+        reader.wait()
+
+        def is_up() -> bool:
+            reader.go()
+            reader.wait()
+            return site.session.connection.serves()
+
+        wait_until(is_up, timeout=60, what="the daemon", every=0.1)
+        site.daemon()
+        assert psutil.Process(reader.process.pid).children(recursive=True) == []
+
+        def is_served() -> bool:
+            reader.go()
+            reader.wait()
+            return bool(site.session.totals()["hits"])
+
+        wait_until(is_served, what="a read from the copy", every=0.3)
+        assert site.starts() == 1
+        assert site.daemons(), "it ended while a program used it"
+    wait_until(site.is_gone, what="the end of the idle daemon")
+    assert "no process has used it for 2 s" in site.said()
+    left = {path.name for path in site.session.paths.path.iterdir()}
+    assert left == {"autostart", "log", "starts", "stopped", "turn", "users"}
+    assert site.starts() == 0, "a daemon that was not killed does not count"
+    assert not any(site.session.tiers[0].iterdir())
+
+
+# How the program is started; in some the daemon is killed with the program.
+FIRSTS = {
+    "tini": ["tini", "-s", "--", "bash", "-c", '"$@" & wait $!', "bash"],
+    "namespace": ["unshare", "--pid", "--fork", "--kill-child", "bash", "-c", '"$@"; true', "bash"],
+    "torchrun": ["torchrun", "--no-python", "--nproc-per-node", "2"],
+}
+
+
+@pytest.mark.parametrize("first", FIRSTS)
+def test_the_first_process_ends_as_without_us(site: Started, files: Files, first: str) -> None:
+    prefix = FIRSTS[first]
+    needs(prefix[0])
+    if first == "namespace" and os.geteuid() != 0:
+        pytest.skip("only root may make a pid namespace: run the tests as root")
+    site.learn()
+    # Those that are ours to end with are under the library as well.
+    done = site.run(*prefix, CAT, files.path("f00001"), timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert site.starts() == 1
+    if first == "namespace":  # its end kills all that is in it
+        wait_until(site.is_gone, what="the end of the namespace")
+        assert site.run(CAT, files.path("f00002")).returncode == 0
+        assert site.starts() == 2
+    assert site.daemon().ppid() in {1, os.getpid()} | {p.pid for p in psutil.Process().parents()}
+    for process in psutil.process_iter(["status", "ppid"]):
+        assert process.info["status"] != psutil.STATUS_ZOMBIE or process.info["ppid"] != os.getpid()
+
+
+# --- what is killed ------------------------------------------------------------------------------
+
+
+def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: Files) -> None:
+    site.learn()
+    with Steps(site.session, READER, files.path("f00001")) as reader:
+
+        def read() -> None:
+            reader.go()
+            reader.wait()
+
+        def reading(found: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
+            read()
+            return found()
+
+        def kill(found: Callable[[], list[psutil.Process]], what: str) -> None:
+            for process in wait_until(lambda: reading(found), what=what, every=0.02):
+                process.kill()
+                psutil.wait_procs([process], timeout=20)
+
+        reader.wait()
+        kill(site.starters, "the first starter")
+        assert not site.daemons()
+        kill(site.daemons, "the second start's daemon, before it serves")
+        wait_until(lambda: not site.starters(), what="the end of its starter")
+        kill(lambda: site.daemons() if site.session.connection.serves() else [], "the third")
+        # The program goes on, and makes no fourth attempt in these ten minutes.
+        for _ in range(20):
+            read()
+        assert (site.starts(), site.starters()) == (3, [])
+        site.session.paths.forget_starts()
+        kill(site.daemons, "another start once the others are long ago")
+
+
+def test_a_step_that_ends_may_start_it_again_and_a_user_who_stops_it_not(
+    site: Started, files: Files
+) -> None:
+    site.learn()
+    with Steps(site.session, READER, files.path("f00001")) as reader:
+        reader.wait()
+        stop(site.daemon())
+
+        def is_started() -> bool:
+            reader.go()
+            reader.wait()
+            return bool(site.daemons())
+
+        wait_until(is_started, what="a second daemon", every=0.1)
+        site.daemon()
+        assert site.starts() == 2
+        assert site.session.monarch("start").stdout.startswith("a daemon serves")
+        wait_until(lambda: bool(reader_is_attached(site, reader)), what="the second session")
+        assert site.session.monarch("stop").returncode == 0
+        for _ in range(20):
+            reader.go()
+            reader.wait()
+        assert (site.starts(), site.daemons()) == (0, [])
+
+
+def reader_is_attached(site: Started, reader: Steps) -> bool:
+    reader.go()
+    reader.wait()
+    maps = Path(f"/proc/{reader.process.pid}/maps").read_text()
+    control = site.session.paths.control
+    return any(
+        line.endswith(str(control)) and line.split()[4] == str(control.stat().st_ino)
+        for line in maps.splitlines()
+    )
+
+
+# --- where nothing is started --------------------------------------------------------------------
+
+
+# A root of its own, in which the file, the configuration and /proc have their names.
+JAIL = """
+mkdir -p "$0/proc" "$0$1"; mount --rbind /proc "$0/proc"; mount --rbind "$1" "$0$1"; shift; exec "$@"
+"""
+
+
+@pytest.mark.parametrize("place", ["handler", "vfork", "subreaper", "mounts", "root", "user"])
+def test_no_start_where_it_could_do_harm(
+    site: Started,
+    files: Files,
+    places: Path,
+    place: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    if place in ("mounts", "root", "user") and os.geteuid() != 0:
+        pytest.skip("only root may change its root, its mounts or its user: run the tests as root")
+    site.learn()
+    prefix = []
+    if place == "root":
+        jail = tmp_path_factory.mktemp("jail")
+        prefix = ["unshare", "--mount", "sh", "-c", JAIL, str(jail), str(files.root.parent)]
+        place = str(jail)
+    done = site.run(places, place, files.path("f00001"), prefix=prefix)
+    # 2: another user may not open what lies in pytest's own directories.
+    assert done.returncode in ((0, 2) if place == "user" else (0,)), done.stderr
+    assert site.starts() == 0
+
+
+def test_only_a_file_of_a_source_starts_it(site: Started, files: Files, tmp_path: Path) -> None:
+    other = tmp_path / "source2"
+    other.mkdir()
+    (other / "f").write_text("x")
+    site.learn()
+    assert site.run(CAT, other / "f", "/etc/passwd").returncode == 0
+    assert site.run("ls", files.root).returncode == 0
+    assert site.run(CAT, files.path("f00001"), env={"MONARCH_AUTOSTART": "0"}).returncode == 0
+    assert site.starts() == 0
+
+
+def test_a_record_is_of_one_configuration(site: Started, files: Files, tmp_path: Path) -> None:
+    """With another file or other variables the library asks the starter again."""
+    (tmp_path / "elsewhere").write_text("x")
+    site.learn()
+    assert site.run(CAT, tmp_path / "elsewhere").returncode == 0
+    assert site.starts() == 0
+    assert site.run(CAT, tmp_path / "elsewhere", env={"HOME": "/elsewhere"}).returncode == 0
+    wait_until(lambda: not site.starters(), what="the end of the starter")
+    assert "value HOME=/elsewhere" in site.session.paths.autostart.read_text().splitlines()
+    assert (site.starts(), site.daemons()) == (0, []), "taken back, as it was not needed"
+
+
+def test_a_configuration_without_the_word_is_as_before(
+    session_factory: Callable[..., Session], files: Files
+) -> None:
+    session = session_factory(files.root)
+    done = session.run(["cksum", files.path("f00001")])
+    assert "no daemon serves" in done.stderr
+    assert not session.paths.path.exists()
+
+
+def test_what_is_wrong_stands_in_the_log(site: Started, files: Files) -> None:
+    text = site.session.config.read_text()
+    site.session.config.write_text(text.replace("tier0", "tier-of-nobody"))
+    for _ in range(2):
+        done = site.run(CAT, files.path("f00001"))
+        assert (done.returncode, done.stderr) == (0, "")
+        wait_until(lambda: not site.starters(), what="the end of the starter")
+    assert "tier-of-nobody" in site.said()
+    assert site.starts() == 2, "it counts, because the next would fail as well"
+
+
+# --- what it costs -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_first_open_waits_for_no_daemon(site: Started, files: Files, places: Path) -> None:
+    """Nor is it slower in a program with much memory."""
+    site.learn()
+    found = []
+    for _ in range(5):
+        done = site.run(places, "large", files.path("f00001"))
+        for process in site.starters():
+            process.kill()
+        wait_until(site.is_gone, what="the end of the starter")
+        assert site.starts() == 1
+        site.session.paths.forget_starts()
+        found.append(json.loads(f"[{','.join(done.stdout.split())}]"))
+    assert {tuple(each[2:]) for each in found} == {(77, errno.ECHILD)}  # errno; wait has no child
+    assert min(each[0] for each in found) <= 2000, found
+    assert min(each[1] for each in found) <= 1000, found
+
+
+# --- many at once --------------------------------------------------------------------------------
+
+GATE = 'read -r _; exec "$0" "$1"'
+
+
+def crowd(site: Started, file: Path, count: int) -> None:
+    """Processes that open the file at once, none of which waits."""
+    inside, gate = os.pipe()
+    waiting = [
+        subprocess.Popen(
+            ["sh", "-c", GATE, CAT, file],
+            env=site.session.env(),
+            stdin=inside,
+            stdout=subprocess.DEVNULL,
+        )
+        for _ in range(count)
+    ]
+    os.close(inside)
+    os.close(gate)
+    assert {process.wait(timeout=60) for process in waiting} == {0}
+    site.daemon()
+    assert site.starts() == 1
+
+
+def test_of_many_that_start_at_once_one_starts_it(site: Started, files: Files) -> None:
+    crowd(site, files.path("f00001"), 16)
+
+
+@pytest.mark.long
+def test_64_that_start_at_once_100_times(site: Started, files: Files) -> None:
+    site.learn()
+    for _ in range(100):
+        crowd(site, files.path("f00001"), 64)
+        assert site.session.monarch("stop").returncode == 0
+        assert site.is_gone()
+
+
+@pytest.mark.long
+def test_under_ray(site: Started, files: Files) -> None:
+    pytest.importorskip("ray", reason="ray is missing: pip install ray")
+    script = """
+import ray, sys
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+read = ray.remote(lambda path: len(open(path, "rb").read()))
+print(sum(ray.get([read.remote(sys.argv[1]) for _ in range(4)])))
+"""
+    site.learn()
+    done = site.run(sys.executable, "-c", script, files.path("f00001"), timeout=200)
+    assert done.stdout.split()[-1:] == ["12000"], done.stderr
+    assert site.starts() == 1
