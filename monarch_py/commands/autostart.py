@@ -27,8 +27,9 @@ from monarch_py.util.processes import mapping
 # written them.
 CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 FIRST_LINE = "monarch autostart 1"
-# Variables on which every configuration depends, and the way in which a path names others.
-ALWAYS = ("HOME", "MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
+# Variables on which every configuration depends, and the ways in which a path names others.
+ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
+HOME = b"~"
 VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
 
 
@@ -113,7 +114,9 @@ def _facts(config: Config) -> Iterator[str]:
     for file in (config.file,):
         found = file.stat()
         yield f"file {found.st_ino} {found.st_size} {found.st_mtime_ns} {file}"
-        names |= {os.fsdecode(name) for name in VARIABLE.findall(file.read_bytes())}
+        text = file.read_bytes()
+        names |= {os.fsdecode(name) for name in VARIABLE.findall(text)}
+        names |= {"HOME"} if HOME in text else set()
     for name in sorted(names):
         value = os.environ.get(name)
         yield f"value {name}" if value is None else f"value {name}={value}"

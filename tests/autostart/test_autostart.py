@@ -21,6 +21,8 @@ from support.files import Files
 from support.session import Session, wait_until
 from support.steps import Steps
 
+from monarch_py.native import LIBRARY
+
 HERE = Path(__file__).parent
 # One reads the file at each step.
 READER = """
@@ -237,7 +239,9 @@ def reader_is_attached(site: Started, reader: Steps) -> bool:
 
 # A root of its own, in which the file, the configuration and /proc have their names.
 JAIL = """
-mkdir -p "$0/proc" "$0$1"; mount --rbind /proc "$0/proc"; mount --rbind "$1" "$0$1"; shift; exec "$@"
+mkdir -p "$0/proc" "$0$1"
+mount --rbind /proc "$0/proc"; mount --rbind "$1" "$0$1"
+shift; exec "$@"
 """
 
 
@@ -280,10 +284,53 @@ def test_a_record_is_of_one_configuration(site: Started, files: Files, tmp_path:
     site.learn()
     assert site.run(CAT, tmp_path / "elsewhere").returncode == 0
     assert site.starts() == 0
-    assert site.run(CAT, tmp_path / "elsewhere", env={"HOME": "/elsewhere"}).returncode == 0
+    assert site.run(CAT, tmp_path / "elsewhere", env={"MONARCH_SOURCE": "/a"}).returncode == 0
     wait_until(lambda: not site.starters(), what="the end of the starter")
-    assert "value HOME=/elsewhere" in site.session.paths.autostart.read_text().splitlines()
+    assert "value MONARCH_SOURCE=/a" in site.session.paths.autostart.read_text().splitlines()
     assert (site.starts(), site.daemons()) == (0, []), "taken back, as it was not needed"
+
+
+def test_a_running_daemon_is_told_of_a_new_source_once(site: Started, files: Files) -> None:
+    site.learn()
+    with site.session.start():
+        for source, starters in ((str(files.root), 0), (f"{files.root}:/a", 1), ("/a", 1)):
+            done = site.run("/bin/true", env={"MONARCH_SOURCE": source})
+            assert done.returncode == 0
+            assert len(site.starters()) == starters
+            wait_until(lambda: not site.starters(), what="the end of the starter")
+            assert f"value MONARCH_SOURCE={source}" in site.session.paths.autostart.read_text()
+            assert site.run("/bin/true", env={"MONARCH_SOURCE": source}).returncode == 0
+            assert site.starters() == []
+
+
+# A Python that writes down its arguments.
+FAKE = '#!/bin/sh\nprintf "%s\\n" "$@" >"$(dirname "$0")/arguments"\n'
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "moved"])
+def test_the_interpreter_is_the_one_that_has_installed_the_library(
+    site: Started, files: Files, tmp_path: Path, named: bool
+) -> None:
+    """pip writes its path into bin/monarch; in a tree that was moved it lies in bin."""
+    packages, programs = tmp_path / "p/lib/python3.99/site-packages", tmp_path / "p/bin"
+    (packages / "monarch_py").mkdir(parents=True)
+    programs.mkdir()
+    shutil.copy(LIBRARY, packages / "monarch_py")
+    python = programs / ("python" if named else "python3.99")
+    python.write_text(FAKE)
+    python.chmod(0o755)
+    line = python if named else "/gone/bin/python3.99"
+    (programs / "monarch").write_text(f"#!{line}\nimport monarch_py\n")
+    site.learn()
+    site.session.preload = packages / "monarch_py" / LIBRARY.name
+    assert site.run(CAT, files.path("f00001")).returncode == 0
+    arguments = wait_until(lambda: written(programs / "arguments"), what="the start")
+    assert arguments[:2] == ["-I", "-c"]
+    assert arguments[3:] == [str(packages), str(site.session.config), str(files.path("f00001"))]
+
+
+def written(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def test_a_configuration_without_the_word_is_as_before(

@@ -273,7 +273,7 @@ __attribute__((constructor)) static void load(void) {
                      "Set it to the absolute path of a configuration file.");
     } else {
         struct session *s = attach(NULL);
-        int starts = monarch_autostart_init(config, s != NULL);
+        int starts = monarch_autostart_init(config, s);
         if (s)
             look_at_switches(s, 0);
         else if (monarch_lacks_room())

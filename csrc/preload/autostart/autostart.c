@@ -31,7 +31,7 @@
 
 uint32_t monarch_autostart;
 
-/* What is known since the process was loaded; it lies in pages of its own. */
+/* What is known since the process was loaded. It lies in pages of its own. */
 struct plan {
     uint64_t mounts, root_dev, root_ino; /* where we were loaded */
     uint64_t signals;                    /* blocked then */
@@ -298,12 +298,41 @@ static struct plan *new_plan(const char *config) {
     return p;
 }
 
-int monarch_autostart_init(const char *config, int is_attached) {
+/* Whether MONARCH_SOURCE names a directory (several are separated by ':') that is none of the
+ * session's sources. */
+static int lacks_source(const struct session *s, const char *named) {
+    for (size_t n = 0; named && *named; named += n + (named[n] == ':')) {
+        int has = 0;
+        n = strcspn(named, ":");
+        for (uint32_t i = 0; i < s->control->sources; i++) {
+            const struct monarch_source *source = &s->control->source[i];
+            has |= (n == source->path_len && memcmp(named, source->path, n) == 0) ||
+                   (n == source->alias_len && memcmp(named, source->alias, n) == 0);
+        }
+        if (!has)
+            return 1;
+    }
+    return 0;
+}
+
+/* A daemon that serves has to learn of a new source. With a record, it has learned of it. */
+static void add_sources(struct plan *p, const struct session *s) {
+    if (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")) &&
+        begin_attempt(p)) {
+        p->name[0] = 0;
+        if (may_start(p))
+            start(p, s);
+        end_attempt(p);
+    }
+}
+
+int monarch_autostart_init(const char *config, const struct session *s) {
     const char *asked = secure_getenv("MONARCH_AUTOSTART");
     int is_asked = asked && *asked;
     if (is_asked && strcmp(asked, "0") == 0)
         return 0;
-    if (!is_asked && !has_record() && (is_attached || !may_be_wished(config)))
+    if (!is_asked && !has_record() &&
+        ((s && !secure_getenv("MONARCH_SOURCE")) || !may_be_wished(config)))
         return 0;
     if (!(plan = new_plan(config)))
         return 0;
@@ -312,5 +341,7 @@ int monarch_autostart_init(const char *config, int is_attached) {
     /* A record of an older configuration says nothing. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
+    if (s && monarch_autostart)
+        add_sources(plan, s);
     return (int)monarch_autostart;
 }

@@ -11,9 +11,9 @@
 /* Atomic, 1: this process may have to start a daemon. */
 extern uint32_t monarch_autostart HIDDEN;
 
-/* Called in the constructor. `is_attached`: a daemon serves already. Returns whether a daemon will
- * be started when it is needed, so that the user need not be told to start one. */
-int monarch_autostart_init(const char *config, int is_attached);
+/* Called in the constructor. `s` is the session of the daemon that serves, or NULL. Returns whether
+ * a daemon will be started when it is needed, so that the user need not be told to start one. */
+int monarch_autostart_init(const char *config, const struct session *s);
 
 void monarch_autostart_opened_slow(int fd);
 /* Called after a program has opened a file for reading, while no daemon serves. */
