@@ -126,12 +126,13 @@ def _facts(config: Config) -> Iterator[str]:
 
 
 def _take_back() -> None:
-    """Removes this start from the starts that are counted: it is the last of them."""
+    """Marks this start, which is the latest, as one that was not needed."""
     times = os.pread(CLAIM, 1 << 10, 0)
     starts = [
         int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)
         for at in range(0, len(times), TIME_BYTES)
     ]
     with suppress(ValueError, OSError):
-        at = starts.index(max(starts)) * TIME_BYTES
-        os.pwrite(CLAIM, bytes(TIME_BYTES), at)
+        latest = max(starts)
+        at = starts.index(latest) * TIME_BYTES
+        os.pwrite(CLAIM, (latest | 1).to_bytes(TIME_BYTES, BYTE_ORDER), at)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
@@ -51,13 +53,32 @@ class Started:
         return daemon
 
     def _is_up(self) -> bool:
-        return self.session.connection.serves() and not self.starters()
+        return self.session.connection.serves() and not self.is_starting()
+
+    def is_starting(self) -> bool:
+        """Whether the claim is held. A starter is not seen at once: its command line comes a moment
+        after the program goes on."""
+        try:
+            claim = os.open(self.session.paths.starts, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(claim, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(claim)
+        return False
+
+    def wait_for_starter(self) -> None:
+        wait_until(lambda: not self.is_starting(), what="the end of the starter")
 
     def starts(self) -> int:
-        """How many starts the library has counted."""
+        """How many starts the library has counted, without those that were not needed."""
         file = self.session.paths.starts
         data = file.read_bytes() if file.exists() else b""
-        return sum(any(data[at : at + 8]) for at in range(0, len(data), 8))
+        times = [int.from_bytes(data[at : at + 8], sys.byteorder) for at in range(0, len(data), 8)]
+        return sum(time > 0 and time % 2 == 0 for time in times)
 
     def said(self) -> str:
         logs = (self.session.paths.log_before, self.session.paths.log)
@@ -65,7 +86,7 @@ class Started:
 
     def end(self) -> None:
         """Ends everything, as a test that has failed leaves it as well."""
-        for _ in range(2):  # a starter may have started a daemon meanwhile
+        while self.is_starting() or not self.is_gone():
             for process in [*self.starters(), *self.daemons()]:
                 process.kill()
             psutil.wait_procs(self._seen, timeout=20)

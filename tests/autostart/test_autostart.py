@@ -188,7 +188,7 @@ def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: F
         kill(site.starters, "the first starter")
         assert not site.daemons()
         kill(site.daemons, "the second start's daemon, before it serves")
-        wait_until(lambda: not site.starters(), what="the end of its starter")
+        site.wait_for_starter()
         kill(lambda: site.daemons() if site.session.connection.serves() else [], "the third")
         # The program goes on, and makes no fourth attempt in these ten minutes.
         for _ in range(20):
@@ -285,7 +285,7 @@ def test_a_record_is_of_one_configuration(site: Started, files: Files, tmp_path:
     assert site.run(CAT, tmp_path / "elsewhere").returncode == 0
     assert site.starts() == 0
     assert site.run(CAT, tmp_path / "elsewhere", env={"MONARCH_SOURCE": "/a"}).returncode == 0
-    wait_until(lambda: not site.starters(), what="the end of the starter")
+    site.wait_for_starter()
     assert "value MONARCH_SOURCE=/a" in site.session.paths.autostart.read_text().splitlines()
     assert (site.starts(), site.daemons()) == (0, []), "taken back, as it was not needed"
 
@@ -293,14 +293,20 @@ def test_a_record_is_of_one_configuration(site: Started, files: Files, tmp_path:
 def test_a_running_daemon_is_told_of_a_new_source_once(site: Started, files: Files) -> None:
     site.learn()
     with site.session.start():
-        for source, starters in ((str(files.root), 0), (f"{files.root}:/a", 1), ("/a", 1)):
-            done = site.run("/bin/true", env={"MONARCH_SOURCE": source})
-            assert done.returncode == 0
-            assert len(site.starters()) == starters
-            wait_until(lambda: not site.starters(), what="the end of the starter")
-            assert f"value MONARCH_SOURCE={source}" in site.session.paths.autostart.read_text()
-            assert site.run("/bin/true", env={"MONARCH_SOURCE": source}).returncode == 0
-            assert site.starters() == []
+        known, new = (
+            {"MONARCH_SOURCE": each} for each in (str(files.root), f"{files.root}:/elsewhere")
+        )
+        for given, is_told in ((known, False), (new, True), (new, False)):
+            before = times(site)
+            assert site.run("/bin/true", env=given).returncode == 0
+            assert (times(site) != before) == is_told
+            site.wait_for_starter()
+        said = site.session.paths.autostart.read_text()
+        assert f"value MONARCH_SOURCE={new['MONARCH_SOURCE']}" in said.splitlines()
+
+
+def times(site: Started) -> bytes:
+    return site.session.paths.starts.read_bytes() if site.session.paths.starts.exists() else b""
 
 
 # A Python that writes down its arguments.
@@ -348,7 +354,7 @@ def test_what_is_wrong_stands_in_the_log(site: Started, files: Files) -> None:
     for _ in range(2):
         done = site.run(CAT, files.path("f00001"))
         assert (done.returncode, done.stderr) == (0, "")
-        wait_until(lambda: not site.starters(), what="the end of the starter")
+        site.wait_for_starter()
     assert "tier-of-nobody" in site.said()
     assert site.starts() == 2, "it counts, because the next would fail as well"
 
@@ -363,10 +369,8 @@ def test_the_first_open_waits_for_no_daemon(site: Started, files: Files, places:
     found = []
     for _ in range(5):
         done = site.run(places, "large", files.path("f00001"))
-        for process in site.starters():
-            process.kill()
-        wait_until(site.is_gone, what="the end of the starter")
         assert site.starts() == 1
+        site.end()
         site.session.paths.forget_starts()
         found.append(json.loads(f"[{','.join(done.stdout.split())}]"))
     assert {tuple(each[2:]) for each in found} == {(77, errno.ECHILD)}  # errno; wait has no child

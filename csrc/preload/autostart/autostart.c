@@ -154,7 +154,7 @@ static int may_start(const struct plan *p) {
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-/* Whether a daemon serves that is not the one of session `s`, or is none of ours to replace. */
+/* Whether a daemon serves other than that of session `s`. */
 static int another_serves(const struct session *s) {
     struct monarch_segment found;
     if (!monarch_map_segment("control", &found))

@@ -7,10 +7,12 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* A daemon that was killed is started again twice in this time. The file has the times of the last
- * starts; the starter takes its own back if it has found that no daemon is to be started. */
+/* The file has the times of the last starts. A daemon that was killed is started again twice in
+ * WITHIN_NS. If the starter has found that no daemon was to be started, it makes the time odd, and
+ * the start counts for a minute only. */
 #define STARTS 3
 #define WITHIN_NS 600000000000ULL
+#define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {
     struct stat st;
@@ -47,20 +49,21 @@ static int open_claim(void) {
     return fd;
 }
 
-/* Writes down this start in the place of the oldest. Returns 0 if that one is too young. */
+/* Whether a start counts no more. A time to come is of another boot. */
+static int is_over(uint64_t start, uint64_t now) {
+    return !start || start > now || now - start >= (start & 1 ? UNNEEDED_NS : WITHIN_NS);
+}
+
+/* Writes down this start in the place of one that is over. Returns 0 if there is none. */
 static int count_start(int fd) {
     uint64_t starts[STARTS] = {0}, now = monarch_now_ns();
-    int oldest = 0;
+    int i = 0;
     sys_pread(fd, starts, sizeof starts, 0);
-    for (int i = 0; i < STARTS; i++) {
-        if (starts[i] > now) /* of another boot */
-            starts[i] = 0;
-        if (starts[i] < starts[oldest])
-            oldest = i;
-    }
-    if (starts[oldest] && now - starts[oldest] < WITHIN_NS)
+    while (i < STARTS && !is_over(starts[i], now))
+        i++;
+    if (i == STARTS)
         return 0;
-    starts[oldest] = now;
+    starts[i] = now & ~1ULL;
     return sys_pwrite(fd, starts, sizeof starts, 0) == sizeof starts;
 }
 
