@@ -57,8 +57,8 @@ int main(int n, char **words) {
     } else if (place[0] == '/') {
         if (chroot(place) != 0)
             return 3;
-    } else if (strcmp(place, "user") == 0) {
-        if (seteuid(65534) != 0)
+    } else if (strcmp(place, "group") == 0) {
+        if (setegid(65534) != 0)
             return 3;
     } else if (strcmp(place, "large") == 0) {
         memset(malloc(512 << 20), 1, 512 << 20);
