@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import shutil
@@ -361,20 +360,25 @@ def test_what_is_wrong_stands_in_the_log(site: Started, files: Files) -> None:
 # --- what it costs -------------------------------------------------------------------------------
 
 
+# An open and all of its processor time may take so long, in one of so many attempts [us]: others
+# use the processors as well.
+OPEN_US, CPU_US, ATTEMPTS = 2000, 1000, 20
+
+
 @pytest.mark.usefixtures("alone")
 def test_the_first_open_waits_for_no_daemon(site: Started, files: Files, places: Path) -> None:
     """Nor is it slower in a program with much memory."""
     site.learn()
-    found = []
-    for _ in range(5):
+    found: list[tuple[int, int]] = []
+    while not any(wall <= OPEN_US and cpu <= CPU_US for wall, cpu in found):
+        assert len(found) < ATTEMPTS, found
         done = site.run(places, "large", files.path("f00001"))
+        wall, cpu, *rest = map(int, done.stdout.split())
+        assert rest == [77, errno.ECHILD], "errno is as it was, and wait has no child"
         assert site.starts() == 1
         site.end()
         site.session.paths.forget_starts()
-        found.append(json.loads(f"[{','.join(done.stdout.split())}]"))
-    assert {tuple(each[2:]) for each in found} == {(77, errno.ECHILD)}  # errno; wait has no child
-    assert min(each[0] for each in found) <= 2000, found
-    assert min(each[1] for each in found) <= 1000, found
+        found.append((wall, cpu))
 
 
 # --- many at once --------------------------------------------------------------------------------
