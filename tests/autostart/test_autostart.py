@@ -244,7 +244,10 @@ shift; exec "$@"
 """
 
 
-@pytest.mark.parametrize("place", ["handler", "vfork", "subreaper", "mounts", "root", "group"])
+PLACES = ["handler", "vfork", "subreaper", "first process", "mounts", "root", "group"]
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_no_start_where_it_could_do_harm(
     site: Started,
     files: Files,
@@ -252,14 +255,16 @@ def test_no_start_where_it_could_do_harm(
     place: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    if place in ("mounts", "root", "group") and os.geteuid() != 0:
-        pytest.skip("only root may change its root, its mounts or its group: run the tests as root")
+    if place not in ("handler", "vfork", "subreaper") and os.geteuid() != 0:
+        pytest.skip("only root may change namespaces, its root or its group: run the tests as root")
     site.learn()
     prefix = []
     if place == "root":
         jail = tmp_path_factory.mktemp("jail")
         prefix = ["unshare", "--mount", "sh", "-c", JAIL, str(jail), str(files.root.parent)]
         place = str(jail)
+    if place == "first process":  # of a pid namespace
+        prefix = ["unshare", "--pid", "--fork", "--kill-child"]
     done = site.run(places, place, files.path("f00001"), prefix=prefix)
     assert done.returncode == 0, done.stderr
     assert site.starts() == 0
