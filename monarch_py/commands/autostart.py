@@ -52,12 +52,12 @@ def start(config_file: Path, opened: str) -> bool:
     """Writes the record, and starts the daemon if it is wanted for the opened file and none serves.
     Returns whether it has started one."""
     config = load_config(config_file)
-    _write_record(config)
+    _write_record(config_file, config)
     roots = tuple(f"{source.real_path}/" for source in config.sources)
     is_due = not opened or opened.startswith(roots) or _is_open_below(roots)
     if not is_wished(config) or not is_due:
         return False
-    return keep_daemon(config_file, AUTOSTARTED) is not None
+    return keep_daemon(config.file, AUTOSTARTED) is not None
 
 
 def is_wished(config: Config) -> bool:
@@ -92,12 +92,12 @@ def _log_to(session: SessionDir) -> None:
     os.close(log)
 
 
-def _write_record(config: Config) -> None:
+def _write_record(config_file: Path, config: Config) -> None:
     session = SessionDir.of(config.file)
     session.make()
     record = session.autostart
     hidden = record.with_name(f".autostart.{os.getpid()}")
-    lines = [FIRST_LINE, *_facts(config), "end"]
+    lines = [FIRST_LINE, *_facts(config_file, config), "end"]
     if any("\n" in line for line in lines):
         raise SessionError(
             "a path has a line break, and autostart cannot have that; rename it or use"
@@ -108,7 +108,8 @@ def _write_record(config: Config) -> None:
     hidden.rename(record)
 
 
-def _facts(config: Config) -> Iterator[str]:
+def _facts(config_file: Path, config: Config) -> Iterator[str]:
+    yield f"config {config_file.resolve()}"
     yield f"mounts {os.stat('/proc/self/ns/mnt').st_ino}"
     names = set(ALWAYS)
     for file in (config.file,):

@@ -116,7 +116,8 @@ static int has_record(void) {
 /* MONARCH_AUTOSTART=1 makes every record say yes. */
 static void read_wish(struct plan *p) {
     const char *asked = value_of("MONARCH_AUTOSTART");
-    enum monarch_wish wish = monarch_read_record(p->record, p->mounts, value_of);
+    const struct monarch_setting now = {p->config, p->mounts, value_of};
+    enum monarch_wish wish = monarch_read_record(p->record, &now);
     if (wish == MONARCH_WISH_NO && asked && *asked)
         wish = MONARCH_WISH_YES;
     __atomic_store_n(&p->wish, wish, __ATOMIC_RELEASE);

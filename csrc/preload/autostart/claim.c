@@ -20,10 +20,12 @@ static int is_private(int fd, mode_t type) {
            st.st_uid == (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0);
 }
 
-/* Opens a directory that is this user's alone, and makes it if there is none. */
+/* Opens a directory that is this user's alone, and makes it if there is none. A link may lead to
+ * it only where nobody else can make one: in such a directory. */
 static int open_directory(int dir, const char *path) {
+    const int links = dir == AT_FDCWD ? O_NOFOLLOW : 0;
     sys6(SYS_mkdirat, dir, (long)path, 0700, 0, 0, 0);
-    int fd = sys_openat(dir, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = sys_openat(dir, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | links);
     if (fd < 0 || is_private(fd, S_IFDIR))
         return fd;
     sys_close(fd);

@@ -9,6 +9,7 @@
  * which fact it is:
  *
  *   monarch autostart 1         the first line
+ *   config PATH                 the configuration; several may have one session
  *   mounts INODE                the mount namespace in which it was written
  *   file INODE SIZE MTIME PATH  a file that says what the configuration is; zeros: there was none
  *   value NAME=VALUE            a variable that the configuration depends on; without '=': not set
@@ -52,14 +53,16 @@ static int is_same_value(char *fact, const char *(*value_of)(const char *name)) 
     return now && strcmp(now, value + 1) == 0;
 }
 
-static int still_holds(char *line, uint64_t mounts, const char *(*value_of)(const char *name)) {
+static int still_holds(char *line, const struct monarch_setting *now) {
     const char *fact;
+    if ((fact = after(line, "config")))
+        return strcmp(fact, now->config) == 0;
     if ((fact = after(line, "mounts")))
-        return number(&fact) == mounts;
+        return number(&fact) == now->mounts;
     if ((fact = after(line, "file")))
         return is_same_file(fact);
     if ((fact = after(line, "value")))
-        return is_same_value((char *)fact, value_of);
+        return is_same_value((char *)fact, now->value_of);
     return 1;
 }
 
@@ -82,13 +85,12 @@ static int read_lines(char *text) {
            strcmp(text + n - sizeof "end", "end") == 0 && text[n - (long)sizeof "end" - 1] == 0;
 }
 
-enum monarch_wish monarch_read_record(char *text, uint64_t mounts,
-                                      const char *(*value_of)(const char *name)) {
+enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now) {
     enum monarch_wish wish = MONARCH_WISH_NO;
     if (!read_lines(text))
         return MONARCH_WISH_UNKNOWN;
     for (char *line = next(text); strcmp(line, "end") != 0; line = next(line)) {
-        if (!still_holds(line, mounts, value_of))
+        if (!still_holds(line, now))
             return MONARCH_WISH_UNKNOWN;
         if (strcmp(line, "wish yes") == 0)
             wish = MONARCH_WISH_YES;
