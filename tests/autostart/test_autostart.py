@@ -287,17 +287,27 @@ def test_a_record_is_of_one_configuration(site: Started, files: Files, tmp_path:
     site.learn()
     assert site.run(CAT, tmp_path / "elsewhere").returncode == 0
     assert site.starts() == 0
-    assert site.run(CAT, tmp_path / "elsewhere", env={"MONARCH_SOURCE": "/a"}).returncode == 0
+    assert (
+        site.run(CAT, tmp_path / "elsewhere", env={"MONARCH_SOURCE": str(files.root)}).returncode
+        == 0
+    )
     site.wait_for_starter()
-    assert "value MONARCH_SOURCE=/a" in site.session.paths.autostart.read_text().splitlines()
+    assert (
+        f"value MONARCH_SOURCE={files.root}"
+        in site.session.paths.autostart.read_text().splitlines()
+    )
     assert (site.starts(), site.daemons()) == (0, []), "taken back, as it was not needed"
 
 
-def test_a_running_daemon_is_told_of_a_new_source_once(site: Started, files: Files) -> None:
+def test_a_running_daemon_is_told_of_a_new_source_once(
+    site: Started, files: Files, tmp_path: Path
+) -> None:
+    (tmp_path / "more").mkdir()
     site.learn()
     with site.session.start():
         known, new = (
-            {"MONARCH_SOURCE": each} for each in (str(files.root), f"{files.root}:/elsewhere")
+            {"MONARCH_SOURCE": each}
+            for each in (str(files.root), f"{files.root}:{tmp_path / 'more'}")
         )
         for given, is_told in ((known, False), (new, True), (new, False)):
             before = times(site)
