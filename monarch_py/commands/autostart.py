@@ -57,7 +57,7 @@ def start(config_file: Path, opened: str) -> bool:
     is_due = not opened or opened.startswith(roots) or _is_open_below(roots)
     if not is_wished(config) or not is_due:
         return False
-    return keep_daemon(config.file, AUTOSTARTED) is not None
+    return keep_daemon(config_file, AUTOSTARTED) is not None
 
 
 def is_wished(config: Config) -> bool:
