@@ -21,6 +21,11 @@ PRELOAD = [
     "preload/session/rights.c",
     "preload/session/session.c",
     "preload/session/tell.c",
+    "preload/autostart/launch.c",
+    "preload/autostart/record.c",
+    "preload/autostart/claim.c",
+    "preload/autostart/interpreter.c",
+    "preload/autostart/autostart.c",
     "preload/attach/attach.c",
     "preload/session/copies.c",
     "preload/lookup/cwd.c",
@@ -116,6 +121,8 @@ class BuildAll(build_ext):
         package = Path(self.get_ext_fullpath("monarch_py._native")).parent
         package.mkdir(parents=True, exist_ok=True)
         self.build_preload(package / "libmonarch.so")
+        if self.inplace:  # beside an installed package, the library finds the interpreter itself
+            (package / "interpreter").write_text(f"{sys.executable}\n")
         self.build_slow_source(package / "slowsource")
 
     def build_preload(self, out: Path) -> None:

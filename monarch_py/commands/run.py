@@ -16,7 +16,7 @@ from typing import Any
 
 from monarch_py.commands.sources import OTHERS_SETTINGS, add_sources, settings_differ
 from monarch_py.config.schema import Config
-from monarch_py.daemon.starting import spawn
+from monarch_py.daemon.starting import SHARED, spawn
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
 from monarch_py.ipc.connection import DaemonConnection, troubles
 from monarch_py.ipc.jobs import Jobs
@@ -175,7 +175,7 @@ class _Share:
         try:
             serving = _serving(self.connection)
             if serving is None:
-                self._child = spawn(self.config_file, detach=False, is_shared=True)
+                self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
                 if self.shares.daemon() != serving:  # `users` names a daemon that has died, or none
@@ -226,14 +226,23 @@ class _Share:
             self._child.returncode = 0
 
 
-def keep_daemon(config_file: Path) -> "subprocess.Popen[bytes] | None":
+def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] | None":
     """Provides a daemon that no run ends. Returns its process, or None if a daemon serves already.
-    Raises SessionError if the new daemon does not come up."""
+    Raises SessionError if the new daemon does not come up.
+
+    kind : as in `lifecycle.serve`. Without one, a daemon that serves already does not end because
+        it is idle
+    """
     session = SessionDir.of(config_file)
     shares = Shares(session)
     try:
         shares.take_turn()
-        child = None if DaemonConnection(session).runs() else spawn(config_file, detach=True)
+        connection, child = DaemonConnection(session), None
+        if not connection.runs():
+            child = spawn(config_file, detach=True, kind=kind)
+        elif not kind:
+            with contextlib.suppress(SessionError):  # a daemon of an older version
+                connection.ask("stay")
         shares.note_daemon(None)
         Jobs(session).note()
         return child

@@ -279,6 +279,10 @@ class Config(Tuning):
     performance : what `monarch calibrate -o` has written: rates to use until others are measured
     switch_file : while this file exists, everything is switched off; `/etc/monarch/disabled` does
         the same
+    autostart : the first program under the library that opens a file of a source starts the daemon,
+        see [Without a command](autostart.md)
+    idle_exit : a daemon that was started so ends when no program has used it for this long; `0`:
+        never
     version : the version of this format
     warnings : one sentence each, for the user: what was read but has no effect, or not the effect
         one might expect
@@ -325,6 +329,8 @@ class Config(Tuning):
     performance: Annotated[Performance, DERIVED] = Performance()  # noqa: RUF009
     # A user's own switch file, in addition to SYSTEM_SWITCH_FILE.
     switch_file: SwitchFile | None = None
+    autostart: bool = False
+    idle_exit_s: Annotated[Duration, Key("idle_exit")] = 300.0
     version: Literal["1"] = "1"
     warnings: Annotated[tuple[str, ...], DERIVED] = ()
 

@@ -47,7 +47,7 @@ class Control:
     """
 
     def __init__(self, daemon: Daemon, session: SessionDir) -> None:
-        self._daemon = daemon
+        self._daemon, self._session = daemon, session
         self._versions = self._versions_now()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         session.bind(self._socket, session.socket)
@@ -61,7 +61,8 @@ class Control:
         # Commands that run between two turns of the loop, and commands during which the loop goes
         # on.
         self._between_turns: dict[str, Action] = {
-            "stop": lambda _: self._identity(),
+            "stop": self._stop,
+            "stay": self._stay,
             "clear": self._clear,
             "drop": self._drop,
             "job": self._new_job,
@@ -167,6 +168,15 @@ class Control:
     @staticmethod
     def _identity() -> dict[str, int]:
         return asdict(Identity.of(os.getpid()))
+
+    def _stop(self, _: Request) -> Any:
+        self._daemon.shared.was_asked_to_stop = True
+        self._session.forget_starts()
+        return self._identity()
+
+    def _stay(self, _: Request) -> Request:
+        self._daemon.stays = True
+        return {}
 
     def _new_job(self, _: Request) -> Request:
         self._daemon.plan_manager.new_job()

@@ -21,9 +21,16 @@ from monarch_py import __version__
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config
 from monarch_py.daemon.control import Control
-from monarch_py.daemon.orphan import OrphanWatch
+from monarch_py.daemon.orphan import IdleWatch, OrphanWatch
 from monarch_py.daemon.server import Daemon
-from monarch_py.daemon.starting import ENDING, SHARED, STAY, StartupInfo, ignore_the_jobs
+from monarch_py.daemon.starting import (
+    AUTOSTARTED,
+    ENDING,
+    SHARED,
+    STAY,
+    StartupInfo,
+    ignore_the_jobs,
+)
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.ipc.session import SessionDir, full_shm, hold, id_of, open_private
 from monarch_py.native import lib
@@ -89,12 +96,11 @@ def _told_in_a_sentence() -> Iterator[None]:
         ) from error
 
 
-def serve(
-    config_file: Path, startup: StartupInfo | None = None, *, is_shared: bool = False
-) -> None:
+def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = "") -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
-    is_shared : the daemon belongs to the runs that share it, and ends when none is left (`orphan`)
+    kind : SHARED: the daemon belongs to the runs that share it, and ends when none is left;
+        AUTOSTARTED: it ends when no process has used it for `idle_exit` (`orphan`)
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.
@@ -111,8 +117,12 @@ def serve(
             # A signal that comes before the daemon is ready takes effect once it is ready. A daemon
             # that ended half-made would leave tiers that look as if it had been killed.
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-            watch = OrphanWatch(session) if is_shared else None
-            daemon = _daemon(config, session, startup, awaits_job=is_shared)
+            watch: OrphanWatch | IdleWatch | None = None
+            if kind == SHARED:
+                watch = OrphanWatch(session)
+            daemon = _daemon(config, session, startup, awaits_job=bool(kind))
+            if kind == AUTOSTARTED and config.idle_exit_s:
+                watch = IdleWatch(session, daemon, config.idle_exit_s)
             control = _control(daemon, session)
             stack.callback(control.end)
         handle(ENDING, lambda *_: daemon.stop_soon())
@@ -207,13 +217,13 @@ def main() -> None:
     )
     try:
         words = sys.argv[2:]
-        is_shared = words == [SHARED]
+        kind = words[0] if words in ([SHARED], [AUTOSTARTED]) else ""
         with _told_in_a_sentence():
             startup = None
-            if words and not is_shared:  # the number of the descriptor that `spawn` has written to
+            if words and not kind:  # the number of the descriptor that `spawn` has written to
                 with open(int(words[0]), "rb") as file:
                     startup = msgspec.json.decode(file.read(), type=StartupInfo)
-        serve(Path(sys.argv[1]), startup, is_shared=is_shared)
+        serve(Path(sys.argv[1]), startup, kind=kind)
     except MonarchError as error:
         _say_last(f"monarch: {error}\n")
         end_process(error.exit_status)

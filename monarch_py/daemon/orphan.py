@@ -1,4 +1,7 @@
-"""Ends a daemon whose `monarch run` was killed before it could end the daemon.
+"""Ends a daemon that nobody uses any more, if nobody else ends it.
+
+An `OrphanWatch` ends a daemon whose `monarch run` was killed before it could end the daemon. An
+`IdleWatch` ends one that the first program of a job has started (commands/autostart.py).
 
 The runs that share a daemon hold a lock (`shares`), which the kernel releases when they are killed.
 The commands of a killed run go on, and may have started processes that use the session. The daemon
@@ -10,8 +13,10 @@ import logging
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from monarch_py.daemon.server import Daemon
 from monarch_py.ipc.session import SessionDir
 from monarch_py.ipc.shares import Shares
 from monarch_py.util.processes import Identity, mapping
@@ -22,36 +27,45 @@ log = logging.getLogger("monarch.orphan")
 # ends, because a job's next step may begin after a pause [s].
 LOOK_S = 1.0
 UNUSED_S = 5.0
+# An idle daemon is looked at so many times before it ends, but at most every LOOK_S. A look reads
+# what all processes of the user have mapped.
+LOOKS = 20
 
 
-class OrphanWatch:
-    """Watches whether the daemon of this process is still used. The constructor notes that the
-    daemon belongs to the runs that share it; it raises OSError when that cannot be noted."""
+class _Watch(ABC):
+    """Watches, in a thread of its own, whether the daemon of this process is used."""
 
-    def __init__(self, session: SessionDir) -> None:
+    def __init__(self, session: SessionDir, unused_s: float, look_s: float) -> None:
         self._session, self._shares = session, Shares(session)
-        self._me = Identity.of(os.getpid())
-        self._shares.note_daemon(self._me)
+        self._unused_s, self._look_s = unused_s, look_s
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """Starts the watch in a thread.
+        """Starts the watch.
 
         stop : ends the daemon; the thread calls it
         """
         watch = threading.Thread(target=self._watch, args=(stop,), name="orphan", daemon=True)
         watch.start()
 
+    @abstractmethod
+    def _is_ours(self) -> bool:
+        """Whether this watch still decides about the daemon's end."""
+
+    @abstractmethod
+    def _will_end(self) -> None:
+        """Writes to the log why the daemon ends."""
+
+    def _is_used(self) -> bool:
+        return self._has_run() or self._is_attached()
+
     def _watch(self, stop: Callable[[], None]) -> None:
         used_at = time.monotonic()
-        while self._shares.daemon() == self._me:  # else `monarch start` has taken it over
-            time.sleep(LOOK_S)
-            if self._has_run() or self._is_attached():
+        while self._is_ours():
+            time.sleep(self._look_s)
+            if self._is_used():
                 used_at = time.monotonic()
-            elif time.monotonic() - used_at >= UNUSED_S and self._take_over():
-                log.info(
-                    "the daemon ends, because its `monarch run` was killed and no process uses the"
-                    " daemon"
-                )
+            elif time.monotonic() - used_at >= self._unused_s and self._take_over():
+                self._will_end()
                 stop()
                 return
         self._shares.close()
@@ -71,7 +85,7 @@ class OrphanWatch:
         the next run waits for that end before it starts another daemon."""
         if not self._shares.try_turn():
             return False
-        if self._shares.is_unused() and self._shares.daemon() == self._me:
+        if self._shares.is_unused() and self._is_ours():
             self._shares.note_daemon(None)
             return True
         self._shares.leave()
@@ -81,3 +95,44 @@ class OrphanWatch:
     def _is_attached(self) -> bool:
         """Whether a process has a segment of the session mapped."""
         return next(mapping(f"{self._session.path}/"), None) is not None
+
+
+class OrphanWatch(_Watch):
+    """The watch of a daemon that belongs to the runs that share it. The constructor notes that it
+    does; it raises OSError when that cannot be noted."""
+
+    def __init__(self, session: SessionDir) -> None:
+        super().__init__(session, UNUSED_S, LOOK_S)
+        self._me = Identity.of(os.getpid())
+        self._shares.note_daemon(self._me)
+
+    def _is_ours(self) -> bool:
+        return self._shares.daemon() == self._me  # else `monarch start` has taken it over
+
+    def _will_end(self) -> None:
+        log.info(
+            "the daemon ends, because its `monarch run` was killed and no process uses the daemon"
+        )
+
+
+class IdleWatch(_Watch):
+    """The watch of a daemon that nobody but it ends. Programs that come and go between two looks
+    count by what they open.
+
+    idle_s : how long the daemon stays without a user [s]
+    """
+
+    def __init__(self, session: SessionDir, daemon: Daemon, idle_s: float) -> None:
+        super().__init__(session, idle_s, max(LOOK_S, idle_s / LOOKS))
+        self._daemon, self._opens = daemon, 0
+
+    def _is_ours(self) -> bool:
+        return not self._daemon.stays  # else `monarch start` has taken it over
+
+    def _is_used(self) -> bool:
+        before, self._opens = self._opens, self._daemon.shared.totals()["opens"]
+        return self._opens != before or super()._is_used()
+
+    def _will_end(self) -> None:
+        self._session.forget_starts()
+        log.info("the daemon ends, because no process has used it for %.0f s", self._unused_s)

@@ -67,7 +67,7 @@ class Shared:
     """
 
     def __init__(self, session: SessionDir, config: Config) -> None:
-        self.session = session
+        self.session, self.was_asked_to_stop = session, False
         close_old_session(session)
         session.stopped.unlink(missing_ok=True)
         self._changes = Segment.create(session.changes, ffi.sizeof("struct monarch_change"))
@@ -188,7 +188,10 @@ class Shared:
         with contextlib.suppress(OSError):
             os.close(self._changes_fd)
         with contextlib.suppress(OSError):  # without this file, clients warn that no daemon serves
-            os.close(open_private(self.session.stopped, os.O_WRONLY))
+            stopped = open_private(self.session.stopped, os.O_WRONLY)
+            if self.was_asked_to_stop:  # then processes that were served start no other daemon
+                os.write(stopped, b"asked\n")
+            os.close(stopped)
 
     def _segments(self) -> tuple[Segment, ...]:
         own = (self._control, self._clients, self._fills, self._changes)

@@ -73,6 +73,7 @@ class Daemon:
     can be used, and OSError when shared memory is full.
 
     awaits_job : whether a program is about to begin
+    stays : whether the daemon goes on although nobody uses it
     lost : the file of the session whose removal has ended the daemon; None if it ended otherwise
     at_end : callbacks for what must stop before the daemon's parts are closed
     """
@@ -91,7 +92,7 @@ class Daemon:
         nodes = len(cluster.members) if cluster else 1
         plans = [(file, load_plan(file, nodes)) for file in config.plans]
         self._lock = threading.Lock()
-        self._is_stopping = self.is_closed = False
+        self._is_stopping = self.is_closed = self.stays = False
         self.lost: Path | None = None
         self._history = History()
         self._next_look = 0.0

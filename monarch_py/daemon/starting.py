@@ -30,8 +30,9 @@ START_LIMIT_S = 60.0
 END_PAUSE_S = 0.1
 # A daemon whose start is given up must end within this time, or it is killed [s].
 GIVE_UP_LIMIT_S = 5.0
-# The one word on the command line of a daemon that several runs share.
-SHARED = "shared"
+# The word on the command line of a daemon that several runs share, and of one that was started by
+# the first program that opened a file of a dataset.
+SHARED, AUTOSTARTED = "shared", "autostarted"
 # What is sent over the lifeline to a daemon that is to outlive the process that started it.
 STAY = b"s"
 # Variables of the job's environment that the daemon does not get.
@@ -79,20 +80,20 @@ def _command(config_file: Path, words: list[str]) -> list[str]:
 
 
 def spawn(
-    config_file: Path, *, detach: bool, startup: StartupInfo | None = None, is_shared: bool = False
+    config_file: Path, *, detach: bool, startup: StartupInfo | None = None, kind: str = ""
 ) -> "subprocess.Popen[bytes]":
     """Starts a daemon and waits until it answers. The daemon is in a session (setsid) of its own
     and keeps no descriptor of this process but those in `startup`, so that neither a shell's `wait`
     nor a pipe's reader waits for it.
 
-    detach : whether the daemon outlives this process, which then does not wait for it;  is_shared :
-    as in `serve`
+    detach : whether the daemon outlives this process, which then does not wait for it;  kind : as
+    in `serve`
 
     Raises SessionError, with the daemon's last words, when the daemon does not come up.
     """
     session = SessionDir.of(config_file)
     session.make()
-    words, inherited = [SHARED] if is_shared else [], []
+    words, inherited = [kind] if kind else [], []
     with contextlib.ExitStack() as stack:
         if startup is not None:
             told = written(msgspec.json.encode(startup))

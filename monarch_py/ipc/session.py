@@ -298,6 +298,10 @@ class SessionDir:
         # Exists from the orderly end of a daemon until the next one starts. While it exists,
         # processes with the library do not complain that no daemon serves.
         self.stopped = path / "stopped"
+        # When the preload library has started a daemon, as C has written it; held by the starter
+        # (commands/autostart.py), which writes down in `autostart` what the configuration says.
+        self.starts = path / "starts"
+        self.autostart = path / "autostart"
         self.socket = path / "socket"
         # The sockets through which programs hand the daemon descriptors of files that they have
         # read (struct monarch_handover).
@@ -313,6 +317,12 @@ class SessionDir:
     def make(self) -> None:
         private_directory(self.path.parent)
         private_directory(self.path)
+
+    def forget_starts(self) -> None:
+        """Lets the library start daemons again. It starts a few in ten minutes, in case that they
+        are killed; a daemon that was not killed does not count."""
+        with suppress(OSError):
+            os.truncate(self.starts, 0)
 
     def bind(self, listener: SocketType, path: Path) -> None:
         """Binds a socket to one of the paths above, and replaces what a dead daemon has left there.

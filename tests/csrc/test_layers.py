@@ -26,6 +26,7 @@ LAYERS = [
     ["preload/fill"],
     ["preload/lookup"],
     ["preload/attach"],
+    ["preload/autostart"],
     ["preload/descriptors"],
     ["preload/session"],
     ["preload/process", "plan", "loaders"],

@@ -5,6 +5,7 @@
 #include <sys/prctl.h>
 #include <sys/sysmacros.h>
 
+#include "preload/autostart/autostart.h"
 #include "preload/descriptors/track.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
@@ -218,6 +219,8 @@ void monarch_tick(struct session *s) {
     look_at_switches(s, is_gone);
     if (is_gone)
         follow(s);
+    else
+        monarch_autostart_watch(s);
 }
 
 void monarch_rights_may_differ(void) {
@@ -285,13 +288,14 @@ __attribute__((constructor)) static void load(void) {
                      "Set it to the absolute path of a configuration file.");
     } else {
         struct session *s = attach(NULL);
+        int starts = monarch_autostart_init(config, s);
         if (s)
             look_at_switches(s, 0);
         else if (monarch_lacks_room())
             monarch_warn("this process cannot map the segments of the daemon for", config,
                          "Raise its limits of addresses (ulimit -v) and mappings "
                          "(vm.max_map_count).");
-        else if (is_meant && !is_our_command() &&
+        else if (!starts && is_meant && !is_our_command() &&
                  !monarch_was_stopped()) /* a shell whose daemon was stopped gets no warning */
             monarch_warn("no daemon serves", config,
                          "Start one with `monarch start`, or unload the library with "

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "preload/autostart/autostart.h"
 #include "preload/changes/record.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/await.h"
@@ -90,8 +91,11 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     struct session *s = session_for_reading();
     struct monarch_opening o;
     struct monarch_aim aim;
-    if (!s)
-        return plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
+    if (!s) {
+        int fd = plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
+        monarch_autostart_opened(fd);
+        return fd;
+    }
     if (monarch_begin_look_up(s, dir, path, flags, &aim, &o)) {
         int old_errno = errno;
         uint64_t guess = o.word;

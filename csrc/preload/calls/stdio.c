@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "preload/autostart/autostart.h"
 #include "preload/calls/descriptors.h"
 #include "preload/changes/record.h"
 #include "preload/fill/await.h"
@@ -64,8 +65,11 @@ static FILE *open_copy(const struct monarch_opening *o, const char *mode) {
 static FILE *open_for_reading(const char *path, const char *mode) {
     struct monarch_opening o;
     struct session *s = session_for_reading();
-    if (!s)
-        return REAL(fopen)(path, mode);
+    if (!s) {
+        FILE *f = REAL(fopen)(path, mode);
+        monarch_autostart_opened(f ? fileno(f) : -1);
+        return f;
+    }
     monarch_look_up(s, AT_FDCWD, path, O_RDONLY, &o);
     if (o.served || monarch_wait_for_copy(s, &o)) {
         int old_errno = errno;

@@ -239,6 +239,8 @@ struct real_calls {
 #undef X
 
 extern struct real_calls monarch_real HIDDEN;
+/* The path by which the program was told to load this library. */
+extern const char *monarch_library HIDDEN;
 __attribute__((cold)) void monarch_real_init(void) HIDDEN;
 __attribute__((cold)) void *monarch_real_find(void **at, const char *name) HIDDEN;
 

@@ -13,6 +13,7 @@
 #include "preload/process/calls.h"
 
 struct real_calls monarch_real;
+const char *monarch_library;
 
 /* Largest number of tables that are kept. If more libraries come before libc, the last ones before
  * it are not searched; libc always is. */
@@ -130,6 +131,8 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     (void)size;
     if (!s->behind_us) {
         s->behind_us = contains_us(info);
+        if (s->behind_us)
+            __atomic_store_n(&monarch_library, info->dlpi_name, __ATOMIC_RELAXED);
         return 0;
     }
     if (!read_table(&t, info))

@@ -1,0 +1,348 @@
+#include "preload/autostart/autostart.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "preload/autostart/claim.h"
+#include "preload/autostart/interpreter.h"
+#include "preload/autostart/launch.h"
+#include "preload/autostart/record.h"
+#include "preload/descriptors/track.h"
+#include "preload/process/calls.h"
+#include "preload/process/log.h"
+#include "preload/process/momentary.h"
+#include "preload/process/proc.h"
+#include "preload/process/text.h"
+#include "preload/session/segments.h"
+#include "shared/sys.h"
+
+/* After an attempt the process makes none for this time [ns]. */
+#define PAUSE_NS 100000000ULL
+/* A daemon whose process is gone counts as killed if its heart has stood still for the first time,
+ * any other one after the second: its process may be in another pid namespace. */
+#define GONE_NS 2000000000ULL
+#define SILENT_NS 10000000000ULL
+/* How much of a configuration is searched for the word [bytes]. */
+#define MOST_SEARCHED 65536
+
+uint32_t monarch_autostart;
+
+/* What is known since the process was loaded. It lies in pages of its own. */
+struct plan {
+    uint64_t mounts, root_dev, root_ino; /* where we were loaded */
+    uint64_t signals;                    /* blocked then */
+    uint32_t uid, gid;
+    uint32_t wish; /* atomic: enum monarch_wish */
+    /* Atomic: the process of which a thread makes an attempt, and uses what follows; 0: none. */
+    uint32_t user;
+    char record[MONARCH_RECORD_BYTES];
+    char config[MONARCH_PATH_MAX], name[MONARCH_PATH_MAX];
+    char python[MONARCH_PATH_MAX], packages[MONARCH_PATH_MAX];
+    char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));
+    const char *envp[]; /* and the texts behind it */
+};
+static struct plan *plan;
+static uint64_t next_ns; /* atomic: no attempt before this time */
+
+/* --- the environment ------------------------------------------------------------------------- */
+
+/* Variables that a job sets for its own programs and not for the daemon's Python. */
+static int is_the_jobs(const char *variable) {
+    static const char *const prefixes[] = {"LD_", "PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_"};
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
+        if (strncmp(variable, prefixes[i], strlen(prefixes[i])) == 0)
+            return 1;
+    return 0;
+}
+
+static size_t environment_bytes(size_t *variables) {
+    size_t bytes = 0;
+    for (*variables = 0; environ && environ[*variables]; ++*variables)
+        bytes += strlen(environ[*variables]) + 1;
+    return bytes + (*variables + 1) * sizeof(char *);
+}
+
+/* Copies the environment: later, other threads may change it. */
+static void copy_environment(struct plan *p, size_t variables) {
+    char *text = (char *)&p->envp[variables + 1];
+    size_t n = 0;
+    for (size_t i = 0; i < variables; i++)
+        if (!is_the_jobs(environ[i])) {
+            p->envp[n++] = text;
+            text = put(text, environ[i]) + 1;
+        }
+}
+
+static const char *value_of(const char *name) {
+    size_t n = strlen(name);
+    for (const char **at = plan->envp; *at; at++)
+        if (strncmp(*at, name, n) == 0 && (*at)[n] == '=')
+            return *at + n + 1;
+    return NULL;
+}
+
+/* --- what the user wishes -------------------------------------------------------------------- */
+
+/* Whether the file has the word `autostart`. Only the starter can tell what it means there. */
+static int has_word(const char *file) {
+    static const char word[] = "autostart";
+    struct monarch_reader r;
+    size_t same = 0;
+    char c;
+    if (!file || !monarch_reader_open(&r, file))
+        return 0;
+    for (int n = 0; n < MOST_SEARCHED && word[same] && (c = monarch_reader_next(&r)); n++)
+        same = c == word[same] ? same + 1 : c == word[0];
+    monarch_reader_close(&r);
+    return !word[same];
+}
+
+static int may_be_wished(const char *config) {
+    return has_word(config) || has_word(secure_getenv("MONARCH_SITE_CONFIG"));
+}
+
+static int has_record(void) {
+    uint64_t size;
+    int fd = monarch_open_segment("autostart", O_RDONLY, &size);
+    if (fd >= 0)
+        sys_close(fd);
+    return fd >= 0;
+}
+
+/* MONARCH_AUTOSTART=1 makes every record say yes. */
+static void read_wish(struct plan *p) {
+    const char *asked = value_of("MONARCH_AUTOSTART");
+    const struct monarch_setting now = {p->config, p->mounts, value_of};
+    enum monarch_wish wish = monarch_read_record(p->record, &now);
+    if (wish == MONARCH_WISH_NO && asked && *asked)
+        wish = MONARCH_WISH_YES;
+    __atomic_store_n(&p->wish, wish, __ATOMIC_RELEASE);
+    if (wish == MONARCH_WISH_NO)
+        __atomic_store_n(&monarch_autostart, 0, __ATOMIC_RELAXED);
+}
+
+/* --- where we are ---------------------------------------------------------------------------- */
+
+static uint64_t inode_of(const char *path, uint64_t *dev) {
+    struct stat st;
+    if (sys_fstatat(AT_FDCWD, path, &st, 0) != 0)
+        return 0;
+    if (dev)
+        *dev = st.st_dev;
+    return st.st_ino;
+}
+
+static uint32_t id(long call) { return (uint32_t)sys6(call, 0, 0, 0, 0, 0, 0); }
+
+static uint64_t blocked_signals(void) { return sys_signals(SIG_BLOCK, 0); }
+
+/* Whether this thread may start a process here and now. The orphan must not become this process's
+ * child again, whose own wait would see it. A signal that was not blocked when we were loaded is
+ * blocked while its handler runs. */
+static int may_start(const struct plan *p) {
+    int adopts = 0;
+    uint64_t dev = 0;
+    sys6(SYS_prctl, PR_GET_CHILD_SUBREAPER, (long)&adopts, 0, 0, 0, 0);
+    return !adopts && sys_getpid() != 1 && !(blocked_signals() & ~p->signals) &&
+           id(SYS_getuid) == p->uid && id(SYS_geteuid) == p->uid && id(SYS_getgid) == p->gid &&
+           id(SYS_getegid) == p->gid && inode_of("/", &dev) == p->root_ino && dev == p->root_dev &&
+           inode_of("/proc/self/ns/mnt", NULL) == p->mounts;
+}
+
+/* --- starting -------------------------------------------------------------------------------- */
+
+/* Whether a daemon serves other than that of session `s`. */
+static int another_serves(const struct session *s) {
+    struct monarch_segment found;
+    if (!monarch_map_segment("control", &found))
+        return 0;
+    const struct monarch_control *k = found.map;
+    int serves = found.size >= sizeof *k && k->state == MONARCH_SERVING &&
+                 (found.ino != s->ino || found.dev != s->dev);
+    sys_unmap(found.map, found.size);
+    return serves;
+}
+
+static void launch(struct plan *p, int claim) {
+    static const char code[] = "import sys; sys.path.insert(0, sys.argv.pop(1));"
+                               " from monarch_py.commands.autostart import main; main()";
+    const char *argv[] = {p->python, "-I", "-c", code, p->packages, p->config, p->name, NULL};
+    const struct monarch_launch l = {argv, p->envp, claim, p->stack + sizeof p->stack};
+    int done = monarch_find_interpreter(p->python, p->packages) && monarch_launch(&l);
+    monarch_log("no daemon serves", p->config, done ? "started one" : "could not start one");
+}
+
+/* The claim's descriptor must not get into a child of another thread's fork, which would hold the
+ * claim. */
+static void start(struct plan *p, const struct session *s) {
+    monarch_momentary_begin();
+    int claim = another_serves(s) ? -1 : monarch_claim_start();
+    if (claim >= 0 && another_serves(s)) /* the starter before us has just ended */
+        claim = (sys_close(claim), -1);
+    if (claim >= 0) {
+        launch(p, claim);
+        sys_close(claim);
+    }
+    monarch_momentary_end();
+}
+
+/* Makes the calling thread the one that attempts a start. A signal handler that has interrupted
+ * that thread finds the plan in use, and the child of a fork does not. */
+static int begin_attempt(struct plan *p) {
+    uint64_t now = monarch_now_ns();
+    uint32_t pid = (uint32_t)sys_getpid(), user = __atomic_load_n(&p->user, __ATOMIC_ACQUIRE);
+    if (now < __atomic_load_n(&next_ns, __ATOMIC_RELAXED) || user == pid ||
+        !monarch_track_is_mine() ||
+        !__atomic_compare_exchange_n(&p->user, &user, pid, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return 0;
+    __atomic_store_n(&next_ns, now + PAUSE_NS, __ATOMIC_RELAXED);
+    return 1;
+}
+
+static void end_attempt(struct plan *p) { __atomic_store_n(&p->user, 0, __ATOMIC_RELEASE); }
+
+/* --- at an open ------------------------------------------------------------------------------ */
+
+/* Directories in which no dataset lies. */
+static int is_the_systems(const char *path) {
+    static const char *const prefixes[] = {"/usr/", "/lib",  "/bin/", "/sbin/",
+                                           "/etc/", "/proc", "/sys/", "/dev/"};
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
+        if (strncmp(path, prefixes[i], strlen(prefixes[i])) == 0)
+            return 1;
+    return path[0] != '/'; /* a pipe or the like */
+}
+
+/* Whether the file may be one of a dataset. */
+static int may_be_of_source(struct plan *p, int fd, char *name) {
+    char link[32];
+    struct stat st;
+    put_number(put(link, "/proc/self/fd/"), (uint64_t)fd, 10, 1);
+    long n = sys_readlink(link, name, MONARCH_PATH_MAX - 1);
+    name[n > 0 ? n : 0] = 0;
+    int may_be = __atomic_load_n(&p->wish, __ATOMIC_ACQUIRE) == MONARCH_WISH_YES
+                     ? monarch_record_has(p->record, name)
+                     : !is_the_systems(name);
+    return may_be && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+/* Whether this process has seen a daemon that a user has ended with `monarch stop`. */
+static int is_to_stay_stopped(const struct session *s) {
+    uint64_t size = 0;
+    int fd = s == &monarch_waiting ? -1 : monarch_open_segment("stopped", O_RDONLY, &size);
+    if (fd >= 0)
+        sys_close(fd);
+    return size != 0;
+}
+
+void monarch_autostart_opened_slow(int fd) {
+    struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
+    struct plan *p = plan;
+    if (monarch_is_serving(s) || !begin_attempt(p))
+        return;
+    int is_due = may_be_of_source(p, fd, p->name);
+    if (is_due && __atomic_load_n(&p->wish, __ATOMIC_ACQUIRE) == MONARCH_WISH_UNKNOWN) {
+        read_wish(p);
+        is_due = may_be_of_source(p, fd, p->name);
+    }
+    if (!is_due) /* the next file may be one */
+        __atomic_store_n(&next_ns, 0, __ATOMIC_RELAXED);
+    else if (__atomic_load_n(&monarch_autostart, __ATOMIC_RELAXED) && may_start(p) &&
+             !is_to_stay_stopped(s))
+        start(p, s);
+    end_attempt(p);
+}
+
+/* --- while a session is used ----------------------------------------------------------------- */
+
+static uint64_t seen_beat, seen_ns; /* atomic: the heartbeat, and since when it has been that */
+
+static int is_dead(const struct session *s) {
+    uint64_t beat = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED) + s->ino;
+    uint64_t now = monarch_now_ns();
+    if (__atomic_exchange_n(&seen_beat, beat, __ATOMIC_RELAXED) != beat)
+        __atomic_store_n(&seen_ns, now, __ATOMIC_RELAXED);
+    uint64_t still_ns = now - __atomic_load_n(&seen_ns, __ATOMIC_RELAXED);
+    return still_ns >= SILENT_NS ||
+           (still_ns >= GONE_NS && sys6(SYS_kill, s->control->pid, 0, 0, 0, 0, 0) == -ESRCH);
+}
+
+void monarch_autostart_watch_slow(const struct session *s) {
+    struct plan *p = plan;
+    if (!monarch_is_serving(s) || !is_dead(s) || !begin_attempt(p))
+        return;
+    p->name[0] = 0;
+    if (may_start(p))
+        start(p, s);
+    end_attempt(p);
+}
+
+/* --- at load --------------------------------------------------------------------------------- */
+
+static struct plan *new_plan(const char *config) {
+    size_t variables, bytes = sizeof(struct plan) + environment_bytes(&variables);
+    struct plan *p = sys_new_pages(bytes);
+    if (!p || strlen(config) >= sizeof p->config || !REAL(realpath)(config, p->config))
+        return NULL;
+    copy_environment(p, variables);
+    p->uid = id(SYS_geteuid);
+    p->gid = id(SYS_getegid);
+    p->signals = blocked_signals();
+    p->mounts = inode_of("/proc/self/ns/mnt", NULL);
+    p->root_ino = inode_of("/", &p->root_dev);
+    monarch_track_mark();
+    monarch_track_adopt();
+    return p;
+}
+
+/* Whether MONARCH_SOURCE names a directory (several are separated by ':') that is none of the
+ * session's sources. */
+static int lacks_source(const struct session *s, const char *named) {
+    for (size_t n = 0; named && *named; named += n + (named[n] == ':')) {
+        int has = 0;
+        n = strcspn(named, ":");
+        for (uint32_t i = 0; i < s->control->sources; i++) {
+            const struct monarch_source *source = &s->control->source[i];
+            has |= (n == source->path_len && memcmp(named, source->path, n) == 0) ||
+                   (n == source->alias_len && memcmp(named, source->alias, n) == 0);
+        }
+        if (!has)
+            return 1;
+    }
+    return 0;
+}
+
+/* A daemon that serves has to learn of a new source. With a record, it has learned of it. */
+static void add_sources(struct plan *p, const struct session *s) {
+    if (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")) &&
+        begin_attempt(p)) {
+        p->name[0] = 0;
+        if (may_start(p))
+            start(p, s);
+        end_attempt(p);
+    }
+}
+
+int monarch_autostart_init(const char *config, const struct session *s) {
+    const char *asked = secure_getenv("MONARCH_AUTOSTART");
+    int is_asked = asked && *asked;
+    if (is_asked && strcmp(asked, "0") == 0)
+        return 0;
+    if (!is_asked && !has_record() &&
+        ((s && !secure_getenv("MONARCH_SOURCE")) || !may_be_wished(config)))
+        return 0;
+    if (!(plan = new_plan(config)))
+        return 0;
+    __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
+    read_wish(plan);
+    /* A record of an older configuration says nothing. */
+    if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
+        monarch_autostart = 0;
+    if (s && monarch_autostart)
+        add_sources(plan, s);
+    return (int)monarch_autostart;
+}

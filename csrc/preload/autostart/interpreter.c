@@ -1,0 +1,71 @@
+#include "preload/autostart/interpreter.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "preload/process/calls.h"
+#include "preload/process/text.h"
+#include "shared/sys.h"
+
+/* Cuts the last name from the path. Returns it, or NULL if there is none. */
+static char *cut(char *path) {
+    char *slash = strrchr(path, '/');
+    if (!slash || slash == path)
+        return NULL;
+    *slash = 0;
+    return slash + 1;
+}
+
+static int is_program(const char *path) {
+    return path[0] == '/' && sys6(SYS_faccessat, AT_FDCWD, (long)path, X_OK, 0, 0, 0) == 0;
+}
+
+/* Reads the path in the first line of a file, after `prefix`. */
+static int read_path(const char *file, const char *prefix, char *out) {
+    size_t n = strlen(prefix);
+    int fd = sys_openat(AT_FDCWD, file, O_RDONLY | O_CLOEXEC);
+    long got = fd < 0 ? -1 : sys_pread(fd, out, MONARCH_PATH_MAX - 1, 0);
+    if (fd >= 0)
+        sys_close(fd);
+    if (got < (long)n || memcmp(out, prefix, n) != 0)
+        return 0;
+    out[got] = 0;
+    memmove(out, out + n, (size_t)got - n + 1);
+    out[strcspn(out, "\n")] = 0;
+    return is_program(out);
+}
+
+/* `packages` is PREFIX/lib/pythonX.Y/site-packages. The first line of PREFIX/bin/monarch names the
+ * interpreter that pip has installed for. In an environment that was moved it is gone, and
+ * PREFIX/bin/pythonX.Y is there. */
+static int find_beside(char *python, const char *packages) {
+    char place[MONARCH_PATH_MAX];
+    const char *version;
+    put(place, packages);
+    if (!cut(place) || !(version = cut(place)) || !cut(place) || strncmp(version, "python", 6) != 0)
+        return 0;
+    char *end = place + strlen(place), script[16];
+    memcpy(script, version, sizeof script);
+    script[sizeof script - 1] = 0;
+    put(end, "/bin/monarch");
+    if (read_path(place, "#!", python))
+        return 1;
+    put(put(end, "/bin/"), script);
+    put(python, place);
+    return is_program(python);
+}
+
+int monarch_find_interpreter(char *python, char *packages) {
+    const char *library = monarch_library;
+    if (!library || library[0] != '/' || strlen(library) >= MONARCH_PATH_MAX - 64)
+        return 0;
+    put(packages, library);
+    if (!cut(packages))
+        return 0;
+    /* setup.py writes this file where it builds in a checkout. */
+    char *end = packages + strlen(packages);
+    put(end, "/interpreter");
+    int found = read_path(packages, "", python);
+    *end = 0;
+    return cut(packages) && (found || find_beside(python, packages));
+}

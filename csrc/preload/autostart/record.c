@@ -1,0 +1,109 @@
+#include "preload/autostart/record.h"
+
+#include <string.h>
+
+#include "preload/session/segments.h"
+#include "shared/sys.h"
+
+/* A record has a line for each fact, and its lines end with NULs in memory. The first letter says
+ * which fact it is:
+ *
+ *   monarch autostart 1         the first line
+ *   config PATH                 the configuration; several may have one session
+ *   mounts INODE                the mount namespace in which it was written
+ *   file INODE SIZE MTIME PATH  a file that says what the configuration is; zeros: there was none
+ *   value NAME=VALUE            a variable that the configuration depends on; without '=': not set
+ *   wish yes                    whether a daemon is to be started
+ *   source PATH                 a source, without links
+ *   end                         the last line */
+static const char first_line[] = "monarch autostart 1";
+
+/* Returns what follows the word, or NULL if the line has another one. */
+static const char *after(const char *line, const char *word) {
+    size_t n = strlen(word);
+    return strncmp(line, word, n) == 0 && line[n] == ' ' ? line + n + 1 : NULL;
+}
+
+/* Reads a number and the blank behind it. */
+static uint64_t number(const char **at) {
+    uint64_t n = 0;
+    for (; **at >= '0' && **at <= '9'; ++*at)
+        n = n * 10 + (uint64_t)(**at - '0');
+    *at += **at == ' ';
+    return n;
+}
+
+static int is_same_file(const char *fact) {
+    struct stat st;
+    uint64_t ino = number(&fact), size = number(&fact), mtime_ns = number(&fact);
+    if (sys_fstatat(AT_FDCWD, fact, &st, 0) != 0)
+        return !ino;
+    return st.st_ino == ino && (uint64_t)st.st_size == size &&
+           monarch_time_ns(st.st_mtim.tv_sec, st.st_mtim.tv_nsec) == (int64_t)mtime_ns;
+}
+
+/* Cuts the name from its value, for value_of; the line is whole again afterwards. */
+static int is_same_value(char *fact, const char *(*value_of)(const char *name)) {
+    char *value = strchr(fact, '=');
+    if (!value)
+        return !value_of(fact);
+    *value = 0;
+    const char *now = value_of(fact);
+    *value = '=';
+    return now && strcmp(now, value + 1) == 0;
+}
+
+static int still_holds(char *line, const struct monarch_setting *now) {
+    const char *fact;
+    if ((fact = after(line, "config")))
+        return strcmp(fact, now->config) == 0;
+    if ((fact = after(line, "mounts")))
+        return number(&fact) == now->mounts;
+    if ((fact = after(line, "file")))
+        return is_same_file(fact);
+    if ((fact = after(line, "value")))
+        return is_same_value((char *)fact, now->value_of);
+    return 1;
+}
+
+static char *next(char *line) { return line + strlen(line) + 1; }
+
+/* Reads the file, and ends its lines with NULs. Returns 0 if it is not whole. */
+static int read_lines(char *text) {
+    uint64_t size;
+    int fd = monarch_open_segment("autostart", O_RDONLY, &size);
+    if (fd < 0)
+        return 0;
+    long n = size && size < MONARCH_RECORD_BYTES ? sys_pread(fd, text, size, 0) : 0;
+    sys_close(fd);
+    if (n <= 0 || (uint64_t)n != size || text[n - 1] != '\n')
+        return 0;
+    text[n] = 0;
+    for (char *at = text; (at = strchr(at, '\n'));)
+        *at++ = 0;
+    return strlen(text) < (size_t)n && strcmp(text, first_line) == 0 &&
+           strcmp(text + n - sizeof "end", "end") == 0 && text[n - (long)sizeof "end" - 1] == 0;
+}
+
+enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now) {
+    enum monarch_wish wish = MONARCH_WISH_NO;
+    if (!read_lines(text))
+        return MONARCH_WISH_UNKNOWN;
+    for (char *line = next(text); strcmp(line, "end") != 0; line = next(line)) {
+        if (!still_holds(line, now))
+            return MONARCH_WISH_UNKNOWN;
+        if (strcmp(line, "wish yes") == 0)
+            wish = MONARCH_WISH_YES;
+    }
+    return wish;
+}
+
+int monarch_record_has(const char *text, const char *path) {
+    for (const char *line = text; strcmp(line, "end") != 0; line += strlen(line) + 1) {
+        const char *source = after(line, "source");
+        size_t n = source ? strlen(source) : 0;
+        if (n && strncmp(path, source, n) == 0 && path[n] == '/')
+            return 1;
+    }
+    return 0;
+}

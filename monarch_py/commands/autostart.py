@@ -1,0 +1,139 @@
+"""The starter: starts a daemon for a program that has opened a file of a dataset.
+
+The preload library starts this process when it sees such an open and no daemon serves
+(csrc/preload/autostart). The process inherits nothing of the program but the claim, a lock that
+keeps other starters away as long as this process has it. The library cannot read YAML. So this
+process writes down, in the session's file `autostart`, whether the configuration asks for a daemon
+and what the sources are; csrc/preload/autostart/record.c says how the file is written.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from monarch_py.commands.run import keep_daemon
+from monarch_py.config.load import load_config
+from monarch_py.config.schema import Config
+from monarch_py.daemon.starting import AUTOSTARTED
+from monarch_py.errors import MonarchError, SessionError
+from monarch_py.ipc.session import SessionDir, open_private
+from monarch_py.native import LIBRARY
+from monarch_py.util.processes import mapping
+
+# The descriptor of the claim, the file `starts`. It holds the times of the last starts, as C has
+# written them.
+CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
+FIRST_LINE = "monarch autostart 1"
+# Variables on which every configuration depends, and the ways in which a path names others.
+ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
+HOME = b"~"
+VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
+
+
+def main() -> None:
+    """The arguments are the configuration and the file that was opened. The file is "" if a daemon
+    that served the program was killed."""
+    config_file, opened = Path(sys.argv[1]), sys.argv[2]
+    _close_inherited()
+    is_started = True  # a start that has failed counts, because the next one would fail too
+    try:
+        _log_to(SessionDir.of(config_file))
+        is_started = start(config_file, opened)
+    except (MonarchError, OSError) as error:
+        sys.stderr.write(f"monarch: no daemon was started for {opened or config_file}: {error}\n")
+    if not is_started:
+        _take_back()
+
+
+def start(config_file: Path, opened: str) -> bool:
+    """Writes the record, and starts the daemon if it is wanted for the opened file and none serves.
+    Returns whether it has started one."""
+    config = load_config(config_file)
+    _write_record(config_file, config)
+    roots = tuple(f"{source.real_path}/" for source in config.sources)
+    is_due = not opened or opened.startswith(roots) or _is_open_below(roots)
+    if not is_wished(config) or not is_due:
+        return False
+    return keep_daemon(config_file, AUTOSTARTED) is not None
+
+
+def is_wished(config: Config) -> bool:
+    asked = os.environ.get("MONARCH_AUTOSTART")
+    return asked != "0" if asked else config.autostart
+
+
+def _is_open_below(roots: tuple[str, ...]) -> bool:
+    """Whether a program under the library has a file below one of the directories open. It may have
+    opened its only one since this process was started for another file."""
+    for process in mapping(str(LIBRARY.resolve())):
+        with suppress(OSError):  # the program has ended
+            for fd in (process / "fd").iterdir():
+                with suppress(OSError):  # or has closed the file
+                    if os.readlink(fd).startswith(roots):
+                        return True
+    return False
+
+
+def _close_inherited() -> None:
+    """Closes what the library could not close (before Linux 5.9)."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > CLAIM:
+            with suppress(OSError):  # the descriptor that has listed them
+                os.close(int(name))
+
+
+def _log_to(session: SessionDir) -> None:
+    session.make()
+    log = open_private(session.log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _write_record(config_file: Path, config: Config) -> None:
+    session = SessionDir.of(config.file)
+    session.make()
+    record = session.autostart
+    hidden = record.with_name(f".autostart.{os.getpid()}")
+    lines = [FIRST_LINE, *_facts(config_file, config), "end"]
+    if any("\n" in line for line in lines):
+        raise SessionError(
+            "a path has a line break, and autostart cannot have that; rename it or use"
+            " `monarch start`"
+        )
+    with open(open_private(hidden, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+        file.write(os.fsencode("\n".join(lines) + "\n"))
+    hidden.rename(record)
+
+
+def _facts(config_file: Path, config: Config) -> Iterator[str]:
+    yield f"config {config_file.resolve()}"
+    yield f"mounts {os.stat('/proc/self/ns/mnt').st_ino}"
+    names = set(ALWAYS)
+    for file in config.files:
+        found = file.stat()
+        yield f"file {found.st_ino} {found.st_size} {found.st_mtime_ns} {file}"
+        text = file.read_bytes()
+        names |= {os.fsdecode(name) for name in VARIABLE.findall(text)}
+        names |= {"HOME"} if HOME in text else set()
+    for name in sorted(names):
+        value = os.environ.get(name)
+        yield f"value {name}" if value is None else f"value {name}={value}"
+    yield f"wish {'yes' if config.autostart else 'no'}"
+    for source in config.sources:
+        yield f"source {source.real_path}"
+
+
+def _take_back() -> None:
+    """Marks this start, which is the latest, as one that was not needed."""
+    times = os.pread(CLAIM, 1 << 10, 0)
+    starts = [
+        int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)
+        for at in range(0, len(times), TIME_BYTES)
+    ]
+    with suppress(ValueError, OSError):
+        latest = max(starts)
+        at = starts.index(latest) * TIME_BYTES
+        os.pwrite(CLAIM, (latest | 1).to_bytes(TIME_BYTES, BYTE_ORDER), at)

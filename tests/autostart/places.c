@@ -1,0 +1,71 @@
+/* Opens a file in a place from which no daemon may be started, or in one from which it may. Prints
+ * how long the open took, the processor time of it [us], and what wait says afterwards. */
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *file;
+static long wall, cpu;
+static int error;
+
+static long now_us(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+static int open_it(void) {
+    long began = now_us(CLOCK_MONOTONIC), used = now_us(CLOCK_THREAD_CPUTIME_ID);
+    errno = 77;
+    int fd = open(file, O_RDONLY);
+    error = errno;
+    cpu = now_us(CLOCK_THREAD_CPUTIME_ID) - used;
+    wall = now_us(CLOCK_MONOTONIC) - began;
+    return fd;
+}
+
+static void handle(int number) {
+    (void)number;
+    _exit(open_it() < 0);
+}
+
+int main(int n, char **words) {
+    const char *place = n > 2 ? words[1] : "";
+    file = words[n - 1];
+    if (strcmp(place, "handler") == 0) {
+        signal(SIGUSR1, handle);
+        raise(SIGUSR1);
+    } else if (strcmp(place, "vfork") == 0) {
+        pid_t child = vfork();
+        if (child == 0)
+            _exit(open_it() < 0);
+        int status;
+        return waitpid(child, &status, 0) != child || status;
+    } else if (strcmp(place, "subreaper") == 0) {
+        prctl(PR_SET_CHILD_SUBREAPER, 1);
+    } else if (strcmp(place, "mounts") == 0) {
+        if (unshare(CLONE_NEWNS) != 0)
+            return 3;
+    } else if (place[0] == '/') {
+        if (chroot(place) != 0)
+            return 3;
+    } else if (strcmp(place, "group") == 0) {
+        if (setegid(65534) != 0)
+            return 3;
+    } else if (strcmp(place, "large") == 0) {
+        memset(malloc(512 << 20), 1, 512 << 20);
+    }
+    if (open_it() < 0)
+        return 2;
+    int seen = waitpid(-1, NULL, 0);
+    printf("%ld %ld %d %d\n", wall, cpu, error, seen < 0 ? errno : 0);
+    return 0;
+}

@@ -1,0 +1,135 @@
+"""A session whose daemon a program under the library starts; the test ends what it finds of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import psutil
+from support.session import Session, wait_until
+
+from monarch_py.commands.autostart import start
+
+# A program that opens the file, and nothing else outside the system's directories.
+CAT = "/bin/cat"
+
+
+class Started:
+    """The starters and daemons of a session, as /proc shows them."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._seen: set[psutil.Process] = set()
+
+    def _processes(self, word: str) -> list[psutil.Process]:
+        """Those whose command line has this word and the session's configuration."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                words = process.cmdline()
+            except psutil.Error:
+                continue
+            if str(self.session.config) in words and any(word in each for each in words):
+                found.append(process)
+        self._seen.update(found)
+        return found
+
+    def starters(self) -> list[psutil.Process]:
+        return self._processes("commands.autostart")
+
+    def daemons(self) -> list[psutil.Process]:
+        return self._processes("daemon.lifecycle")
+
+    def daemon(self) -> psutil.Process:
+        """The one daemon, once it serves and its starter has ended."""
+        wait_until(self._is_up, timeout=60, what="the daemon that the library starts")
+        (daemon,) = self.daemons()
+        return daemon
+
+    def _is_up(self) -> bool:
+        return self.session.connection.serves() and not self.is_starting()
+
+    def is_starting(self) -> bool:
+        """Whether the claim is held. A starter is not seen at once: its command line comes a moment
+        after the program goes on."""
+        try:
+            claim = os.open(self.session.paths.starts, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(claim, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(claim)
+        return False
+
+    def wait_for_starter(self) -> None:
+        wait_until(lambda: not self.is_starting(), what="the end of the starter")
+
+    def starts(self) -> int:
+        """How many starts the library has counted, without those that were not needed."""
+        file = self.session.paths.starts
+        data = file.read_bytes() if file.exists() else b""
+        times = [int.from_bytes(data[at : at + 8], sys.byteorder) for at in range(0, len(data), 8)]
+        return sum(time > 0 and time % 2 == 0 for time in times)
+
+    def said(self) -> str:
+        logs = (self.session.paths.log_before, self.session.paths.log)
+        return "".join(log.read_text() for log in logs if log.exists())
+
+    def end(self) -> None:
+        """Ends everything, as a test that has failed leaves it as well."""
+        while self.is_starting() or not self.is_gone():
+            for process in [*self.starters(), *self.daemons()]:
+                process.kill()
+            psutil.wait_procs(self._seen, timeout=20)
+
+    def is_gone(self) -> bool:
+        return not (self.starters() or self.daemons())
+
+    def run(
+        self,
+        *argv: str | Path,
+        prefix: Sequence[str] = (),
+        timeout: float = 60,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program under the library, behind what is not under it."""
+        given = self.session.env(True, **(env or {}))
+        library = [f"{name}={value}" for name, value in given.items()]
+        return subprocess.run(
+            [*prefix, "env", *library, *map(str, argv)],
+            env={"PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+
+    def learn(self) -> None:
+        """Writes down what the configuration says, as a starter does, and starts nothing."""
+        with patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm)}):
+            assert not start(self.session.config, "/elsewhere")
+
+
+def started(make: Callable[[], Session]) -> Iterator[Started]:
+    """For a fixture."""
+    found = Started(make())
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def stop(process: psutil.Process) -> None:
+    """In order, as the end of a job's step does."""
+    process.send_signal(signal.SIGTERM)
+    psutil.wait_procs([process], timeout=20)
