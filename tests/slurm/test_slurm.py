@@ -145,7 +145,7 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
     launchers = (
         "srun --ntasks=2",
         "mpiexec -n 2",
-        "torchrun --no-python --nproc-per-node=2",
+        f"torchrun --log-dir={jobs.directory} --no-python --nproc-per-node=2",
     )
     seen = [jobs.directory / f"seen{n}" for n in range(len(launchers) + 1)]
     look = [f"monarch status --json >{file}" for file in seen]
