@@ -161,6 +161,27 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
     assert daemons(jobs.config) == []
 
 
+def test_the_first_task_of_a_step_starts_the_daemon(jobs: Jobs, tree: Path) -> None:
+    """The step ends although the daemon goes on, and the next step finds the daemon. (Tasks that
+    have ended before the starter knows what the sources are may start none.)"""
+    jobs.config.write_text(jobs.config.read_text() + "autostart: true\n")
+    seen = jobs.directory / "seen"
+    read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
+    train = jobs.script(
+        "train",
+        f"""export LD_PRELOAD="$(monarch env --library)"
+until monarch warm 2>/dev/null; do srun --ntasks=2 {read}; done
+srun --ntasks=2 {read}
+monarch status --json >{seen}""",
+    )
+    said = jobs.finish(jobs.submit(train, nodes=1))
+    sums = re.findall("[0-9a-f]{64}", said)
+    assert len(sums) >= 4, said
+    assert len(set(sums)) == 1, said
+    assert json.loads(seen.read_text())["totals"]["hits"] >= 2 * FILES
+    assert len(daemons(jobs.config)) == 1
+
+
 def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
     """Daemons by themselves have shared memory and copies of their own on each node. After scancel
     they have KillWait to remove them."""
