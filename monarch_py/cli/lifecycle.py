@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from monarch_py.commands.doctor import is_disabled, switches
 from monarch_py.commands.run import (
     Outcome,
     keep_daemon,
-    left_to_others,
+    leave_to_others,
     listed_jobs,
     run_job,
+    seen_others,
     why_unusable,
 )
 from monarch_py.commands.sources import OTHERS_SETTINGS, add_sources, settings_differ
@@ -263,12 +265,19 @@ def stop(config_file: Path, force: bool) -> None:
     stop.
     """
     session = SessionDir.of(config_file)
-    if not force and (others := left_to_others(session)):
-        click.echo(
-            f"the daemon stays, because {listed_jobs(others)} too; `monarch stop --force` ends it"
-            " all the same"
-        )
-        return
+    Jobs(session).leave()
+    with nullcontext(list[str]()) if force else seen_others(session) as others:
+        if others:
+            leave_to_others(session)
+            click.echo(
+                f"the daemon stays, because {listed_jobs(others)} too; `monarch stop --force` ends"
+                " it all the same"
+            )
+        else:
+            _stop(session)
+
+
+def _stop(session: SessionDir) -> None:
     try:
         daemon = _asked_to_stop(session)
     except SessionError as error:

@@ -8,8 +8,7 @@ everything that another daemon holds.
 import os
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from monarch_py.ipc.session import (
     kept_directory,
     user_directory,
 )
-from monarch_py.ipc.shares import Shares
+from monarch_py.ipc.shares import turn
 from monarch_py.native import ffi, lib
 from monarch_py.storage.tiers import Tier, tier_root
 from monarch_py.util.ownership import why_not_private
@@ -66,7 +65,7 @@ def sweep(*, stop: bool = False) -> Swept:
     for session in _sessions():
         if stop or session.control.exists():  # otherwise its daemon ended in good order
             try:
-                with _turn(session):
+                with turn(session):
                     _sweep(session, swept, stop=stop)
             except (SessionError, TierError) as error:
                 swept.problems.append(str(error))
@@ -94,17 +93,6 @@ def _remove_if_empty(directory: Path) -> None:
             if path.is_symlink() and not path.exists():  # to a session that is gone
                 path.unlink()
         directory.rmdir()
-
-
-@contextmanager
-def _turn(session: SessionDir) -> Iterator[None]:
-    """Makes `monarch run` and `monarch start` wait until the session is swept."""
-    shares = Shares(session)
-    try:
-        shares.take_turn()
-        yield
-    finally:
-        shares.close()
 
 
 def _sweep(session: SessionDir, swept: Swept, *, stop: bool) -> None:
