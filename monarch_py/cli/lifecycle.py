@@ -11,13 +11,13 @@ import click
 
 from monarch_py.cli.messages import tell, warn
 from monarch_py.cli.options import (
-    checked,
     config_option,
     examples,
     export_sources,
     force_option,
     served_config_option,
     source_option,
+    to_serve,
 )
 from monarch_py.cluster.collective import listed
 from monarch_py.cluster.nodes import Node, bring_up
@@ -72,7 +72,7 @@ def run(
 
     Options of `monarch run` go before COMMAND. Everything after COMMAND is passed to it.
     """
-    config = checked(config_file, sources=sources)
+    config = to_serve(config_file, sources)
     _tell_switches(config)
     json_file = None if json_file is None else _writable(json_file)
     outcome = why_unusable(command[0])
@@ -187,7 +187,7 @@ def start(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
         Jobs(SessionDir.of(config_file)).note()
         _tell(node, config_file)
         return
-    config = checked(config_file, sources=sources)
+    config = to_serve(config_file, sources)
     _tell_switches(config)
     connection, process = DaemonConnection(SessionDir.of(config.file)), keep_daemon(config_file)
     if process is None:
@@ -226,7 +226,7 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     if (launch := _with_others(alone)) is None:
         from monarch_py.daemon import lifecycle
 
-        checked(config_file, sources=sources)
+        to_serve(config_file, sources)
         lifecycle.serve(config_file)
         lifecycle.end_process()
     export_sources(sources)

@@ -203,6 +203,7 @@ class Control:
                 for now, then in zip(self._versions_now(), self._versions, strict=True)
             ),
             "sources": [str(source.real_path) for source in daemon.config.sources],
+            "described": [source.words() for source in daemon.config.sources],
             "settings": daemon.config.settings,
             "switched_off": bool(daemon.shared.control.off),
         }
