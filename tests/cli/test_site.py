@@ -223,17 +223,20 @@ def test_a_part_of_a_dataset_is_served_already(site: SiteSession) -> None:
 
 def test_a_source_that_several_add_at_once_is_added_once(site: SiteSession) -> None:
     assert site.command_line("start", **site.of(0)).returncode == 0
-    words = SourceConfig(site.datasets[1], real_path=site.datasets[1]).words()
     count, connection = 8, site.connection
+    datasets = [site.directory / f"more{number}" for number in range(10)]
     together = Barrier(count)
 
-    def add(_: int) -> bool:
+    def add(dataset: Path) -> bool:
+        words = SourceConfig(dataset, real_path=dataset).words()
         together.wait()
         return bool(connection.ask("add_source", source=words)["added"])
 
     with ThreadPoolExecutor(count) as pool:
-        assert sorted(pool.map(add, range(count))) == [False] * (count - 1) + [True]
-    assert site.connection.ask("where")["sources"] == [str(each) for each in site.datasets]
+        for dataset in datasets:
+            dataset.mkdir()
+            assert sum(pool.map(add, [dataset] * count)) == 1
+    assert connection.ask("where")["sources"] == [str(site.datasets[0]), *map(str, datasets)]
 
 
 def test_a_path_with_a_dollar_reaches_the_daemon(site: SiteSession) -> None:
