@@ -86,8 +86,9 @@ class Shares:
         """Writes down the daemon that the runs must end, and forgets the commands that have ended.
         None means that no run ends the daemon that serves."""
         lines = [str(each) for each in ("" if daemon is None else daemon, *self.commands())]
-        os.ftruncate(self._users, 0)
-        os.pwrite(self._users, "\n".join(lines).encode(), 0)
+        text = "\n".join(lines).encode()
+        os.pwrite(self._users, text, 0)  # before the cut, which would give the room away
+        os.ftruncate(self._users, len(text))
 
     def note_command(self, command: Identity) -> None:
         """Writes down a run, or its command. On a full disk the line is lost, but the daemon still
