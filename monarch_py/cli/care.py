@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,12 +21,11 @@ from monarch_py.cli.options import (
 )
 from monarch_py.cli.screen import show
 from monarch_py.commands.doctor import Finding, examine
-from monarch_py.commands.run import listed_jobs
+from monarch_py.commands.run import listed_jobs, seen_others
 from monarch_py.commands.sweep import sweep as sweep_node
 from monarch_py.commands.verify import clear_tiers, tiers_out_of_use, verify_copies
 from monarch_py.errors import SessionError, TierError
 from monarch_py.ipc.connection import DaemonConnection
-from monarch_py.ipc.jobs import Jobs
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.units import counted
 
@@ -124,12 +124,13 @@ def clear(config_file: Path, force: bool) -> None:
     config = checked(config_file, with_sources=False)
     connection = DaemonConnection(SessionDir.of(config.file))
     if connection.runs():
-        if not force and (others := Jobs(connection.session).others()):
-            raise SessionError(
-                f"the copies stay, because {listed_jobs(others)} too; drop those of one dataset"
-                " with `monarch evict PATH`, or all with `monarch clear --force`"
-            )
-        dropped = connection.ask("clear")["dropped"]
+        with nullcontext(list[str]()) if force else seen_others(connection.session) as others:
+            if others:
+                raise SessionError(
+                    f"the copies stay, because {listed_jobs(others)} too; drop those of one dataset"
+                    " with `monarch evict PATH`, or all with `monarch clear --force`"
+                )
+            dropped = connection.ask("clear")["dropped"]
         connection.wait_until_dropped()
         click.echo(f"{dropped} copies dropped")
         _tell_out_of_use([why for _, why in tiers_out_of_use(config, connection)])

@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import click
 
 from monarch_py.cli.messages import tell, warn
 from monarch_py.cli.options import (
-    checked,
     config_option,
     examples,
     export_sources,
     force_option,
     served_config_option,
     source_option,
+    to_serve,
 )
 from monarch_py.cluster.collective import listed
 from monarch_py.cluster.nodes import Node, bring_up
@@ -24,9 +25,10 @@ from monarch_py.commands.doctor import is_disabled, switches
 from monarch_py.commands.run import (
     Outcome,
     keep_daemon,
-    left_to_others,
+    leave_to_others,
     listed_jobs,
     run_job,
+    seen_others,
     why_unusable,
 )
 from monarch_py.commands.sources import OTHERS_SETTINGS, add_sources, settings_differ
@@ -70,7 +72,7 @@ def run(
 
     Options of `monarch run` go before COMMAND. Everything after COMMAND is passed to it.
     """
-    config = checked(config_file, sources=sources)
+    config = to_serve(config_file, sources)
     _tell_switches(config)
     json_file = None if json_file is None else _writable(json_file)
     outcome = why_unusable(command[0])
@@ -185,7 +187,7 @@ def start(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
         Jobs(SessionDir.of(config_file)).note()
         _tell(node, config_file)
         return
-    config = checked(config_file, sources=sources)
+    config = to_serve(config_file, sources)
     _tell_switches(config)
     connection, process = DaemonConnection(SessionDir.of(config.file)), keep_daemon(config_file)
     if process is None:
@@ -224,7 +226,7 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     if (launch := _with_others(alone)) is None:
         from monarch_py.daemon import lifecycle
 
-        checked(config_file, sources=sources)
+        to_serve(config_file, sources)
         lifecycle.serve(config_file)
         lifecycle.end_process()
     export_sources(sources)
@@ -263,12 +265,19 @@ def stop(config_file: Path, force: bool) -> None:
     stop.
     """
     session = SessionDir.of(config_file)
-    if not force and (others := left_to_others(session)):
-        click.echo(
-            f"the daemon stays, because {listed_jobs(others)} too; `monarch stop --force` ends it"
-            " all the same"
-        )
-        return
+    Jobs(session).leave()
+    with nullcontext(list[str]()) if force else seen_others(session) as others:
+        if others:
+            leave_to_others(session)
+            click.echo(
+                f"the daemon stays, because {listed_jobs(others)} too; `monarch stop --force` ends"
+                " it all the same"
+            )
+        else:
+            _stop(session)
+
+
+def _stop(session: SessionDir) -> None:
     try:
         daemon = _asked_to_stop(session)
     except SessionError as error:

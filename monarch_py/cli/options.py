@@ -12,7 +12,7 @@ from monarch_py.cli.messages import warn
 from monarch_py.config.layers import SOURCES, default_file, no_configuration, site_file
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config
-from monarch_py.errors import ConfigError
+from monarch_py.errors import ConfigError, SessionError
 from monarch_py.ipc.session import SessionDir, link_session, served_configurations
 from monarch_py.util.launcher import launched, with_rank
 from monarch_py.util.units import parse_size
@@ -123,20 +123,32 @@ source_option = click.option(
 def export_sources(sources: tuple[Path, ...]) -> None:
     """Passes the datasets that the command line names on to the processes that this one starts."""
     if sources:
-        os.environ[SOURCES] = ":".join(map(str, sources))
+        os.environ[SOURCES] = ":".join(str(path).replace("$", "$$") for path in sources)
+
+
+def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
+    """Loads the configuration as `checked` does, and makes its name mean the session that serves
+    it. If that was another one, sweeps what a killed daemon has left there."""
+    config = checked(config_file, sources=sources)
+    own = SessionDir.of(config_file)
+    if own.path != SessionDir.of(config.file).path and own.control.exists():
+        from monarch_py.commands.sweep import sweep_session  # which needs parts of the daemon
+
+        for problem in sweep_session(own).problems:
+            raise SessionError(problem)
+    link_session(config_file, config.file)
+    return config
 
 
 def checked(
     config_file: Path, *, with_sources: bool = True, sources: tuple[Path, ...] = ()
 ) -> Config:
-    """Loads the configuration, shows its warnings, and makes its name mean the session that serves
-    it. Raises ConfigError if it cannot work.
+    """Loads the configuration and shows its warnings. Raises ConfigError if it cannot work.
 
     with_sources, sources : as for load_config. The processes that this one starts get the sources
     too
     """
     config = load_config(config_file, with_sources=with_sources, sources=sources)
-    link_session(config_file, config.file)
     export_sources(sources)
     for warning in config.warnings:
         warn(warning)

@@ -7,7 +7,7 @@ import click
 
 from monarch_py import __version__
 from monarch_py.cli.messages import warn
-from monarch_py.cli.options import checked, config_option, examples
+from monarch_py.cli.options import config_option, examples, to_serve
 from monarch_py.commands.modulefile import modulefile
 from monarch_py.commands.sources import add_sources
 from monarch_py.config.layers import SITE_FILE, installation, site_file
@@ -63,7 +63,7 @@ def add(config_file: Path, paths: tuple[str, ...]) -> None:
     start` add the sources of their configuration by themselves.
     """
     named = tuple(Path(os.path.abspath(path)) for path in paths)
-    config = checked(config_file, sources=named)
+    config = to_serve(config_file, named)
     connection = DaemonConnection(SessionDir.of(config.file))
     added = add_sources(connection, config.sources)
     for given in config.sources:

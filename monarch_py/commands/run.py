@@ -9,7 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from monarch_py.config.schema import Config
 from monarch_py.daemon.starting import SHARED, spawn
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
 from monarch_py.ipc.connection import DaemonConnection, troubles
-from monarch_py.ipc.jobs import Jobs
+from monarch_py.ipc.jobs import Jobs, can_see, jobs_of, own_job
 from monarch_py.ipc.session import SessionDir
-from monarch_py.ipc.shares import Shares
+from monarch_py.ipc.shares import Shares, turn
 from monarch_py.native import LIBRARY
-from monarch_py.util.processes import Identity
+from monarch_py.util.processes import PROC, Identity
 from monarch_py.util.signals import handling
 
 # Exit statuses that a shell gives for a command that does not exist, or cannot be executed.
@@ -157,13 +157,14 @@ class _Share:
 
     The first run starts the daemon, and the last one ends it. If a run is killed and its command
     goes on, the daemon continues to serve the command and ends by itself later (`daemon.orphan`).
-    No run ends a daemon of `monarch start`.
+    It does so too if other jobs still need it. No run ends a daemon of `monarch start`.
     """
 
     def __init__(self, config_file: Path, config: Config | None) -> None:
         self.config_file, self.config = config_file, config
         session = SessionDir.of(config_file)
         self.connection, self.shares = DaemonConnection(session), Shares(session)
+        self._jobs = Jobs(session)
         self._child: subprocess.Popen[bytes] | None = None
         self._had_turn = False
 
@@ -184,6 +185,7 @@ class _Share:
                     self.connection.ask("job")
                 self._share_settings()
             self.shares.join()
+            self.shares.note_command(Identity.of(os.getpid()))
         finally:
             self.shares.leave_turn()
 
@@ -210,7 +212,8 @@ class _Share:
             if not self._had_turn:
                 return
             self.shares.take_turn()
-            if self.shares.is_unused() and not self.shares.has_command():
+            is_last = self.shares.is_unused() and not self.shares.has_command()
+            if is_last and not (self._jobs.noted() or self._jobs.others()):
                 daemon = self.shares.daemon()
                 if daemon is not None:
                     _end_daemon(self.connection, daemon)
@@ -234,9 +237,7 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
         it is idle
     """
     session = SessionDir.of(config_file)
-    shares = Shares(session)
-    try:
-        shares.take_turn()
+    with turn(session) as shares:
         connection, child = DaemonConnection(session), None
         if not connection.runs():
             child = spawn(config_file, detach=True, kind=kind)
@@ -246,27 +247,35 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
         shares.note_daemon(None)
         Jobs(session).note()
         return child
-    finally:
-        shares.close()
 
 
-def left_to_others(session: SessionDir) -> list[str]:
-    """Notes that this process's job needs the daemon no longer. Returns the other jobs that use it;
-    if runs are among them, the last run ends the daemon."""
-    jobs = Jobs(session)
-    jobs.leave()
-    others = jobs.others()
-    daemon = _serving(DaemonConnection(session)) if others else None
-    if daemon is None:
-        return []
-    shares = Shares(session)
-    try:
-        shares.take_turn()
-        if not shares.is_unused():
-            shares.note_daemon(daemon)
-    finally:
-        shares.close()
-    return others
+@contextlib.contextmanager
+def seen_others(session: SessionDir) -> Iterator[list[str]]:
+    """Yields the other jobs that use the daemon, and keeps further ones out meanwhile. Raises
+    SessionError if this process cannot see who uses the daemon."""
+    if not session.path.exists():
+        yield []
+        return
+    with turn(session) as shares:
+        try:
+            found = DaemonConnection(session).ask("where")
+        except NoDaemonError:
+            yield []
+            return
+        if not can_see(found.get("pid_namespace", 0)):
+            raise SessionError(
+                "the daemon runs outside this container (in another PID namespace), so that this"
+                " command cannot see which jobs use it; give the command there, or with --force"
+            )
+        running = jobs_of(PROC / str(each.pid) for each in shares.commands())
+        yield sorted({*running, *Jobs(session).others()} - {own_job()})
+
+
+def leave_to_others(session: SessionDir) -> None:
+    """Makes the daemon end by itself when neither a run nor a job needs it any more. Call it with
+    the turn held."""
+    with contextlib.suppress(SessionError):  # a daemon of an older version
+        DaemonConnection(session).ask("let_go")
 
 
 def listed_jobs(jobs: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Adds sources to a daemon that runs, so that several jobs of a user share it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from monarch_py.config.schema import Config, SourceConfig
 from monarch_py.ipc.connection import DaemonConnection
@@ -17,13 +18,25 @@ def add_sources(connection: DaemonConnection, sources: Sequence[SourceConfig]) -
     SessionError if the daemon cannot take one."""
     served = connection.ask("where")["sources"]
     lacking = [source for source in sources if str(source.real_path) not in served]
-    for source in lacking:
-        connection.ask("add_source", source=source.words())
-    return [str(source.path) for source in lacking]
+    return [
+        str(source.path)
+        for source in lacking
+        if connection.ask("add_source", source=source.words())["added"]
+    ]
 
 
 def settings_differ(connection: DaemonConnection, config: Config) -> bool:
-    """Whether the running daemon has other settings than the configuration, although the files
-    that it read are the same as at its start."""
+    """Whether the running daemon has other settings than the configuration, or serves one of its
+    sources with others, although the files that it read are the same as at its start."""
     found = connection.ask("where")
-    return bool(found["is_current"]) and found["settings"] != config.settings
+    served = [SourceConfig.from_words(words) for words in found.get("described", [])]
+    return bool(found["is_current"]) and (
+        found["settings"] != config.settings
+        or any(_differs(source, each) for source in config.sources for each in served)
+    )
+
+
+def _differs(source: SourceConfig, served: SourceConfig) -> bool:
+    """Whether a source, or the one that it is a part of, is served in another way than it says."""
+    is_meant = source.real_path.is_relative_to(served.real_path)
+    return is_meant and replace(served, path=source.path, real_path=source.real_path) != source

@@ -8,8 +8,8 @@ everything that another daemon holds.
 import os
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from monarch_py.ipc.session import (
     kept_directory,
     user_directory,
 )
-from monarch_py.ipc.shares import Shares
+from monarch_py.ipc.shares import turn
 from monarch_py.native import ffi, lib
 from monarch_py.storage.tiers import Tier, tier_root
 from monarch_py.util.ownership import why_not_private
@@ -37,6 +37,8 @@ from monarch_py.util.processes import Identity
 STOP_LIMIT_S = 30.0
 # How long a killed daemon may take to be gone [s].
 KILL_LIMIT_S = 10.0
+# Pause between two attempts to take the lock of a daemon that ends [s].
+LOOK_S = 0.05
 
 
 @dataclass
@@ -65,15 +67,28 @@ def sweep(*, stop: bool = False) -> Swept:
     swept = Swept()
     for session in _sessions():
         if stop or session.control.exists():  # otherwise its daemon ended in good order
-            try:
-                with _turn(session):
-                    _sweep(session, swept, stop=stop)
-            except (SessionError, TierError) as error:
-                swept.problems.append(str(error))
+            _sweep_told(session, swept, stop=stop)
     if stop:
         shutil.rmtree(kept_directory(), ignore_errors=True)
         _remove_if_empty(user_directory())
     return swept
+
+
+def sweep_session(session: SessionDir) -> Swept:
+    """Removes what a killed daemon has left in one session."""
+    swept = Swept()
+    _sweep_told(session, swept, stop=False)
+    return swept
+
+
+def _sweep_told(session: SessionDir, swept: Swept, *, stop: bool) -> None:
+    try:
+        with turn(session):
+            _sweep(session, swept, stop=stop)
+    except (SessionError, TierError) as error:
+        swept.problems.append(str(error))
+    except OSError as error:
+        swept.problems.append(f"{error.filename or session.path}: {error.strerror}")
 
 
 def _sessions() -> list[SessionDir]:
@@ -96,27 +111,23 @@ def _remove_if_empty(directory: Path) -> None:
         directory.rmdir()
 
 
-@contextmanager
-def _turn(session: SessionDir) -> Iterator[None]:
-    """Makes `monarch run` and `monarch start` wait until the session is swept."""
-    shares = Shares(session)
-    try:
-        shares.take_turn()
-        yield
-    finally:
-        shares.close()
-
-
 def _sweep(session: SessionDir, swept: Swept, *, stop: bool) -> None:
-    if stop and (holder := holder_of(session.lock)) is not None:
-        _end(session, Identity.of(int(str(holder).removeprefix("process "))), swept)
+    if stop:
+        _end(session, swept)
     try:
         lock = hold(session.lock)
-    except HeldError:
+    except HeldError as holder:
+        if stop:
+            raise SessionError(f"{session.path}: the daemon ({holder}) does not end") from None
         return  # a daemon serves
     try:
         if session.control.exists():
-            swept.copies += sum(map(_emptied, _tiers_of(session)))
+            try:
+                swept.copies += sum(map(_emptied, _tiers_of(session)))
+            except SessionError as error:
+                if not stop:
+                    raise
+                swept.problems.append(str(error))
             close_old_session(session)
             session.socket.unlink(missing_ok=True)
             swept.sessions += 1
@@ -127,10 +138,16 @@ def _sweep(session: SessionDir, swept: Swept, *, stop: bool) -> None:
         os.close(lock)
 
 
-def _end(session: SessionDir, daemon: Identity, swept: Swept) -> None:
+def _end(session: SessionDir, swept: Swept) -> None:
     """Ends a daemon that runs. Raises SessionError if it cannot be killed."""
+    holder, is_asked = holder_of(session.lock), False
     with suppress(SessionError):
         DaemonConnection(session).ask("stop")
+        is_asked = True
+    if holder is None:  # there is none, or it is in another PID namespace
+        swept.stopped += is_asked and _is_free(session.lock)
+        return
+    daemon = Identity.of(int(str(holder).removeprefix("process ")))
     if not daemon.wait(STOP_LIMIT_S):
         daemon.send(signal.SIGKILL)
         if not daemon.wait(KILL_LIMIT_S):
@@ -139,6 +156,19 @@ def _end(session: SessionDir, daemon: Identity, swept: Swept) -> None:
                 " `monarch sweep` when its file system answers again"
             )
     swept.stopped += 1
+
+
+def _is_free(lock: Path) -> bool:
+    """Waits until nobody holds the lock."""
+    until = time.monotonic() + STOP_LIMIT_S
+    while time.monotonic() < until:
+        try:
+            os.close(hold(lock))
+        except HeldError:
+            time.sleep(LOOK_S)
+        else:
+            return True
+    return False
 
 
 def _tiers_of(session: SessionDir) -> list[Path]:

@@ -208,7 +208,7 @@ def _lay_over(
                 if (name, key) not in ours}  # fmt: skip
         value = replace(value, **kept)  # type: ignore[type-var]
     else:
-        if name == "sources" and not layer.top.line:
+        if name == "sources":
             value = _as_described(value, below or (), spots, ours)
         for way in [way for way in spots if way[:1] == (name,)]:
             del spots[way]
@@ -222,12 +222,13 @@ def _as_described(
     spots: dict[Way, Spot],
     ours: dict[Way, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """The named datasets, each with the keys that a file has for the same path. `ours` gets their
-    spots."""
+    """The named datasets. Each one of which nothing but the path is said gets the keys that a lower
+    layer has for the same path. `ours` gets their spots."""
     known = {source.path: (number, source) for number, source in enumerate(below)}
     found = []
     for at, source in enumerate(named):
-        number, described = known.get(source.path, (-1, source))
+        is_plain = source == SourceConfig(source.path)
+        number, described = known.get(source.path, (-1, source)) if is_plain else (-1, source)
         for way, spot in spots.items():
             if way[:2] == ("sources", number):
                 ours.setdefault(("sources", at, *way[2:]), spot)

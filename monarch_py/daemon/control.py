@@ -18,10 +18,12 @@ import numpy as np
 from monarch_py.config.schema import SourceConfig
 from monarch_py.daemon.nodes.cluster_status import all_nodes
 from monarch_py.daemon.openfiles import all_opened, open_files
+from monarch_py.daemon.orphan import let_go
 from monarch_py.daemon.plans.retry import Version, version_of
 from monarch_py.daemon.server import Daemon
 from monarch_py.daemon.status import SCHEMA_VERSION
 from monarch_py.errors import MonarchError, SessionError
+from monarch_py.ipc.jobs import pid_namespace
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import Identity
 
@@ -63,6 +65,7 @@ class Control:
         self._between_turns: dict[str, Action] = {
             "stop": self._stop,
             "stay": self._stay,
+            "let_go": self._let_go,
             "clear": self._clear,
             "drop": self._drop,
             "job": self._new_job,
@@ -178,6 +181,11 @@ class Control:
         self._daemon.stays = True
         return {}
 
+    def _let_go(self, _: Request) -> Request:
+        """Makes the daemon end when nobody needs it, as one that runs have started."""
+        let_go(self._session, self._daemon.stop_now)
+        return {}
+
     def _new_job(self, _: Request) -> Request:
         self._daemon.plan_manager.new_job()
         return {}
@@ -186,6 +194,7 @@ class Control:
         daemon = self._daemon
         return {
             **self._identity(),
+            "pid_namespace": pid_namespace(),
             "cluster": "" if daemon.cluster is None else daemon.cluster.name,
             "generation": int(daemon.shared.control.generation),
             "scanned": daemon.scanner.scanned,
@@ -194,6 +203,7 @@ class Control:
                 for now, then in zip(self._versions_now(), self._versions, strict=True)
             ),
             "sources": [str(source.real_path) for source in daemon.config.sources],
+            "described": [source.words() for source in daemon.config.sources],
             "settings": daemon.config.settings,
             "switched_off": bool(daemon.shared.control.off),
         }

@@ -1,7 +1,8 @@
 """Ends a daemon that nobody uses any more, if nobody else ends it.
 
-An `OrphanWatch` ends a daemon whose `monarch run` was killed before it could end the daemon. An
-`IdleWatch` ends one that the first program of a job has started (commands/autostart.py).
+An `OrphanWatch` ends a daemon whose `monarch run` was killed before it could end the daemon, or
+that a job has left to others. An `IdleWatch` ends one that the first program of a job has started
+(commands/autostart.py).
 
 The runs that share a daemon hold a lock (`shares`), which the kernel releases when they are killed.
 The commands of a killed run go on, and may have started processes that use the session. The daemon
@@ -17,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from monarch_py.daemon.server import Daemon
+from monarch_py.ipc.jobs import Jobs
 from monarch_py.ipc.session import SessionDir
 from monarch_py.ipc.shares import Shares
 from monarch_py.util.processes import Identity, mapping
@@ -103,16 +105,29 @@ class OrphanWatch(_Watch):
 
     def __init__(self, session: SessionDir) -> None:
         super().__init__(session, UNUSED_S, LOOK_S)
+        self._jobs = Jobs(session)
         self._me = Identity.of(os.getpid())
         self._shares.note_daemon(self._me)
 
     def _is_ours(self) -> bool:
         return self._shares.daemon() == self._me  # else `monarch start` has taken it over
 
+    def _is_used(self) -> bool:
+        return super()._is_used() or bool(self._jobs.noted())
+
     def _will_end(self) -> None:
         log.info(
-            "the daemon ends, because its `monarch run` was killed and no process uses the daemon"
+            "the daemon ends, because its `monarch run` or job has left it and no process uses it"
         )
+
+
+def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
+    """Begins to watch a daemon of `monarch start`, unless it is watched already."""
+    shares = Shares(session)
+    is_watched = shares.daemon() == Identity.of(os.getpid())
+    shares.close()
+    if not is_watched:
+        OrphanWatch(session).begin(stop)
 
 
 class IdleWatch(_Watch):

@@ -129,8 +129,7 @@ class Shared:
         slot.dev, slot.ino = found.st_dev, found.st_ino
         path, alias = os.fsencode(source.real_path), os.fsencode(source.path)
         slot.path_len = _put(slot.path, path)
-        if alias != path:
-            slot.alias_len = _put(slot.alias, alias)
+        slot.alias_len = 0 if alias == path else _put(slot.alias, alias)
 
     def count_source(self, number: int, fd: int) -> None:
         """Tells clients of one more source, while they read. The number of sources is written last,

@@ -91,7 +91,7 @@ class Daemon:
         self.config, self.cluster, self.started = config, cluster, time.monotonic()
         nodes = len(cluster.members) if cluster else 1
         plans = [(file, load_plan(file, nodes)) for file in config.plans]
-        self._lock = threading.Lock()
+        self._lock, self._one_source = threading.Lock(), threading.Lock()
         self._is_stopping = self.is_closed = self.stays = False
         self.lost: Path | None = None
         self._history = History()
@@ -140,29 +140,38 @@ class Daemon:
 
     def add_source(self, source: SourceConfig) -> bool:
         """Takes in one more source; the tiers' quotas are shared. Call it from any thread but the
-        loop's. Returns False if the daemon has the source already. Raises SessionError if it cannot
-        have another one."""
-        if any(each.real_path == source.real_path for each in self.config.sources):
-            return False
-        self._check_place(source)  # asks file systems, so it is not done between two turns
-        with self.deciding():
-            if len(self.config.sources) >= MAX_SOURCES:
-                problem = f"the daemon has {MAX_SOURCES} sources already"
-                raise SessionError(f"{source.path}: {problem}; stop it once no job needs it")
-            self._take_in(source)
-        self._mark_open_for_writing()
+        loop's. Returns False if the daemon serves the source already, perhaps as a part of another
+        one. Raises SessionError if it cannot have another one."""
+        with self._one_source:
+            # This asks file systems, so it is not done between two turns.
+            if self._has_source(source):
+                return False
+            self._check_place(source)
+            self._mark_open_for_writing(source.real_path)
+            with self.deciding():
+                if len(self.config.sources) >= MAX_SOURCES:
+                    problem = f"the daemon has {MAX_SOURCES} sources already"
+                    raise SessionError(f"{source.path}: {problem}; stop it once no job needs it")
+                self._take_in(source)
+        self._mark_open_for_writing()  # what programs have opened meanwhile
         log.info("source added: %s", source.path)
         return True
+
+    def _has_source(self, source: SourceConfig) -> bool:
+        return any(
+            each.real_path == source.real_path or is_inside(source.real_path, each.real_path)
+            for each in self.config.sources
+        )
 
     def _check_place(self, source: SourceConfig) -> None:
         if self.cluster is not None:
             why = "daemons of several nodes keep the sources of their start; stop and start them"
             raise SessionError(f"{source.path} cannot be added: {why}")
         for each in self.config.sources:
-            for inner, outer in ((source, each), (each, source)):
-                if is_inside(inner.real_path, outer.real_path):
-                    why = f"{inner.path} is inside {outer.path}; name the outer one alone"
-                    raise SessionError(f"{source.path} cannot be added: {why}")
+            if is_inside(each.real_path, source.real_path):
+                why = f"{each.path}, which the daemon serves already, is inside it"
+                mend = "stop the daemon once no job needs it"
+                raise SessionError(f"{source.path} cannot be added: {why}; {mend}")
 
     def _take_in(self, source: SourceConfig) -> None:
         number = len(self.config.sources)
@@ -180,9 +189,13 @@ class Daemon:
         """Makes the daemon end when this file of the session loses its name."""
         self._names[path] = id_of(path)
 
-    def _mark_open_for_writing(self) -> None:
+    def _mark_open_for_writing(self, coming: Path | None = None) -> None:
+        """Marks the files of the sources, or of one that is to come, that are open for writing."""
         control = self.shared.control
         devices = {int(control.source[i].dev) for i in range(control.sources)}
+        if coming is not None:
+            with suppress(OSError):  # `_take_in` reports it
+                devices = {coming.stat().st_dev}
         for device, inode in writers(devices):
             lib.monarch_mark_changed(self.shared.clients, device, inode)
 

@@ -7,26 +7,40 @@ the job in the session's directory; a job that only reads is found by its proces
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
-# The variables that name a job; MONARCH_JOB is for batch systems that are not listed.
-VARIABLES = ("MONARCH_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
+# The variables that name a job, each with the one that tells the elements of an array apart if they
+# share the name; MONARCH_JOB is for batch systems that are not listed.
+VARIABLES = {
+    "MONARCH_JOB": "",
+    "SLURM_JOB_ID": "",
+    "PBS_JOBID": "",
+    "LSB_JOBID": "LSB_JOBINDEX",
+    "FLUX_JOB_ID": "",
+    "JOB_ID": "SGE_TASK_ID",
+}
 # In the command line of a daemon that `monarch start` or `run` has started (`daemon.starting`).
 DAEMON = b"monarch_py.daemon.lifecycle"
 # A job counts for this long after its `monarch start`, even if it has no process yet: a prolog
 # starts the daemon before the job begins [s].
 NEW_S = 60.0
+# The inode number of the kernel's first PID namespace (PROC_PID_INIT_INO), from which all processes
+# can be seen.
+FIRST_NAMESPACE = 0xEFFFFFFC
 
 
 def _job_of(environment: Mapping[str, str]) -> str:
     """The job of a process with this environment, as part of a file name; "" for none."""
-    named = next(filter(None, (environment.get(name) for name in VARIABLES)), "")
-    return re.sub(r"[^\w.-]", "_", named)[:200]
+    named = next((name for name in VARIABLES if environment.get(name)), None)
+    if named is None:
+        return ""
+    words = (environment[named], environment.get(VARIABLES[named], ""))
+    return re.sub(r"[^\w.-]", "_", ".".join(filter(None, words)))[:200]
 
 
 def own_job() -> str:
@@ -34,7 +48,20 @@ def own_job() -> str:
     return _job_of(os.environ)
 
 
-def _jobs_of(processes: Iterable[Path]) -> set[str]:
+def pid_namespace() -> int:
+    """The inode number of this process's PID namespace; 0 if the kernel does not tell."""
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
+    return 0
+
+
+def can_see(namespace: int) -> bool:
+    """Whether this process sees the processes of a PID namespace. A container does not see those
+    outside it."""
+    return pid_namespace() in (namespace, FIRST_NAMESPACE)
+
+
+def jobs_of(processes: Iterable[Path]) -> set[str]:
     """The jobs of these processes. Daemons belong to none: they have the environment of the job
     that has started them, which they may outlive."""
     return {_job_of(_environment(each)) for each in processes if not _is_daemon(each)} - {""}
@@ -66,7 +93,7 @@ class Jobs:
         if job := own_job():
             with suppress(OSError):
                 self._notes.mkdir(mode=0o700, exist_ok=True)
-                (self._notes / job).touch(mode=0o600)
+                (self._notes / job).write_text(f"{pid_namespace()}\n")
 
     def leave(self) -> None:
         """Notes that this process's job needs the daemon no longer."""
@@ -75,16 +102,19 @@ class Jobs:
 
     def others(self) -> list[str]:
         """The other jobs that use the session, in order."""
-        attached = _jobs_of(mapping(f"{self._session.path}/"))
-        return sorted({*attached, *self._noted()} - {own_job()})
+        attached = jobs_of(mapping(f"{self._session.path}/"))
+        return sorted({*attached, *self.noted()} - {own_job()})
 
-    def _noted(self) -> Iterator[str]:
-        """The noted jobs that are new or have processes. Forgets the others."""
-        notes = list(self._notes.glob("*"))
-        running = _jobs_of(own_processes()) if notes else set()
+    def noted(self) -> set[str]:
+        """The noted jobs that are new or have processes, or whose processes this one cannot see.
+        Forgets the other jobs."""
+        notes, found = list(self._notes.glob("*")), set()
+        running = jobs_of(own_processes()) if notes else set()
         for note in notes:
             with suppress(OSError):
-                if note.name in running or time.time() - note.stat().st_mtime < NEW_S:
-                    yield note.name
+                is_new = time.time() - note.stat().st_mtime < NEW_S
+                if note.name in running or is_new or not can_see(int(note.read_text() or 0)):
+                    found.add(note.name)
                 else:
                     note.unlink()
+        return found

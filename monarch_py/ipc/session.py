@@ -253,18 +253,31 @@ def _own_path(config_file: Path) -> Path:
     return user_directory() / f"{key:016x}"
 
 
-def _refuse_daemon(session: Path, config_file: Path) -> None:
-    if (holder := holder_of(session / "lock")) is not None:
-        raise SessionError(
-            f"a daemon ({holder}) still serves {config_file} with the tiers that it had; end it"
-            f" with `monarch stop -c {config_file}`, then try again"
-        )
+def _remove_session(path: Path, config_file: Path) -> None:
+    """Removes the session of a configuration that has no tiers of its own any more. Raises
+    SessionError if a daemon runs there, or if a killed one has left a record of its copies."""
+    from monarch_py.ipc.shares import turn  # which needs this module
+
+    session = SessionDir(path)
+    with turn(session):
+        if (holder := holder_of(session.lock)) is not None:
+            raise SessionError(
+                f"a daemon ({holder}) still serves {config_file} with the tiers that it had; end it"
+                f" with `monarch stop -c {config_file}`, then try again"
+            )
+        if session.control.exists():
+            raise SessionError(
+                f"{config_file} had other tiers, and its killed daemon has left copies in them;"
+                " remove them with `monarch sweep`, then try again"
+            )
+        shutil.rmtree(path)
 
 
 def link_session(config_file: Path, served: Path) -> None:
     """Makes `config_file` mean the session of another configuration, whose tiers it uses: its name
     among the sessions becomes a link, which programs under the library follow too. If the two files
-    are the same, removes an earlier link. Raises SessionError if the link cannot be made."""
+    are the same, removes an earlier link. Raises SessionError if the link cannot be made, or if a
+    daemon with tiers of its own runs there or was killed."""
     own, other = _own_path(config_file), _own_path(served)
     is_link = own.is_symlink()
     try:
@@ -274,8 +287,7 @@ def link_session(config_file: Path, served: Path) -> None:
         elif not (is_link and os.readlink(own) == other.name):
             private_directory(own.parent)
             if own.exists() and not is_link:  # its configuration had tiers of its own before
-                _refuse_daemon(own, config_file)
-                shutil.rmtree(own)
+                _remove_session(own, config_file)
             hidden = own.with_name(f".{own.name}.{os.getpid()}")
             hidden.symlink_to(other.name)
             hidden.replace(own)

@@ -3,7 +3,8 @@
 import fcntl
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
@@ -21,7 +22,8 @@ class Shares:
     """Two files of a session, and the locks on them.
 
     `users` : each run holds a shared lock on it. Its first line names the daemon that the runs must
-        end, or is empty if there is none; the other lines name the commands that runs have started.
+        end, or is empty if there is none; the other lines name runs, and the commands that they
+        have started.
     `turn` : locked by the process that starts or ends a daemon
 
     If a run is killed, the kernel releases both locks. The constructor raises OSError if the files
@@ -81,14 +83,15 @@ class Shares:
     # --- notes ------------------------------------------------------------------------------------
 
     def note_daemon(self, daemon: Identity | None) -> None:
-        """Writes down the daemon that the runs must end, and forgets all commands. None means that
-        no run ends the daemon that serves."""
-        os.ftruncate(self._users, 0)
-        if daemon is not None:
-            os.pwrite(self._users, str(daemon).encode(), 0)
+        """Writes down the daemon that the runs must end, and forgets the commands that have ended.
+        None means that no run ends the daemon that serves."""
+        lines = [str(each) for each in ("" if daemon is None else daemon, *self.commands())]
+        text = "\n".join(lines).encode()
+        os.pwrite(self._users, text, 0)  # before the cut, which would give the room away
+        os.ftruncate(self._users, len(text))
 
     def note_command(self, command: Identity) -> None:
-        """Writes down a command of a run. On a full disk the line is lost, but the daemon still
+        """Writes down a run, or its command. On a full disk the line is lost, but the daemon still
         sees the processes that are attached."""
         with suppress(OSError):
             os.pwrite(self._users, f"\n{command}".encode(), os.fstat(self._users).st_size)
@@ -98,11 +101,26 @@ class Shares:
 
     def has_command(self) -> bool:
         """Whether a command that a run has started still runs, even if the run itself is gone."""
-        return not all(each is None or each.has_ended for each in self._noted()[1:])
+        return any(each.pid != os.getpid() for each in self.commands())
+
+    def commands(self) -> list[Identity]:
+        """The noted runs and commands that have not ended."""
+        return [each for each in self._noted()[1:] if each is not None and not each.has_ended]
 
     def _noted(self) -> list[Identity | None]:
         text = os.pread(self._users, MOST_BYTES, 0).decode(errors="replace")
         return [Identity.parsed(line) for line in text.splitlines()]
+
+
+@contextmanager
+def turn(session: SessionDir) -> Iterator[Shares]:
+    """Makes `monarch run` and `monarch start` wait. Raises SessionError as `take_turn` does."""
+    shares = Shares(session)
+    try:
+        shares.take_turn()
+        yield shares
+    finally:
+        shares.close()
 
 
 def _try(fd: int) -> bool:

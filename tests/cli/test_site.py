@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Barrier
+from unittest import mock
 
 import pytest
 from cli.conftest import is_running
@@ -14,7 +19,12 @@ from support.command_line import run_monarch
 from support.manifests import wait_recorded
 from support.session import Session, wait_until
 
-from monarch_py.ipc.session import SessionDir
+from monarch_py.config.load import load_config
+from monarch_py.config.schema import SourceConfig
+from monarch_py.errors import SessionError
+from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.ipc.jobs import Jobs
+from monarch_py.ipc.session import SessionDir, link_session
 
 KIB = 1024
 READ = "import sys; print(sum(len(open(p, 'rb').read()) for p in sys.argv[1:]))"
@@ -187,19 +197,65 @@ def test_copies_of_an_earlier_session_are_found_again(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_added_is_told_in_a_sentence(site: SiteSession) -> None:
-    assert site.command_line("start", **site.of(0)).returncode == 0
-    below = site.datasets[0] / "below"
+    above, below = site.datasets[0], site.datasets[0] / "below"
     below.mkdir()
-    done = site.command_line("source", "add", str(below))
-    said = f"monarch: {below} cannot be added: {below} is inside"
-    assert (done.returncode, done.stderr) == (
-        3, f"{said} {site.datasets[0]}; name the outer one alone\n",
-    )  # fmt: skip
+    assert site.command_line("start", "--source", str(below)).returncode == 0
+    done = site.command_line("source", "add", str(above))
+    said = f"monarch: {above} cannot be added: {below}, which the daemon serves already, is inside"
+    assert done.returncode == 3
+    assert done.stderr == f"{said} it; stop the daemon once no job needs it\n"
     done = site.command_line("source", "add", "/no/such/dataset")
     assert done.returncode == 2
     assert done.stderr.startswith(
         "monarch: --source: sources[0]: '/no/such/dataset' cannot be used"
     )
+
+
+def test_a_part_of_a_dataset_is_served_already(site: SiteSession) -> None:
+    assert site.command_line("start", **site.of(0)).returncode == 0
+    below = site.datasets[0] / "below"
+    below.mkdir()
+    done = site.command_line("source", "add", str(below))
+    assert (done.returncode, done.stdout) == (0, f"{below}: is served already\n")
+    assert site.command_line("start", "--source", str(below)).returncode == 0
+    assert present(site).keys() == {"one"}
+
+
+def test_a_source_that_several_add_at_once_is_added_once(site: SiteSession) -> None:
+    assert site.command_line("start", **site.of(0)).returncode == 0
+    count, connection = 8, site.connection
+    datasets = [site.directory / f"more{number}" for number in range(10)]
+    together = Barrier(count)
+
+    def add(dataset: Path) -> bool:
+        words = SourceConfig(dataset, real_path=dataset).words()
+        together.wait()
+        return bool(connection.ask("add_source", source=words)["added"])
+
+    with ThreadPoolExecutor(count) as pool:
+        for dataset in datasets:
+            dataset.mkdir()
+            assert sum(pool.map(add, [dataset] * count)) == 1
+    assert connection.ask("where")["sources"] == [str(site.datasets[0]), *map(str, datasets)]
+
+
+def test_a_path_with_a_dollar_reaches_the_daemon(site: SiteSession) -> None:
+    dataset = site.directory / "of$HOME"
+    dataset.mkdir()
+    done = site.command_line("start", "--source", str(dataset))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert site.connection.ask("where")["sources"] == [str(dataset)]
+
+
+def test_a_user_who_names_the_path_alone_gets_what_the_site_says_of_it(site: SiteSession) -> None:
+    dataset = site.datasets[0]
+    said = f"sources: [{{path: {dataset}, exclude: [a]}}]\n"
+    site.config.write_text(site.config.read_text() + said)
+    file = site.directory / "job.yaml"
+    for text, excluded in ((str(dataset), ["a"]), (f"{{path: {dataset}, exclude: [b]}}", ["b"])):
+        file.write_text(f"sources: [{text}]\n")
+        with mock.patch.dict(os.environ, site.env(preload=False)):
+            assert list(load_config(file).sources[0].exclude) == excluded
 
 
 # --- who shares ----------------------------------------------------------------------------------
@@ -244,6 +300,34 @@ def test_other_settings_than_the_daemons_are_told(site: SiteSession) -> None:
     said = f"monarch: the daemon that runs was started with other settings than {other} has;"
     assert done.stderr.startswith(said)
     assert done.returncode == 0
+    for path in (site.datasets[0], site.datasets[0] / "part"):
+        path.mkdir(exist_ok=True)
+        other.write_text(f"sources: [{{path: {path}, exclude: [a]}}]\n")
+        done = site.command_line("run", "-q", "-c", str(other), "--", "true")
+        assert done.stderr.startswith(said)
+
+
+@contextmanager
+def under_run(site: SiteSession, script: str = "", **environment: str) -> Iterator[None]:
+    """Has a shell run under `monarch run` meanwhile."""
+    script = f"{script or 'cat $MONARCH_SOURCE/a >/dev/null'}; echo reads >&2; read line"
+    with subprocess.Popen(
+        [sys.executable, "-m", "monarch_py", "run", "-q", "--", "bash", "-c", script],
+        env={**site.env(preload=False), **site.of(0), **environment},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        try:
+            assert run.stderr is not None
+            while line := run.stderr.readline():
+                if line == "reads\n":
+                    break
+            yield
+            run.communicate("\n", timeout=60)
+        finally:
+            run.kill()
+    assert run.returncode == 0
 
 
 def test_no_job_ends_or_empties_the_daemon_of_another(site: SiteSession) -> None:
@@ -292,6 +376,113 @@ def test_a_job_that_has_ended_holds_no_daemon(
     assert not note.exists()
 
 
+def test_a_run_leaves_the_daemon_to_a_job_that_has_started_after_it(site: SiteSession) -> None:
+    """Job A starts and stops it; B runs a command meanwhile, and C says `start`, then stops it."""
+    a, b, c = ({"MONARCH_JOB": name, **site.of(0)} for name in "ABC")
+    assert site.command_line("start", **a).returncode == 0
+    pid = int(site.connection.ask("where")["pid"])
+    with under_run(site, **b):
+        assert site.command_line("start", **c).returncode == 0
+        done = site.command_line("stop", **a)
+        assert done.stdout.startswith("the daemon stays, because jobs B, C use it too; ")
+    assert is_running(pid)  # the run of B has ended
+    assert site.command_line("stop", **c).returncode == 0
+    wait_until(lambda: not is_running(pid), what="the end of the daemon")
+
+
+def test_a_daemon_that_is_left_to_a_program_ends_with_it(
+    site: SiteSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
+    pid = int(site.connection.ask("where")["pid"])
+    with subprocess.Popen(
+        ["cat", site.files(0)[0], "-"],
+        env={**site.env(), **site.of(0), "MONARCH_JOB": "B"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.read(40 * KIB)
+        done = site.command_line("stop", MONARCH_JOB="A")
+        assert done.stdout.startswith("the daemon stays, because job B uses it too; ")
+        program.communicate(timeout=60)
+    wait_until(lambda: not is_running(pid), what="the end of the daemon")
+
+
+def test_no_job_starts_while_another_one_stops_the_daemon(
+    site: SiteSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Job B starts between A's look at the jobs and the daemon's end."""
+    assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
+    look, started = Jobs.others, []
+
+    def others(jobs: Jobs) -> list[str]:
+        found = look(jobs)
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "monarch_py", "start"],
+                env=site.env(preload=False, MONARCH_JOB="B", **site.of(0)),
+                stdout=subprocess.DEVNULL,
+            )
+        )
+        waits = Path(f"/proc/{started[0].pid}/fd")
+        turn = str(site.paths.path / "turn")
+        wait_until(
+            lambda: turn in [os.readlink(fd) for fd in waits.iterdir() if fd.exists()],
+            what="B's wait for its turn",
+        )
+        return found
+
+    monkeypatch.setattr(Jobs, "others", others)
+    done = site.command_line("stop", MONARCH_JOB="A")
+    assert done.stdout.startswith("the daemon has stopped ")
+    assert started[0].wait(60) == 0
+    assert site.connection.runs()
+
+
+def test_a_run_counts_before_its_command_reads(site: SiteSession) -> None:
+    assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
+    script = "exec env -u LD_PRELOAD bash -c 'echo reads >&2; read line'"
+    with under_run(site, script, MONARCH_JOB="B"):
+        done = site.command_line("stop", MONARCH_JOB="A")
+        assert done.stdout.startswith("the daemon stays, because job B uses it too; ")
+
+
+@pytest.mark.parametrize(
+    ("job", "element"), [("LSB_JOBID", "LSB_JOBINDEX"), ("JOB_ID", "SGE_TASK_ID")]
+)
+def test_elements_of_an_array_are_jobs(site: SiteSession, job: str, element: str) -> None:
+    for number in "12":
+        assert (
+            site.command_line("start", **{job: "77", element: number}, **site.of(0)).returncode == 0
+        )
+    done = site.command_line("stop", **{job: "77", element: "1"})
+    assert done.stdout.startswith("the daemon stays, because job 77.2 uses it too; ")
+
+
+def test_jobs_outside_a_container_keep_their_daemon(site: SiteSession) -> None:
+    """A command in another PID namespace cannot see them."""
+    apart = ["unshare", "--fork", "--pid", "--mount-proc"]
+    if subprocess.run([*apart, "true"], check=False).returncode:
+        pytest.skip("needs root, or the right to make PID namespaces")
+    assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
+    note = site.paths.path / "jobs" / "A"
+    with under_run(site, MONARCH_JOB="A"):
+        os.utime(note, (0, 0))
+        for words in (["stop"], ["clear"]):
+            done = subprocess.run(
+                [*apart, sys.executable, "-m", "monarch_py", *words, "-c", str(site.config)],
+                env=site.env(preload=False, MONARCH_JOB="Z", **site.of(0)),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 3
+            assert done.stderr.startswith("monarch: the daemon runs outside this container")
+        assert note.exists()
+        assert site.connection.runs()
+
+
 # --- what a user is told -------------------------------------------------------------------------
 
 
@@ -321,6 +512,36 @@ def test_the_session_of_a_link_is_that_of_the_site(
     monkeypatch.setenv("MONARCH_SHM", str(site.shm))
     file = site.directory / "job.yaml"
     file.write_text(f"sources: [{site.datasets[0]}]\n")
-    assert SessionDir.of(file).path != site.paths.path
     assert site.command_line("config", "check", "-c", str(file)).returncode == 0
+    assert SessionDir.of(file).path != site.paths.path
+    assert site.command_line("run", "-q", "-c", str(file), "--", "true").returncode == 0
+    assert SessionDir.of(file).path == site.paths.path
+    done = site.command_line("sweep", "--stop")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not site.paths.path.parent.exists()
+
+
+def test_the_copies_of_a_killed_daemon_are_known_until_they_are_removed(
+    site: SiteSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONARCH_SHM", str(site.shm))
+    tier, file = site.directory / "own", site.directory / "job.yaml"
+    tier.mkdir()
+    said = f"sources: [{site.datasets[0]}]\n"
+    file.write_text(f"{said}hierarchy:\n- mount_point: {tier}\n  max_storage_quota: 1MiB\n")
+    for words in (["start", "-c", str(file)], ["warm", "-c", str(file)]):
+        done = site.command_line(*words)
+        assert done.returncode == 0, done.stderr
+    session = SessionDir.of(file)
+    pid = int(DaemonConnection(session).ask("where")["pid"])
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pid), what="the daemon's end")
+    file.write_text(said)  # it takes the site's tiers now
+    assert site.command_line("config", "check", "-c", str(file)).returncode == 0
+    assert session.control.exists()
+    with pytest.raises(SessionError, match="has left copies in them; remove them with `monarch s"):
+        link_session(file, site.config)
+    done = site.command_line("start", "-c", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [*tier.iterdir()] == []
     assert SessionDir.of(file).path == site.paths.path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +91,27 @@ def test_what_runs_stays_until_it_is_stopped(
     assert [*session.tiers[0].iterdir(), *session.shm.iterdir()] == []
 
 
+def test_a_daemon_outside_the_container_is_stopped(
+    session_factory: Callable[..., Session], files: Files
+) -> None:
+    """Its process cannot be seen in another PID namespace."""
+    apart = ["unshare", "--fork", "--pid", "--mount-proc"]
+    if subprocess.run([*apart, "true"], check=False).returncode:
+        pytest.skip("needs root, or the right to make PID namespaces")
+    session = session_factory(files.root).start()
+    done = subprocess.run(
+        [*apart, sys.executable, "-m", "monarch_py", "sweep", "--stop"],
+        env=session.env(preload=False),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "1 daemon stopped, 0 killed daemons found, 0 copies removed\n"
+    session.stop()
+    assert [*session.shm.iterdir()] == []
+
+
 def test_a_suspended_daemon_is_killed(
     session_factory: Callable[..., Session], files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,3 +158,7 @@ def test_a_session_of_another_version_is_named(
     assert done.returncode == 1
     assert "control was made by another version of Monarch; " in done.stderr
     assert copies(session.tiers[0]) == before
+    # The end of the user's last job leaves nothing in shared memory all the same.
+    assert swept(session, "--stop").returncode == 1
+    assert [*session.shm.iterdir()] == []
+    assert swept(session, "--stop").returncode == 0

@@ -45,7 +45,7 @@ def test_a_run_that_does_not_get_its_turn_runs_its_command(
 
 def test_a_command_is_never_taken_for_the_daemon(tmp_path: Path) -> None:
     shares = Shares(SessionDir(tmp_path / "session"))
-    command = Identity.of(os.getpid())
+    command = Identity.of(os.getppid())
     for daemon in (None, Identity(1, 2)):
         shares.note_daemon(daemon)
         shares.note_command(command)
@@ -71,4 +71,4 @@ def test_a_command_is_noted_before_it_runs(
     users = SessionDir.of(config).path / "users"
     run_job(config, ["sh", "-c", f'echo $$; cat "{users}"'])
     pid, _, *noted = capfd.readouterr().out.splitlines()
-    assert [line.split()[0] for line in noted] == [pid]
+    assert [line.split()[0] for line in noted] == [str(os.getpid()), pid]
