@@ -1,6 +1,7 @@
 """The daemon's history of its counters, for `monarch report`: a time series of bounded size."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,29 @@ FIRST_INTERVAL_S = 0.1
 Point = tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What holds at a point in time.
+
+    seconds : since the daemon's start;  totals : what was counted until then
+    opens : (slots,) files that programs have opened, by slot; each thread has a slot
+    epoch : of the plan that is followed, or None
+    memory_bytes : what a RAM tier may still take
+    """
+
+    seconds: float
+    totals: Mapping[str, Any]
+    opens: Uints
+    epoch: int | None
+    memory_bytes: int
+
+
 class History:
     """Points in time with what was counted until then, as sums since the daemon's start.
 
-    A point is (seconds since the start, the counters of COUNTED, epoch, readers). `epoch` is that
-    of the plan that is followed, or None; `readers` is how many threads of programs have opened
-    files since the point before.
+    A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
+    is how many threads of programs have opened files since the point before, and `memory` the least
+    that a RAM tier could take since then [bytes].
     """
 
     def __init__(self) -> None:
@@ -45,30 +63,39 @@ class History:
     def is_due(self, seconds: float) -> bool:
         return not self._points or seconds - self._points[-1][0] >= self._interval
 
-    def note(
-        self, seconds: float, totals: Mapping[str, Any], opens: Uints, epoch: int | None
-    ) -> None:
-        """Adds a point.
-
-        opens : (slots,) files that programs have opened, by slot; each thread has a slot
-        """
-        changed = 0 if self._opens is None else int(np.count_nonzero(opens != self._opens))
-        self._opens = opens
-        counts = [totals[name] for name in COUNTED]
-        point = (round(seconds, 3), *counts, epoch, changed)
-        if len(self._points) > 1 and self._points[-2][1:] == self._points[-1][1:] == point[1:]:
-            self._points.pop()  # nothing happens, so two points tell of any time
+    def note(self, moment: Moment) -> None:
+        """Adds a point."""
+        point = self._point(moment)
+        self._opens = moment.opens
+        if (
+            len(self._points) > 1
+            and self._points[-2][1:-1] == self._points[-1][1:-1] == point[1:-1]
+        ):
+            # Nothing happens, so two points tell of any time.
+            point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
         if len(self._points) > MOST_POINTS:
             self._halve()
 
+    def _point(self, moment: Moment) -> Point:
+        opens = moment.opens
+        changed = 0 if self._opens is None else int(np.count_nonzero(opens != self._opens))
+        counts = [moment.totals[name] for name in COUNTED]
+        return (round(moment.seconds, 3), *counts, moment.epoch, changed, moment.memory_bytes)
+
     def _halve(self) -> None:
         first, *others = self._points
         pairs = zip(others[::2], others[1::2], strict=True)
-        self._points = [first, *((*two[:-1], max(one[-1], two[-1])) for one, two in pairs)]
+        self._points = [first, *(_as_one(*pair) for pair in pairs)]
         self._interval *= 2
 
-    def told(self) -> dict[str, list[Any]]:
-        """Returns the points as columns."""
-        names = ("seconds", *COUNTED, "epoch", "readers")
-        return {name: [point[i] for point in self._points] for i, name in enumerate(names)}
+    def told(self, now: Moment) -> dict[str, list[Any]]:
+        """Returns the points, and one for this moment, as columns. Keeps nothing, so that a history
+        that is asked for often is the same as one that is not."""
+        points = [*self._points, self._point(now)]
+        names = ("seconds", *COUNTED, "epoch", "readers", "memory_bytes")
+        return {name: [point[i] for point in points] for i, name in enumerate(names)}
+
+
+def _as_one(one: Point, two: Point) -> Point:
+    return (*two[:-2], max(one[-2], two[-2]), min(one[-1], two[-1]))
