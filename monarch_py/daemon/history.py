@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.native import Uints
+from monarch_py.native import Floats, Uints
 
 # The counters of `totals` that the history keeps.
 COUNTED = (
@@ -26,6 +26,8 @@ COUNTED = (
 MOST_POINTS = 600
 # The interval at the start [s].
 FIRST_INTERVAL_S = 0.1
+# A thread reads from one open to its next, unless that comes later [s].
+LONGEST_READ_S = 30.0
 
 Point = tuple[Any, ...]
 
@@ -51,14 +53,16 @@ class History:
     """Points in time with what was counted until then, as sums since the daemon's start.
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
-    is how many threads of programs have opened files since the point before, and `memory` the least
-    that a RAM tier could take since then [bytes].
+    is how many threads of programs read: those that have opened files since the point before, and
+    those that are between two opens, as later opens show. `memory` is the least that a RAM tier
+    could take since the point before [bytes].
     """
 
     def __init__(self) -> None:
         self._points: list[Point] = []
         self._interval = FIRST_INTERVAL_S
         self._opens: Uints | None = None
+        self._opened_s: Floats = np.empty(0)  # (slots,) when each has opened last
 
     def is_due(self, seconds: float) -> bool:
         return not self._points or seconds - self._points[-1][0] >= self._interval
@@ -66,6 +70,7 @@ class History:
     def note(self, moment: Moment) -> None:
         """Adds a point."""
         point = self._point(moment)
+        self._fill_gaps(moment)
         self._opens = moment.opens
         if (
             len(self._points) > 1
@@ -76,6 +81,21 @@ class History:
         self._points.append(point)
         if len(self._points) > MOST_POINTS:
             self._halve()
+
+    def _fill_gaps(self, moment: Moment) -> None:
+        """Counts the threads that have opened files now as readers since their last opens."""
+        if self._opens is None:
+            self._opened_s = np.full(len(moment.opens), -np.inf)
+            return
+        changed = moment.opens != self._opens
+        since = self._opened_s[changed]
+        since = since[moment.seconds - since <= LONGEST_READ_S]
+        self._opened_s[changed] = round(moment.seconds, 3)
+        for i in range(len(self._points) - 1, -1, -1):
+            point = self._points[i]
+            if not (more := int(np.count_nonzero(since < point[0]))):
+                break
+            self._points[i] = (*point[:-2], point[-2] + more, point[-1])
 
     def _point(self, moment: Moment) -> Point:
         opens = moment.opens

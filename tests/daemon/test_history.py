@@ -55,7 +55,8 @@ def test_idle_time_needs_no_points() -> None:
 
 
 def test_who_has_read() -> None:
-    """A slot whose count has changed is a reader; of points that become one, the most counts."""
+    """A slot whose count has changed is a reader, also since the change before. Of points that
+    become one, the most counts."""
     history = History()
     for point, opens in enumerate(([0, 0, 0], [1, 2, 0], [1, 2, 0], [1, 2, 7])):
         history.note(moment(float(point), opens, epoch=point // 2))
@@ -63,13 +64,28 @@ def test_who_has_read() -> None:
     assert told(history)["epoch"] == [0, 0, 1, 1]
     for point in range(4, MOST_POINTS + 1):
         history.note(moment(float(point), [point, 2, 7]))
-    assert told(history)["readers"][:3] == [0, 2, 1]
+    assert told(history)["readers"][:3] == [0, 2, 2]
+
+
+def test_threads_that_open_files_rarely_are_readers_all_the_time() -> None:
+    """Sixteen read a large file each, which takes 10 s, and open them one after the other. One that
+    comes back after more than half a minute has not read all the time."""
+    history, opens = History(), np.zeros(64, np.uint64)
+    for turn in range(1000):
+        if turn % 6 == 0:
+            opens[turn // 6 % 16] += 1
+        history.note(moment(turn * 0.1, opens.tolist()))
+    readers = told(history)["readers"]
+    assert set(readers[64:-64]) == {16}
+    opens[:2] += 1
+    history.note(moment(200.0, opens.tolist()))
+    assert told(history)["readers"][-2:] == [0, 2]
 
 
 def test_who_asks_changes_nothing() -> None:
     """Each answer has the moment at which it was asked for, which is not kept."""
     asked, left = History(), History()
-    for turn in range(5000):
+    for turn in range(1500):
         now = moment(turn * 0.1, [turn])
         if asked.is_due(now.seconds):
             asked.note(now)

@@ -176,7 +176,8 @@ def test_two_jobs_on_a_node_share_a_daemon(jobs: Jobs, tree: Path, tmp_path: Pat
     second = jobs.script(
         "second",
         f"""{look} >{seen}.new; mv {seen}.new {seen}
-until {look} >{after}.new && ! grep -q "$(grep -o '"pid": [0-9]*' {seen})" {after}.new; do sleep 0.2; done
+pid=$(grep -o '"pid": [0-9]*' {seen})
+until {look} >{after}.new && ! grep -q "$pid" {after}.new; do sleep 0.2; done
 mv {after}.new {after}""",
     )
     job = jobs.submit(SCRIPTS / "job", second, nodes=1, MONARCH_SOURCE=str(other))
