@@ -8,7 +8,6 @@ everything that another daemon holds.
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from monarch_py.ipc.shares import Shares
 from monarch_py.native import ffi, lib
 from monarch_py.storage.tiers import Tier, tier_root
 from monarch_py.util.ownership import why_not_private
-from monarch_py.util.processes import LOOK_S, Identity
+from monarch_py.util.processes import Identity
 
 # How long a daemon that was asked to stop may take before it is killed [s]. Removing many copies
 # takes seconds, and what a killed daemon leaves is removed all the same.
@@ -111,8 +110,6 @@ def _turn(session: SessionDir) -> Iterator[None]:
 def _sweep(session: SessionDir, swept: Swept, *, stop: bool) -> None:
     if stop and (holder := holder_of(session.lock)) is not None:
         _end(session, Identity.of(int(str(holder).removeprefix("process "))), swept)
-    elif stop:
-        _end_elsewhere(session, swept)
     try:
         lock = hold(session.lock)
     except HeldError:
@@ -142,27 +139,6 @@ def _end(session: SessionDir, daemon: Identity, swept: Swept) -> None:
                 " `monarch sweep` when its file system answers again"
             )
     swept.stopped += 1
-
-
-def _end_elsewhere(session: SessionDir, swept: Swept) -> None:
-    """Ends a daemon that is no process here, because it runs in another pid namespace (a
-    container). Raises SessionError if it does not end."""
-    with suppress(SessionError):
-        DaemonConnection(session).ask("stop")
-        swept.stopped += 1
-    limit = time.monotonic() + STOP_LIMIT_S
-    while True:
-        try:
-            os.close(hold(session.lock))
-        except HeldError as holder:
-            if time.monotonic() >= limit:
-                raise SessionError(
-                    f"the daemon of {session.path} does not end, and {holder} is not to be seen"
-                    " from here; end its container"
-                ) from None
-        else:
-            return
-        time.sleep(LOOK_S)
 
 
 def _tiers_of(session: SessionDir) -> list[Path]:
