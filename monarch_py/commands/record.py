@@ -4,17 +4,19 @@ The files are counted in this process, from the catalog in shared memory, so tha
 daemon nothing.
 """
 
+import os
 from typing import Any
 
 import numpy as np
-import psutil
 
 from monarch_py import word
 from monarch_py.commands.daemon_view import DaemonView
 from monarch_py.errors import SessionError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.ipc.jobs import Jobs
 from monarch_py.native import Array, Ids, Kind, State
+from monarch_py.storage import memory
 
 # The most groups into which the files are put, whatever their number.
 MOST_GROUPS = 2000
@@ -35,8 +37,20 @@ def record(connection: DaemonConnection, report: dict[str, Any]) -> dict[str, An
     return {
         "history": history,
         "files": grouped(catalog, places),
-        "memory_bytes": psutil.virtual_memory().available,
+        "rooms": [_room(tier) for tier in report["tiers"]],
+        "memory_bytes": memory.available_bytes(),
+        "other_jobs": len(Jobs(connection.session).others()),
     }
+
+
+def _room(tier: dict[str, Any]) -> int:
+    """What a tier could hold if its quota did not limit it [bytes]: what it holds, and what its
+    file system has left."""
+    try:
+        system = os.statvfs(tier["mount_point"])
+    except OSError:  # not here
+        return int(tier["quota_bytes"])
+    return int(tier["used_bytes"] + system.f_bavail * system.f_frsize)
 
 
 def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:

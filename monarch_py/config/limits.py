@@ -4,6 +4,7 @@ Our programs keep to them. What enforces them is the file system's quota and the
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,23 +34,28 @@ def lowered(config: Config, top: Spot) -> Config:
         scan_ops_per_s=_least(top, "scan_rate", config.scan_ops_per_s, limits.scan_ops_per_s),
         source_limits=replace(
             asked,
-            bytes_per_s=_least(at, "bandwidth", asked.bytes_per_s, limits.bytes_per_s),
+            bytes_per_s=_least(at, "bandwidth", asked.bytes_per_s, limits.bytes_per_s, format_size),
             ops_per_s=_least(at, "operations", asked.ops_per_s, limits.ops_per_s),
         ),
     )
 
 
-def _least(at: Spot, key: str, value: int | None, most: int | None) -> int | None:
+def _least(
+    at: Spot, key: str, value: int | None, most: int | None, tell: Callable[[int], str] = str
+) -> int | None:
     """The value, or the limit if nothing is written."""
     if most is None or (value is not None and value <= most):
         return value
     if key not in at:
         return most
-    raise at.of(key).error(f"{value} is more than the {most} of the site's limits", _hint(most))
+    asked = "no limit" if value is None else tell(value)
+    raise at.of(key).error(
+        f"{asked} is more than the {tell(most)} of the site's limits", _hint(tell(most))
+    )
 
 
-def _hint(most: object) -> str:
-    return f"write at most {most}, {ASK}"
+def _hint(most: str) -> str:
+    return f"write at most {most.replace(' ', '')}, {ASK}"
 
 
 def _check_quotas(config: Config, top: Spot) -> None:
@@ -58,18 +64,27 @@ def _check_quotas(config: Config, top: Spot) -> None:
     if config.staging is not None:
         tiers.append((config.staging, top.of("staging")))
     for directory, most in config.limits.quota_bytes.items():
-        taken, device = 0, _device(directory)
+        taken = 0
         for tier, at in tiers:
-            if device is None or _device(tier.mount_point) != device:
+            if not _shares(tier.mount_point, directory):
                 continue
             taken += tier.quota_bytes
             if taken > most:
                 what = "" if taken == tier.quota_bytes else ", with the tiers before it,"
                 raise at.of("max_storage_quota").error(
                     f"{format_size(taken)}{what} is more than the {format_size(most)} that the"
-                    f" site's limits leave on the file system of {str(directory)!r}",
-                    _hint(format_size(most).replace(" ", "")),
+                    f" site's limits leave in {str(directory)!r} and on its file system",
+                    _hint(format_size(most)),
                 )
+
+
+def _shares(mount_point: Path, directory: Path) -> bool:
+    """Whether a tier lies below a directory, perhaps on a file system of its own (a data set of
+    ZFS, a subvolume), or on the directory's file system."""
+    if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
+        return True
+    device = _device(directory)
+    return device is not None and _device(mount_point) == device
 
 
 def _device(directory: Path) -> int | None:

@@ -211,7 +211,7 @@ class Limits(Keys):
     have them.
 
     max_storage_quota : for each directory, the room that all tiers of a configuration may take
-        together on the directory's file system
+        together below it and on its file system
     shared_tpool_size : the most that `shared_tpool_size` may be
     scan_rate : the most that `scan_rate` may be, and its default
     bandwidth : the most that `bandwidth` of `source_limits` may be, and its default

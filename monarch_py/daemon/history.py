@@ -1,11 +1,12 @@
 """The daemon's history of its counters, for `monarch report`: a time series of bounded size."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from monarch_py.native import Uints
+from monarch_py.native import Floats, Uints
 
 # The counters of `totals` that the history keeps.
 COUNTED = (
@@ -25,50 +26,96 @@ COUNTED = (
 MOST_POINTS = 600
 # The interval at the start [s].
 FIRST_INTERVAL_S = 0.1
+# A thread reads from one open to its next, unless that comes later [s].
+LONGEST_READ_S = 30.0
 
 Point = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What holds at a point in time.
+
+    seconds : since the daemon's start;  totals : what was counted until then
+    opens : (slots,) files that programs have opened, by slot; each thread has a slot
+    epoch : of the plan that is followed, or None
+    memory_bytes : what a RAM tier may still take
+    """
+
+    seconds: float
+    totals: Mapping[str, Any]
+    opens: Uints
+    epoch: int | None
+    memory_bytes: int
 
 
 class History:
     """Points in time with what was counted until then, as sums since the daemon's start.
 
-    A point is (seconds since the start, the counters of COUNTED, epoch, readers). `epoch` is that
-    of the plan that is followed, or None; `readers` is how many threads of programs have opened
-    files since the point before.
+    A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
+    is how many threads of programs read: those that have opened files since the point before, and
+    those that are between two opens, as later opens show. `memory` is the least that a RAM tier
+    could take since the point before [bytes].
     """
 
     def __init__(self) -> None:
         self._points: list[Point] = []
         self._interval = FIRST_INTERVAL_S
         self._opens: Uints | None = None
+        self._opened_s: Floats = np.empty(0)  # (slots,) when each has opened last
 
     def is_due(self, seconds: float) -> bool:
         return not self._points or seconds - self._points[-1][0] >= self._interval
 
-    def note(
-        self, seconds: float, totals: Mapping[str, Any], opens: Uints, epoch: int | None
-    ) -> None:
-        """Adds a point.
-
-        opens : (slots,) files that programs have opened, by slot; each thread has a slot
-        """
-        changed = 0 if self._opens is None else int(np.count_nonzero(opens != self._opens))
-        self._opens = opens
-        counts = [totals[name] for name in COUNTED]
-        point = (round(seconds, 3), *counts, epoch, changed)
-        if len(self._points) > 1 and self._points[-2][1:] == self._points[-1][1:] == point[1:]:
-            self._points.pop()  # nothing happens, so two points tell of any time
+    def note(self, moment: Moment) -> None:
+        """Adds a point."""
+        point = self._point(moment)
+        self._fill_gaps(moment)
+        self._opens = moment.opens
+        if (
+            len(self._points) > 1
+            and self._points[-2][1:-1] == self._points[-1][1:-1] == point[1:-1]
+        ):
+            # Nothing happens, so two points tell of any time.
+            point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
         if len(self._points) > MOST_POINTS:
             self._halve()
 
+    def _fill_gaps(self, moment: Moment) -> None:
+        """Counts the threads that have opened files now as readers since their last opens."""
+        if self._opens is None:
+            self._opened_s = np.full(len(moment.opens), -np.inf)
+            return
+        changed = moment.opens != self._opens
+        since = self._opened_s[changed]
+        since = since[moment.seconds - since <= LONGEST_READ_S]
+        self._opened_s[changed] = round(moment.seconds, 3)
+        for i in range(len(self._points) - 1, -1, -1):
+            point = self._points[i]
+            if not (more := int(np.count_nonzero(since < point[0]))):
+                break
+            self._points[i] = (*point[:-2], point[-2] + more, point[-1])
+
+    def _point(self, moment: Moment) -> Point:
+        opens = moment.opens
+        changed = 0 if self._opens is None else int(np.count_nonzero(opens != self._opens))
+        counts = [moment.totals[name] for name in COUNTED]
+        return (round(moment.seconds, 3), *counts, moment.epoch, changed, moment.memory_bytes)
+
     def _halve(self) -> None:
         first, *others = self._points
         pairs = zip(others[::2], others[1::2], strict=True)
-        self._points = [first, *((*two[:-1], max(one[-1], two[-1])) for one, two in pairs)]
+        self._points = [first, *(_as_one(*pair) for pair in pairs)]
         self._interval *= 2
 
-    def told(self) -> dict[str, list[Any]]:
-        """Returns the points as columns."""
-        names = ("seconds", *COUNTED, "epoch", "readers")
-        return {name: [point[i] for point in self._points] for i, name in enumerate(names)}
+    def told(self, now: Moment) -> dict[str, list[Any]]:
+        """Returns the points, and one for this moment, as columns. Keeps nothing, so that a history
+        that is asked for often is the same as one that is not."""
+        points = [*self._points, self._point(now)]
+        names = ("seconds", *COUNTED, "epoch", "readers", "memory_bytes")
+        return {name: [point[i] for point in points] for i, name in enumerate(names)}
+
+
+def _as_one(one: Point, two: Point) -> Point:
+    return (*two[:-2], max(one[-2], two[-2]), min(one[-1], two[-1]))

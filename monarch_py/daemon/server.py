@@ -20,7 +20,7 @@ from monarch_py.daemon.copies.ranks import Ranks
 from monarch_py.daemon.copies.staging import open_staging
 from monarch_py.daemon.fill.directory_prefetch import DirectoryPrefetch
 from monarch_py.daemon.fill.filler import Filler
-from monarch_py.daemon.history import History
+from monarch_py.daemon.history import History, Moment
 from monarch_py.daemon.nodes.nodes import Membership
 from monarch_py.daemon.openfiles import writers
 from monarch_py.daemon.plans.manager import PlanManager
@@ -37,6 +37,7 @@ from monarch_py.native import NO_IDS, Ids, lib
 from monarch_py.peers.membership import Cluster
 from monarch_py.scan.record import Scanned
 from monarch_py.scan.walk import ALL_NAMES, END_LIMIT_S
+from monarch_py.storage.memory import Memory
 from monarch_py.storage.opening import OpenTiers
 from monarch_py.storage.watch import TierWatch
 
@@ -94,7 +95,7 @@ class Daemon:
         self._lock, self._one_source = threading.Lock(), threading.Lock()
         self._is_stopping = self.is_closed = self.stays = False
         self.lost: Path | None = None
-        self._history = History()
+        self._history, self._memory = History(), Memory()
         self._next_look = 0.0
         self.at_end = ExitStack()
         self._open_tiers = OpenTiers(config)
@@ -302,16 +303,17 @@ class Daemon:
         self.filler.await_results(follows_plan=self.plan_manager.is_active)
         self.filler.engine.adapt()
         if self._history.is_due(time.monotonic() - self.started):
-            self._note_history()
+            self._history.note(self._moment())
         return more or self.scanner.has_more
 
-    def _note_history(self) -> None:
+    def _moment(self) -> Moment:
         epochs = (plan["epoch"] for plan in self.plan_manager.told())
-        self._history.note(
+        return Moment(
             time.monotonic() - self.started,
             totals(self.filler),
             self.shared.opens_by_slot(),
             next((epoch for epoch in epochs if epoch is not None), None),
+            self._memory.available_bytes(),
         )
 
     def _pace_scan(self) -> None:
@@ -427,8 +429,7 @@ class Daemon:
     def history(self) -> dict[str, Any]:
         """Returns the answer to `history`: what was counted when, until now."""
         with self.deciding():
-            self._note_history()
-            return self._history.told()
+            return self._history.told(self._moment())
 
     def close(self) -> None:
         with self._lock:

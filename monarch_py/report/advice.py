@@ -44,6 +44,8 @@ UNDISTURBED = 0.95
 WORTH = 0.05
 # The share of the available memory that a new tier may take.
 MEMORY_SHARE = 0.5
+# The share of a tier's file system that its quota may take, of what others leave.
+DISK_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,8 @@ class _Model:
             return "the sources have no files, or their sizes make no sense"
         if not has_epochs:
             return "programs opened no files, or the epochs cannot be told: give --epochs"
+        if run.report.other_jobs:
+            return "other jobs used the daemon too, and what they did cannot be told apart"
         if not self._source:
             return "the source gave nothing in this run, so its rate is not known"
         if run.nodes > MOST_NODES:
@@ -219,12 +223,8 @@ class _Model:
         if run.report.prefetch == "none" and now.tiers:
             yield "set prefetch to auto, so that copies are made", replace(now, policy=kept)
         if now.tiers and sum(t.quota_bytes for t in now.tiers) < size:
-            *others, last = now.tiers
-            needed = size - sum(t.quota_bytes for t in others)
-            larger = (*others, msgspec.structs.replace(last, quota_bytes=needed))
-            what = f"raise max_storage_quota of {last.mount_point} to {rounded_up(needed)}"
-            yield f"{what}, so that all files have room", replace(now, tiers=larger)
-        room = min(size, int(MEMORY_SHARE * run.report.memory_bytes))
+            yield from self._larger(now, size)
+        room = min(size, int(MEMORY_SHARE * run.memory_bytes))
         if room >= MIB and all(tier.kind != "ram" for tier in now.tiers):
             what = f"put a RAM tier of {rounded_up(room)} before the others (on a tmpfs)"
             policy = now.policy if now.tiers else kept
@@ -236,6 +236,24 @@ class _Model:
         if now.policy == "hash":
             what = "give the daemons the sampler's plan, see monarch plan make"
             yield what, replace(now, policy="planned")
+
+    def _larger(self, now: _Machine, size: int) -> Iterator[tuple[str, _Machine]]:
+        """Yields a larger quota of the last tier, if its file system has more room than that."""
+        *others, last = now.tiers
+        needed = size - sum(t.quota_bytes for t in others)
+        room = next(
+            room
+            for room, tier in zip(self._run.report.rooms, self._run.report.tiers, strict=True)
+            if tier is last
+        )
+        if last.kind == "ram":
+            room = min(room, last.used_bytes + self._run.memory_bytes)
+        if (quota := min(needed, int(DISK_SHARE * room))) <= last.quota_bytes:
+            return
+        why = "so that all files have room" if quota == needed else "all that there is room for"
+        what = f"raise max_storage_quota of {last.mount_point} to {rounded_up(quota)}, {why}"
+        larger = (*others, msgspec.structs.replace(last, quota_bytes=quota))
+        yield what, replace(now, tiers=larger)
 
     def _kept_policy(self) -> str:
         """The daemon's policy where it makes copies without a plan."""
@@ -304,6 +322,8 @@ class _Model:
             link = _rate(self._network or TIER_RATES["ssd"])
             yield f"all {run.nodes} nodes are like this one, and the source gives each the same"
             yield f"links give {link}, {'as bytes came' if self._network else 'not measured'}"
+        least = format_size(run.memory_bytes)
+        yield f"a RAM tier may take half of {least}, the least memory that was free during the run"
         yield (
             f"{counted(run.readers, 'thread')} read at the same time, as far as the daemon saw,"
             f" each {AHEAD * BATCH} files ahead; decoding takes no time of its own"

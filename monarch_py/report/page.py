@@ -10,7 +10,7 @@ from monarch_py.report.advice import WORTH, Advice, compared, saved
 from monarch_py.report.figures import figures_of
 from monarch_py.report.recorded import Recorded
 from monarch_py.report.summary import opened, read_from_source
-from monarch_py.util.units import format_size
+from monarch_py.util.units import counted, format_size
 
 TEMPLATE = Path(__file__).parent / "page.html"
 NEEDED = ("jinja2", "matplotlib")
@@ -64,6 +64,9 @@ def _facts(run: Recorded) -> list[str]:
     if run.nodes > 1:
         came = format_size(totals["bytes_from_peers"])
         facts.append(f"{came} came from other nodes; there were {run.nodes} nodes in all.")
+    if others := run.report.other_jobs:
+        jobs = counted(others, "other job")
+        facts.append(f"The daemon served {jobs} too, and what they read is counted here.")
     return facts
 
 

@@ -74,6 +74,7 @@ class History(Columns):  # type: ignore[misc]
     seconds: Annotated[list[Count], Meta(min_length=1)]
     epoch: list[Annotated[int, Meta(ge=0, le=10**9)] | None]
     readers: list[Annotated[int, Meta(ge=0, le=MOST_READERS)]]
+    memory_bytes: list[Whole]
 
 
 class Files(Struct):
@@ -108,7 +109,9 @@ class _Report(Struct):
     nodes: Nodes | None
     history: History
     files: Files
+    rooms: list[Whole]
     memory_bytes: Whole
+    other_jobs: Whole
     run: Run | None = None
     exit_status: int | None = None
 
@@ -132,6 +135,7 @@ class Recorded:
     seconds : (n + 1,) the bounds of n intervals of the run, from 0 [s]
     counted : for each name of COUNTED what was counted in each interval, (n,)
     readers : how many threads read at the same time, as far as the daemon can see
+    memory_bytes : the least that a RAM tier could take while the run lasted
     """
 
     def __init__(self, report: _Report) -> None:
@@ -146,6 +150,8 @@ class Recorded:
         self._sums = {name: self._sum(name, is_after) for name in COUNTED}
         readers = np.array(report.history.readers)[is_after]
         self.readers = int(np.median(readers[readers > 0])) if readers.any() else 1
+        memory = np.array(report.history.memory_bytes)[is_after]
+        self.memory_bytes = int(min([report.memory_bytes, *memory]))
         self._epochs = [e for e, is_in in zip(report.history.epoch, is_after, strict=True) if is_in]
         n = int(np.clip(is_after.sum(), 1, MOST_INTERVALS))
         self.seconds: Floats = np.linspace(0.0, self.length, n + 1)
@@ -254,7 +260,8 @@ def _check_columns(report: _Report) -> None:
     falls."""
     history, files = report.history, report.files
     columns = {name: getattr(history, name) for name in ("seconds", *COUNTED)}
-    lengths = {len(column) for column in (*columns.values(), history.epoch, history.readers)}
+    others: list[list[Any]] = [history.epoch, history.readers, history.memory_bytes]
+    lengths = {len(column) for column in (*columns.values(), *others)}
     groups: list[list[Any]] = [files.source, files.first, files.count, files.bytes]
     if len(lengths) > 1 or len({len(column) for column in groups + files.copied_bytes}) > 1:
         raise ValueError("columns of different lengths")
@@ -264,6 +271,8 @@ def _check_columns(report: _Report) -> None:
     for name, column in columns.items():
         if np.any(np.diff(column) < 0):
             raise ValueError(f"history.{name} falls")
+    if len(report.rooms) != len(report.tiers):
+        raise ValueError("rooms do not belong to these tiers")
     places = len(report.tiers) + (report.staging is not None)
     if len(files.copied_bytes) != places or max(files.source, default=0) >= len(report.sources):
         raise ValueError("files do not belong to these tiers and sources")

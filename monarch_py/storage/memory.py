@@ -6,12 +6,17 @@ room is never more than what the cgroup leaves.
 """
 
 import os
+import time
 from pathlib import Path
 
 # Share of a limit on memory that stays free for the job's own growth.
 HEADROOM = 1 / 16
 # cgroup v1 expresses "no limit" by a number near 2**63.
 NO_LIMIT = 1 << 60
+
+
+# How long a reading holds for Memory [s].
+LOOK_S = 1.0
 
 
 def _number(path: Path) -> int | None:
@@ -82,3 +87,16 @@ def available_bytes(
     if total:
         left.append(machine * 1024 - int(total * 1024 * HEADROOM))
     return max(0, min(left, default=NO_LIMIT))
+
+
+class Memory:
+    """The available bytes, read once a second at most: the kernel may take long to sum a group."""
+
+    def __init__(self) -> None:
+        self._bytes, self._next_look_s = 0, 0.0
+
+    def available_bytes(self) -> int:
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._bytes, self._next_look_s = available_bytes(), now_s + LOOK_S
+        return self._bytes

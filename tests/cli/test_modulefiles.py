@@ -141,10 +141,10 @@ class Cluster:
             "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
         }
 
-    def run(self, words: list[str]) -> subprocess.CompletedProcess[str]:
+    def run(self, words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             words,
-            env=self.environment(),
+            env={**self.environment(), **more},
             capture_output=True,
             text=True,
             timeout=60,
@@ -312,6 +312,25 @@ def test_a_site_without_a_configuration_is_told(cluster: Cluster) -> None:
     site = prefix / "etc/monarch/site.yaml"
     said = f"monarch: warning: the module names no configuration of the site; write {site}, then "
     assert done.stderr.startswith(said)
+
+
+def test_the_python_of_the_job_is_no_matter(cluster: Cluster) -> None:
+    """The command ignores its variables and the user's ~/.local, and what it runs has them."""
+    prefix = install(cluster.place / "opt" / "apart", cluster.python)
+    own = cluster.place / ".local" / "lib" / PYTHON / "site-packages"
+    own.mkdir(parents=True)
+    (own / "usercustomize.py").write_text("raise SystemExit('the user's code ran')\n")
+    job = {"HOME": str(cluster.place), "PYTHONHOME": "/nowhere", "PYTHONPATH": str(own)}
+    words = [str(prefix / "share/monarch/bin/monarch"), "--version"]
+    done = cluster.run(words, **job)
+    assert (done.stdout, done.stderr) == (f"monarch, version {__version__}\n", "")
+    file = cluster.place / "tiers.yaml"
+    tier = f"{{mount_point: {cluster.place}/local, max_storage_quota: 1MiB}}"
+    (cluster.place / "local").mkdir()
+    file.write_text(f"sources: [{cluster.dataset}]\nhierarchy: [{tier}]\n")
+    words[1:] = ["run", "-q", "-c", str(file), "--", "env"]
+    done = cluster.run(words, **job)
+    assert {f"{name}={value}" for name, value in job.items()} <= {*done.stdout.splitlines()}
 
 
 @pytest.mark.long

@@ -334,6 +334,32 @@ def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
     assert "the training computes nothing" in " ".join(advice["assumptions"])
 
 
+def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> None:
+    """A quota within the tier's file system, and a RAM tier within half of the memory that the
+    training has left when it needed most."""
+    report = made_report(epochs=4, share=0.5, rooms=[80 * 10**6])
+    history = report["history"]["memory_bytes"]
+    history[len(history) // 2] = 20 * MIB
+    file = write(report, tmp_path)
+    whats = [change["what"] for change in advice_of(monarch, file)["changes"]]
+    assert whats == [
+        "raise max_storage_quota of /local to 69MiB, all that there is room for",
+        "put a RAM tier of 10MiB before the others (on a tmpfs)",
+    ]
+    report["rooms"] = [50 * 10**6]
+    report["memory_bytes"] = MIB
+    assert changes_of(monarch, write(report, tmp_path)) == {}
+
+
+def test_a_daemon_that_other_jobs_use(monarch: Monarch, tmp_path: Path) -> None:
+    """What they did cannot be told apart from what the run did."""
+    file = write(made_report(epochs=4, share=0.5, other_jobs=2), tmp_path)
+    advice = advice_of(monarch, file)
+    assert advice["changes"] == []
+    assert "other jobs used the daemon too" in advice["assumptions"][0]
+    assert "The daemon served 2 other jobs too" in page_of(monarch, file)[0].read_text()
+
+
 def test_a_training_that_is_no_faster_gains_nothing(monarch: Monarch, tmp_path: Path) -> None:
     file = write(made_report(epochs=4, share=0.5, rate=100e6), tmp_path)
     assert changes_of(monarch, file, "--compute", "90MB/s") == {}

@@ -24,12 +24,13 @@ from monarch_py.daemon.history import COUNTED
 from monarch_py.daemon.status import SCHEMA_VERSION
 from monarch_py.native import Reason
 from monarch_py.report.summary import exchanged, opened, read_from_source
+from monarch_py.storage.memory import available_bytes
 from monarch_py.util.units import format_size
 
 PAGE = Path(__file__).parents[2] / "docs" / "status.md"
 ONLY_WITH_OPEN = {"open"}
 ONLY_AFTER_RUN = {"exit_status", "problem", "run"}
-ONLY_WITH_HISTORY = {"history", "files", "memory_bytes"}
+ONLY_WITH_HISTORY = {"history", "files", "rooms", "memory_bytes", "other_jobs"}
 
 
 def documented(heading: str) -> list[tuple[str, str]]:
@@ -74,7 +75,7 @@ def test_the_report_has_the_documented_fields(served: Session) -> None:
     with_history = of_session(served, "--history")
     assert set(with_history) == (top | ONLY_WITH_HISTORY) - ONLY_WITH_OPEN
     assert set(with_history["files"]) == fields("`files`")
-    assert set(with_history["history"]) == {"seconds", *COUNTED, "epoch", "readers"}
+    assert set(with_history["history"]) == {"seconds", *COUNTED, "epoch", "readers", "memory_bytes"}
     assert set(with_history["history"]) == fields_of_columns("`history`")
     assert set(report["tiers"][0]) == fields("Each of `tiers`")
     assert set(report["sources"][0]) == fields("Each of `sources`")
@@ -109,6 +110,27 @@ def test_the_report_of_a_run_has_the_documented_fields(session: Session) -> None
     file = session.directory / "run.json"
     assert session.monarch("run", "--json", str(file), "--", "true").returncode == 0
     assert set(json.loads(file.read_text())) == fields("The report") - ONLY_WITH_OPEN
+
+
+def test_what_else_the_advice_needs(served: Session) -> None:
+    """How much a tier could hold, and how much memory the groups of this process leave."""
+    report = of_session(served, "--history")
+    system = os.statvfs(served.tiers[0])
+    room = report["rooms"][0] - report["tiers"][0]["used_bytes"]
+    assert room == pytest.approx(system.f_bavail * system.f_frsize, rel=0.02)
+    for said in (report["memory_bytes"], report["history"]["memory_bytes"][-1]):
+        assert said == pytest.approx(available_bytes(), rel=0.2)
+
+
+def test_other_jobs_are_counted(session: Session) -> None:
+    start, status = ("start", "--alone"), ("status", "--json", "--history")
+    assert session.monarch(*start, environment={"MONARCH_JOB": "1"}).returncode == 0
+    try:
+        for job, others in (("1", 0), ("2", 1)):
+            done = session.monarch(*status, environment={"MONARCH_JOB": job})
+            assert json.loads(done.stdout)["other_jobs"] == others
+    finally:
+        session.monarch("stop", "--force")
 
 
 def test_a_tier_that_is_held_elsewhere_has_the_first_seven_fields(

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from cli.conftest import Monarch
 from config.conftest import Site
+from support.mounts import Mounts
 
 from monarch_py.config.layers import read_layers, read_user_file, site_file
 from monarch_py.config.load import load_config
@@ -170,6 +171,7 @@ def test_less_than_the_limits_is_a_users_own_choice(layered: Layered) -> None:
         ("shared_tpool_size: 9\n", "shared_tpool_size: 9 is more than the 8 of the site's limits"),
         ("scan_rate: 101\n", "scan_rate: 101 is more than the 100 of the site's limits"),
         ("source_limits: {operations: 51}\n", "source_limits.operations: 51 is more than the 50 "),
+        ("source_limits: {bandwidth: 30MiB}\n", "source_limits.bandwidth: 30 MiB is more than "),
         (LEVEL.format("4MiB"), "hierarchy[0].max_storage_quota: 4 MiB is more than the 3 MiB "),
         (
             TIER.partition("\n")[0] + "\n" + TIER.partition("\n")[2].replace("1MiB", "2MiB")
@@ -183,6 +185,19 @@ def test_more_than_the_limits_is_refused(layered: Layered, text: str, said: str)
     refused = layered.refusal("sources: [@/pfs]\n" + text)
     assert re.match(rf"{re.escape(str(layered.file))}:\d: {re.escape(said)}", refused)
     assert refused.endswith(", or ask your site's administrator")
+
+
+def test_a_limit_holds_for_other_file_systems_below_its_directory(layered: Layered) -> None:
+    """As for a data set of each user. One outside of it has room of its own."""
+    layered.below(LIMITS.replace("{@: 3MiB}", "{@/ssd: 3MiB}"))
+    with Mounts(layered.root) as mounts:
+        mounts.tmpfs("ssd/user", 16 << 20)
+        mounts.tmpfs("other", 16 << 20)
+        text = "sources: [@/pfs]\n" + LEVEL.format("4MiB")
+        refused = layered.refusal(text.replace("@/ssd2", "@/ssd/user"))
+        assert "4 MiB is more than the 3 MiB that the site's limits leave in " in refused
+        (tier,) = layered.load(text.replace("@/ssd2", "@/other")).tiers
+        assert tier.quota_bytes == 4 << 20
 
 
 def test_a_user_has_no_limits_to_give(layered: Layered) -> None:

@@ -6,12 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.daemon.history import COUNTED, FIRST_INTERVAL_S, MOST_POINTS, History
+from monarch_py.daemon.history import COUNTED, FIRST_INTERVAL_S, MOST_POINTS, History, Moment
 
 
-def noted(history: History, seconds: float, opens: list[int], epoch: int | None = None) -> None:
+def moment(seconds: float, opens: list[int], epoch: int | None = None, memory: int = 0) -> Moment:
     totals: dict[str, Any] = dict.fromkeys(COUNTED, 0) | {"opens": sum(opens)}
-    history.note(seconds, totals, np.array(opens, np.uint64), epoch)
+    return Moment(seconds, totals, np.array(opens, np.uint64), epoch, memory)
+
+
+def told(history: History) -> dict[str, Any]:
+    """The points, without that of the moment at which they are asked for."""
+    found = history.told(moment(1e9, [0]))
+    return {name: column[:-1] for name, column in found.items()}
 
 
 def test_a_run_of_any_length_has_few_points() -> None:
@@ -19,42 +25,84 @@ def test_a_run_of_any_length_has_few_points() -> None:
     for turn in range(200_000):
         seconds += 0.05
         if history.is_due(seconds):
-            noted(history, seconds, [turn, 0])
-    told = history.told()
-    assert {len(column) for column in told.values()} == {len(told["seconds"])}
-    assert MOST_POINTS / 2 < len(told["seconds"]) <= MOST_POINTS + 1
+            history.note(moment(seconds, [turn, 0]))
+    found = told(history)
+    assert {len(column) for column in found.values()} == {len(found["seconds"])}
+    assert MOST_POINTS / 2 < len(found["seconds"]) <= MOST_POINTS + 1
     # The points are at equal distances, and each has what was counted until then.
-    assert np.diff(told["seconds"]).max() < 2.1 * np.diff(told["seconds"]).min()
-    assert told["seconds"][-1] > seconds - 40
-    turns = np.round(np.array(told["seconds"]) / 0.05) - 1
-    assert told["opens"] == turns.tolist()
+    assert np.diff(found["seconds"]).max() < 2.1 * np.diff(found["seconds"]).min()
+    assert found["seconds"][-1] > seconds - 40
+    turns = np.round(np.array(found["seconds"]) / 0.05) - 1
+    assert found["opens"] == turns.tolist()
 
 
 def test_the_first_points_are_close() -> None:
     history = History()
     for turn in range(101):
         if history.is_due(turn * FIRST_INTERVAL_S / 3.9):
-            noted(history, turn * FIRST_INTERVAL_S / 3.9, [turn])
-    assert len(history.told()["seconds"]) == 26
+            history.note(moment(turn * FIRST_INTERVAL_S / 3.9, [turn]))
+    assert len(told(history)["seconds"]) == 26
 
 
 def test_idle_time_needs_no_points() -> None:
     history = History()
-    noted(history, 0.0, [0])
+    history.note(moment(0.0, [0]))
     for second in range(1, 5000):
-        noted(history, float(second), [3])
-    noted(history, 6000.0, [4])
-    assert history.told()["seconds"] == [0.0, 1.0, 2.0, 4999.0, 6000.0]
-    assert history.told()["opens"] == [0, 3, 3, 3, 4]
+        history.note(moment(float(second), [3]))
+    history.note(moment(6000.0, [4]))
+    assert told(history)["seconds"] == [0.0, 1.0, 2.0, 4999.0, 6000.0]
+    assert told(history)["opens"] == [0, 3, 3, 3, 4]
 
 
 def test_who_has_read() -> None:
-    """A slot whose count has changed is a reader; of points that become one, the most counts."""
+    """A slot whose count has changed is a reader, also since the change before. Of points that
+    become one, the most counts."""
     history = History()
     for point, opens in enumerate(([0, 0, 0], [1, 2, 0], [1, 2, 0], [1, 2, 7])):
-        noted(history, float(point), opens, epoch=point // 2)
-    assert history.told()["readers"] == [0, 2, 0, 1]
-    assert history.told()["epoch"] == [0, 0, 1, 1]
+        history.note(moment(float(point), opens, epoch=point // 2))
+    assert told(history)["readers"] == [0, 2, 0, 1]
+    assert told(history)["epoch"] == [0, 0, 1, 1]
     for point in range(4, MOST_POINTS + 1):
-        noted(history, float(point), [point, 2, 7])
-    assert history.told()["readers"][:3] == [0, 2, 1]
+        history.note(moment(float(point), [point, 2, 7]))
+    assert told(history)["readers"][:3] == [0, 2, 2]
+
+
+def test_threads_that_open_files_rarely_are_readers_all_the_time() -> None:
+    """Sixteen read a large file each, which takes 10 s, and open them one after the other. One that
+    comes back after more than half a minute has not read all the time."""
+    history, opens = History(), np.zeros(64, np.uint64)
+    for turn in range(1000):
+        if turn % 6 == 0:
+            opens[turn // 6 % 16] += 1
+        history.note(moment(turn * 0.1, opens.tolist()))
+    readers = told(history)["readers"]
+    assert set(readers[64:-64]) == {16}
+    opens[:2] += 1
+    history.note(moment(200.0, opens.tolist()))
+    assert told(history)["readers"][-2:] == [0, 2]
+
+
+def test_who_asks_changes_nothing() -> None:
+    """Each answer has the moment at which it was asked for, which is not kept."""
+    asked, left = History(), History()
+    for turn in range(1500):
+        now = moment(turn * 0.1, [turn])
+        if asked.is_due(now.seconds):
+            asked.note(now)
+            left.note(now)
+        found = asked.told(moment(turn * 0.1 + 0.05, [turn]))
+        assert found["seconds"][-1] == round(turn * 0.1 + 0.05, 3)
+        assert len(found["seconds"]) <= MOST_POINTS + 1
+    assert told(asked) == told(left)
+
+
+def test_the_least_memory_is_kept() -> None:
+    """When points become one, whether time passes or nothing happens."""
+    history = History()
+    for turn in range(MOST_POINTS + 1):
+        history.note(moment(float(turn), [turn], memory=3 if turn == 77 else 9))
+    assert 3 in told(history)["memory_bytes"]
+    idle = History()
+    for second in range(10):
+        idle.note(moment(float(second), [1], memory=3 if second == 5 else 9))
+    assert told(idle)["memory_bytes"] == [9, 3]

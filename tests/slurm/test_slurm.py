@@ -180,6 +180,36 @@ monarch status --json >{seen}""",
     assert len(set(sums)) == 1, said
     assert json.loads(seen.read_text())["totals"]["hits"] >= 2 * FILES
     assert len(daemons(jobs.config)) == 1
+def test_two_jobs_on_a_node_share_a_daemon(jobs: Jobs, tree: Path, tmp_path: Path) -> None:
+    """The second adds its dataset. When the first ends, a daemon of the second comes after its."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_bytes(b"x" * 4096)
+    up, after, enough = (jobs.directory / name for name in ("up", "after", "enough"))
+    waits = jobs.script("waits", f"touch {up}; until [ -e {enough} ]; do sleep 0.1; done")
+    first = jobs.submit(SCRIPTS / "job", waits, nodes=1)
+    wait_until(up.exists, timeout=60, what="the first job")
+
+    seen = jobs.directory / "seen"
+    look = "monarch status --json"
+    second = jobs.script(
+        "second",
+        f"""{look} >{seen}.new; mv {seen}.new {seen}
+pid=$(grep -o '"pid": [0-9]*' {seen})
+until {look} >{after}.new && ! grep -q "$pid" {after}.new; do sleep 0.2; done
+mv {after}.new {after}""",
+    )
+    job = jobs.submit(SCRIPTS / "job", second, nodes=1, MONARCH_SOURCE=str(other))
+    wait_until(seen.exists, timeout=60, what="the second job")
+    enough.touch()
+    jobs.slurm.wait_gone(first)
+    said = jobs.finish(job)
+    served = [
+        [each["path"] for each in json.loads(f.read_text())["sources"]] for f in (seen, after)
+    ]
+    assert served == [[str(tree), str(other)], [str(other)]], said
+    assert daemons(jobs.config) == []
+    assert jobs.copies() == ""
 
 
 def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
