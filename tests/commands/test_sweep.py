@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from support.command_line import run_monarch
 from support.files import Files, check_all
@@ -125,6 +127,33 @@ def test_a_suspended_daemon_is_killed(
     assert (done.returncode, done.stderr) == (0, "")
     assert re.match(r"1 daemon stopped, 1 killed daemon found, \d copies removed\n", done.stdout)
     assert [*session.tiers[0].iterdir(), *session.shm.iterdir()] == []
+    session.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a pid namespace")
+def test_a_daemon_in_a_container_is_stopped(
+    session_factory: Callable[..., Session], files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon in a pid namespace of its own is no process here that a lock names. One that is
+    suspended cannot be killed from here, so it is named."""
+    monkeypatch.setattr(sweep, "STOP_LIMIT_S", 2.0)
+    monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 1.0)
+    container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    session = session_factory(files.root).start(prefix=container)
+    done = swept(session, "--stop")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "1 daemon stopped, 0 killed daemons found, 0 copies removed\n"
+    assert session.daemon is not None
+    assert session.daemon.wait(timeout=30) == 0
+    assert [*session.tiers[0].iterdir(), *session.shm.iterdir()] == []
+
+    session.start(prefix=container)
+    assert session.daemon is not None
+    (daemon,) = psutil.Process(session.daemon.pid).children()
+    daemon.suspend()
+    done = swept(session, "--stop")
+    assert done.returncode == 1
+    assert ") does not end" in done.stderr
     session.kill()
 
 
