@@ -198,11 +198,11 @@ def test_load_sets_everything_and_unload_leaves_nothing(cluster: Cluster, system
     prefix = cluster.place / "opt" / __version__
     lines = cluster.shell(
         system,
-        "env\necho ==\nmodule load monarch\nenv\ncommand -v monarch\nmonarch --version\n"
-        "echo ==\nmodule unload monarch\nenv\necho ==\n"
+        "env\necho ----\nmodule load monarch\nenv\ncommand -v monarch\nmonarch --version\n"
+        "echo ----\nmodule unload monarch\nenv\necho ----\n"
         "command -v monarch || echo none\n",
     )
-    before, loaded, after, left = " \n".join(lines).split("== \n")
+    before, loaded, after, left = " \n".join(lines).split("---- \n")
     assert changes(before.split(" \n"), after.split(" \n"), system) == set()
     assert left == "none"
     found = loaded.split(" \n")
@@ -241,7 +241,7 @@ def test_two_versions_share_nothing(cluster: Cluster) -> None:
         cluster.offer(version, system)
     script = "".join(
         f"module load monarch/{version}\nexport MONARCH_SOURCE={cluster.dataset}\n"
-        "monarch start >/dev/null\nmonarch warm >/dev/null\nmonarch status --json\necho ==\n"
+        "monarch start >/dev/null\nmonarch warm >/dev/null\nmonarch status --json\necho ----\n"
         "module unload monarch\n"
         for version in versions
     )

@@ -180,6 +180,8 @@ monarch status --json >{seen}""",
     assert len(set(sums)) == 1, said
     assert json.loads(seen.read_text())["totals"]["hits"] >= 2 * FILES
     assert len(daemons(jobs.config)) == 1
+
+
 def test_two_jobs_on_a_node_share_a_daemon(jobs: Jobs, tree: Path, tmp_path: Path) -> None:
     """The second adds its dataset. When the first ends, a daemon of the second comes after its."""
     other = tmp_path / "other"
