@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from monarch_py.config.schema import Config, SourceConfig
+from monarch_py.errors import SilentError
 from monarch_py.ipc.connection import DaemonConnection
 
 # The message for a daemon that another job has started with other settings.
@@ -18,11 +19,16 @@ def add_sources(connection: DaemonConnection, sources: Sequence[SourceConfig]) -
     SessionError if the daemon cannot take one."""
     served = connection.ask("where")["sources"]
     lacking = [source for source in sources if str(source.real_path) not in served]
-    return [
-        str(source.path)
-        for source in lacking
-        if connection.ask("add_source", source=source.words())["added"]
-    ]
+    return [str(source.path) for source in lacking if _is_added(connection, source)]
+
+
+def _is_added(connection: DaemonConnection, source: SourceConfig) -> bool:
+    try:
+        return bool(connection.ask("add_source", source=source.words())["added"])
+    except SilentError as error:
+        raise SilentError(
+            f"{source.path} is not added yet: its file system hangs, or {error}"
+        ) from error
 
 
 def settings_differ(connection: DaemonConnection, config: Config) -> bool:

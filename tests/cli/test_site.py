@@ -22,6 +22,7 @@ from support.session import Session, wait_until
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import SourceConfig
 from monarch_py.errors import SessionError
+from monarch_py.ipc import connection
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.jobs import Jobs
 from monarch_py.ipc.session import SessionDir, link_session
@@ -223,20 +224,43 @@ def test_a_part_of_a_dataset_is_served_already(site: SiteSession) -> None:
 
 def test_a_source_that_several_add_at_once_is_added_once(site: SiteSession) -> None:
     assert site.command_line("start", **site.of(0)).returncode == 0
-    count, connection = 8, site.connection
+    count, daemon = 8, site.connection
     datasets = [site.directory / f"more{number}" for number in range(10)]
     together = Barrier(count)
 
     def add(dataset: Path) -> bool:
         words = SourceConfig(dataset, real_path=dataset).words()
         together.wait()
-        return bool(connection.ask("add_source", source=words)["added"])
+        return bool(daemon.ask("add_source", source=words)["added"])
 
     with ThreadPoolExecutor(count) as pool:
         for dataset in datasets:
             dataset.mkdir()
             assert sum(pool.map(add, [dataset] * count)) == 1
-    assert connection.ask("where")["sources"] == [str(site.datasets[0]), *map(str, datasets)]
+    assert daemon.ask("where")["sources"] == [str(site.datasets[0]), *map(str, datasets)]
+
+
+def test_a_source_that_hangs_is_named(site: SiteSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert site.command_line("start", **site.of(0)).returncode == 0
+    pid = int(site.connection.ask("where")["pid"])
+    ask = DaemonConnection.ask
+
+    def suspended(self: DaemonConnection, command: str, **arguments: object) -> object:
+        if command != "add_source":
+            return ask(self, command, **arguments)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            return ask(self, command, **arguments)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    monkeypatch.setattr(DaemonConnection, "ask", suspended)
+    monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 0.5)
+    done = site.command_line("source", "add", str(site.datasets[1]))
+    assert done.returncode == 3
+    said = f"monarch: {site.datasets[1]} is not added yet: its file system hangs, or the daemon "
+    assert done.stderr.startswith(said)
+    monkeypatch.undo()
 
 
 def test_a_path_with_a_dollar_reaches_the_daemon(site: SiteSession) -> None:
