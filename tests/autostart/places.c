@@ -113,6 +113,9 @@ int main(int n, char **words) {
     } else if (strcmp(place, "net") == 0) {
         if (unshare(CLONE_NEWNET) != 0)
             return 3;
+    } else if (strcmp(place, "privileges") == 0) {
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
+            return 3;
     } else if (strcmp(place, "jump") == 0) {
         jump_out();
     } else if (strcmp(place, "hang") == 0) {

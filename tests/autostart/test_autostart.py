@@ -49,6 +49,11 @@ def site(session_factory: Callable[..., Session], files: Files) -> Iterator[Star
     yield from started(lambda: session_factory(files.root, autostart=True, idle_exit="2s"))
 
 
+@pytest.fixture
+def unwished(session_factory: Callable[..., Session], files: Files) -> Iterator[Started]:
+    yield from started(lambda: session_factory(files.root, autostart=False))
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_program(tmp_path_factory.mktemp("places") / "places", HERE / "places.c")
@@ -274,32 +279,29 @@ def test_a_daemon_of_monarch_start_is_started_again(site: Started, files: Files)
     killed_and_started_again_by_short_programs(site, files.path("f00001"))
 
 
-def test_a_killed_daemon_that_is_not_wished_stays_away(
-    session_factory: Callable[..., Session], files: Files
-) -> None:
+def test_a_killed_daemon_that_is_not_wished_stays_away(unwished: Started, files: Files) -> None:
     """The configuration has the word, but says no: one starter finds that out for a program that
     began before there was a record, and no other follows."""
-    for site in started(lambda: session_factory(files.root, autostart=False)):
-        with Steps(site.session, IDLE_READER, files.path("f00001")) as reader:
+    record = unwished.session.paths.autostart
+    with Steps(unwished.session, IDLE_READER, files.path("f00001")) as reader:
+        reader.wait()
+        unwished.session.start()
+        wait_until(lambda: reader_is_attached(unwished, reader), what="the session")
+        unwished.session.kill()
+
+        def is_recorded() -> bool:
+            reader.go()
             reader.wait()
-            site.session.start()
-            wait_until(lambda: reader_is_attached(site, reader), what="the session")
-            site.session.kill()
-            record = site.session.paths.autostart
+            return record.exists()
 
-            def is_recorded() -> bool:
-                reader.go()
-                reader.wait()
-                return record.exists()
-
-            wait_until(is_recorded, what="the record", every=0.1)
-            assert "wish no" in record.read_text().splitlines()
-            end = time.monotonic() + 3
-            while time.monotonic() < end:
-                reader.go()
-                reader.wait()
-            site.wait_for_starter()
-            assert (counted(site), site.daemons()) == (1, [])
+        wait_until(is_recorded, what="the record", every=0.1)
+        assert "wish no" in record.read_text().splitlines()
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            reader.go()
+            reader.wait()
+        unwished.wait_for_starter()
+        assert (counted(unwished), unwished.daemons()) == (1, [])
 
 
 # --- where nothing is started --------------------------------------------------------------------
@@ -313,10 +315,9 @@ shift; exec "$@"
 """
 
 
-PLACES = [
-    *("handler", "vfork", "subreaper", "first process", "mounts", "root", "group", "pids"),
-    "net",
-]
+# Those where any user may go, and those of root.
+ANYWHERE = ["handler", "vfork", "subreaper", "privileges"]
+PLACES = [*ANYWHERE, "first process", "mounts", "root", "group", "pids", "net"]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -327,7 +328,7 @@ def test_no_start_where_it_could_do_harm(
     place: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    if place not in ("handler", "vfork", "subreaper") and os.geteuid() != 0:
+    if place not in ANYWHERE and os.geteuid() != 0:
         pytest.skip("only root may change namespaces, its root or its group: run the tests as root")
     site.learn()
     prefix = []
@@ -473,6 +474,13 @@ def test_a_configuration_without_the_word_is_as_before(
     done = session.run(["cksum", files.path("f00001")])
     assert "no daemon serves" in done.stderr
     assert not session.paths.path.exists()
+
+
+def test_a_configuration_that_is_a_pipe_holds_up_no_program(site: Started, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    given = {"MONARCH_SITE_CONFIG": str(tmp_path / "pipe")}
+    site.session.config.write_text("sources: []\n")
+    assert site.run("/bin/true", env=given, timeout=20).returncode == 0
 
 
 def test_what_is_wrong_stands_in_the_log(site: Started, files: Files) -> None:

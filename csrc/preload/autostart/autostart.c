@@ -18,6 +18,7 @@
 #include "preload/process/text.h"
 #include "preload/session/segments.h"
 #include "shared/sys.h"
+#include "shared/xxh3.h"
 
 /* After an attempt the process makes none for this time, and for at most the second time where no
  * start may be made [ns]. */
@@ -33,6 +34,7 @@ uint32_t monarch_autostart;
 /* What is known since the process was loaded. It lies in pages of its own. */
 struct plan {
     uint64_t mounts, users, net, root_dev, root_ino; /* where we were loaded */
+    uint64_t confined;                               /* see confinement */
     uint64_t signals;                                /* blocked then */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
@@ -54,7 +56,8 @@ static void switch_off(void) { __atomic_store_n(&monarch_autostart, 0, __ATOMIC_
 
 /* Variables that a job sets for its own programs and not for the daemon's Python. */
 static int is_the_jobs(const char *variable) {
-    static const char *const prefixes[] = {"LD_", "PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_"};
+    static const char *const prefixes[] = {"LD_",  "PYTHON",          "OMP_", "GOMP_", "KMP_",
+                                           "MKL_", "MONARCH_DISABLE="};
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
         if (strncmp(variable, prefixes[i], strlen(prefixes[i])) == 0)
             return 1;
@@ -65,18 +68,20 @@ static size_t environment_bytes(size_t *variables) {
     size_t bytes = 0;
     for (*variables = 0; environ && environ[*variables]; ++*variables)
         bytes += strlen(environ[*variables]) + 1;
-    return bytes + (*variables + 1) * sizeof(char *);
+    return bytes + (*variables + 2) * sizeof(char *);
 }
 
-/* Copies the environment: later, other threads may change it. */
+/* Copies the environment: later, other threads may change it. The starter is no program under the
+ * library, not even where /etc/ld.so.preload names it. */
 static void copy_environment(struct plan *p, size_t variables) {
-    char *text = (char *)&p->envp[variables + 1];
+    char *text = (char *)&p->envp[variables + 2];
     size_t n = 0;
     for (size_t i = 0; i < variables; i++)
         if (!is_the_jobs(environ[i])) {
             p->envp[n++] = text;
             text = put(text, environ[i]) + 1;
         }
+    p->envp[n] = "MONARCH_DISABLE=1";
 }
 
 static const char *value_of(const char *name) {
@@ -93,9 +98,11 @@ static const char *value_of(const char *name) {
 static int has_word(const char *file) {
     static const char word[] = "autostart";
     struct monarch_reader r;
+    struct stat st;
     size_t same = 0;
     char c;
-    if (!file || !monarch_reader_open(&r, file))
+    if (!file || sys_fstatat(AT_FDCWD, file, &st, 0) != 0 || !S_ISREG(st.st_mode) ||
+        !monarch_reader_open(&r, file))
         return 0;
     for (int n = 0; n < MOST_SEARCHED && word[same] && (c = monarch_reader_next(&r)); n++)
         same = c == word[same] ? same + 1 : c == word[0];
@@ -142,9 +149,23 @@ static uint32_t id(long call) { return (uint32_t)sys6(call, 0, 0, 0, 0, 0, 0); }
 
 static uint64_t blocked_signals(void) { return sys_signals(SIG_BLOCK, 0); }
 
-/* Whether this process may start another one. The orphan must not become this process's child
- * again, whose own wait would see it. After unshare(CLONE_NEWPID), the process between us and the
- * orphan would be the first one of the namespace, which dies with it. */
+/* Returns a checksum of the thread's capabilities, filters of system calls and the like. */
+static uint64_t confinement(void) {
+    static const char first[] = "\nCapInh:", last[] = "\nCpus_allowed:";
+    char text[2048];
+    int fd = sys_openat(AT_FDCWD, "/proc/thread-self/status", O_RDONLY | O_CLOEXEC);
+    long n = fd < 0 ? 0 : sys_read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        sys_close(fd);
+    text[n > 0 ? n : 0] = 0;
+    const char *begin = strstr(text, first), *end = begin ? strstr(begin, last) : NULL;
+    return end ? monarch_xxh3(begin, (size_t)(end - begin)) : 0;
+}
+
+/* Whether this process may start another one. A daemon that it has locked in with itself would
+ * serve nobody well. The orphan must not become this process's child again, whose own wait would
+ * see it. After unshare(CLONE_NEWPID), the process between us and the orphan would be the first one
+ * of the namespace, which dies with it. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -155,7 +176,7 @@ static int is_where_we_were_loaded(const struct plan *p) {
            pids == inode_of("/proc/thread-self/ns/pid", NULL) &&
            inode_of("/proc/thread-self/ns/mnt", NULL) == p->mounts &&
            inode_of("/proc/thread-self/ns/user", NULL) == p->users &&
-           inode_of("/proc/thread-self/ns/net", NULL) == p->net;
+           inode_of("/proc/thread-self/ns/net", NULL) == p->net && confinement() == p->confined;
 }
 
 /* A signal that was not blocked when we were loaded is blocked while its handler runs. What else
@@ -343,6 +364,7 @@ static struct plan *new_plan(const char *config) {
     p->users = inode_of("/proc/thread-self/ns/user", NULL);
     p->net = inode_of("/proc/thread-self/ns/net", NULL);
     p->root_ino = inode_of("/", &p->root_dev);
+    p->confined = confinement();
     monarch_track_mark();
     monarch_track_adopt();
     return p;
