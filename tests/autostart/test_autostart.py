@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -341,6 +342,20 @@ def test_no_start_where_it_could_do_harm(
     done = site.run(places, place, files.path("f00001"), prefix=prefix)
     assert done.returncode == 0, done.stderr
     assert site.starts() == 0
+
+
+def test_where_starts_are_used_up_an_open_costs_nothing(site: Started, tmp_path: Path) -> None:
+    needs("strace")
+    site.learn()
+    (tmp_path / "other").write_text("x")
+    recent = [time.monotonic_ns() - ago * 10**9 & ~1 for ago in (20, 30, 40)]
+    site.session.paths.starts.write_bytes(struct.pack("3Q", *recent))
+    site.session.paths.starts.chmod(0o600)
+    many = "import os, sys; [os.close(os.open(sys.argv[1], 0)) for _ in range(500)]"
+    trace = ["strace", "-o", str(tmp_path / "trace"), "-e", "trace=readlinkat"]
+    done = site.run(sys.executable, "-c", many, tmp_path / "other", prefix=trace)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "trace").read_text().count("/proc/self/fd/") < 100
 
 
 def test_only_a_file_of_a_source_starts_it(site: Started, files: Files, tmp_path: Path) -> None:

@@ -228,11 +228,17 @@ static void launch(struct plan *p) {
 
 static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
 
-static void start(struct plan *p, const struct session *s) {
+/* Whether no start may be made now. If so, none is attempted for a while. */
+static int is_taken(void) {
     uint64_t now = monarch_now_ns(), until = monarch_claim_taken_until();
     if (until)
         pause_until(until < now + LONG_PAUSE_NS ? until : now + LONG_PAUSE_NS);
-    else if (pause_until(now + PAUSE_NS), may_start(p) && !another_serves(s))
+    return until != 0;
+}
+
+static void start(struct plan *p, const struct session *s) {
+    pause_until(monarch_now_ns() + PAUSE_NS);
+    if (!is_taken() && may_start(p) && !another_serves(s))
         launch(p);
 }
 
@@ -299,12 +305,22 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
+/* Looks once in a while whether starts are used up: then files need not be looked at. */
+static int are_used_up(void) {
+    static uint64_t looked_ns; /* atomic */
+    uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
+    if (now - last < LONG_PAUSE_NS)
+        return 0;
+    __atomic_store_n(&looked_ns, now, __ATOMIC_RELAXED);
+    return is_taken();
+}
+
 void monarch_autostart_opened_slow(int fd) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     struct plan *p = plan;
     if (monarch_is_serving(s) || !begin_attempt(p))
         return;
-    int is_due = may_be_of_source(p, fd, p->name);
+    int is_due = !are_used_up() && may_be_of_source(p, fd, p->name);
     if (is_due && __atomic_load_n(&p->wish, __ATOMIC_ACQUIRE) == MONARCH_WISH_UNKNOWN) {
         read_wish(p);
         is_due = may_be_of_source(p, fd, p->name);
