@@ -404,6 +404,7 @@ def test_a_running_daemon_is_told_of_a_new_source_once(
             site.wait_for_starter()
         said = site.session.paths.autostart.read_text()
         assert f"value MONARCH_SOURCE={new['MONARCH_SOURCE']}" in said.splitlines()
+        assert str(tmp_path / "more") in site.session.connection.ask("where")["sources"]
 
 
 def counted(site: Started) -> int:
