@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
@@ -22,6 +24,8 @@ from support.files import Files
 from support.session import Session, wait_until
 from support.steps import Steps
 
+from monarch_py.daemon.orphan import IdleWatch
+from monarch_py.daemon.server import Daemon
 from monarch_py.native import LIBRARY
 
 HERE = Path(__file__).parent
@@ -150,6 +154,20 @@ def test_programs_are_served_and_the_daemon_ends_when_none_is_left(
     assert left == {"autostart", "log", "starts", "stopped", "turn", "users"}
     assert site.starts() == 0, "a daemon that was not killed does not count"
     assert not any(site.session.tiers[0].iterdir())
+
+
+def test_a_daemon_that_makes_copies_is_used(site: Started) -> None:
+    """Nobody is attached while `monarch warm` has left it to work."""
+    engine = SimpleNamespace(bytes_from_source=0, bytes_from_peers=0)
+    daemon = SimpleNamespace(
+        shared=SimpleNamespace(totals=lambda: {"opens": 0}), filler=SimpleNamespace(engine=engine)
+    )
+    site.session.paths.make()
+    watch = IdleWatch(site.session.paths, cast(Daemon, daemon), 300)
+    assert not watch._is_used()
+    engine.bytes_from_source = 1
+    assert watch._is_used()
+    assert not watch._is_used()
 
 
 # How the program is started; in some the daemon is killed with the program.
