@@ -17,7 +17,7 @@
 #endif
 
 #define MONARCH_MAGIC 0x686372616e6f4dULL /* "Monarch" */
-#define MONARCH_VERSION 25
+#define MONARCH_VERSION 26
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
 #define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX, and the effective group */
@@ -166,6 +166,7 @@ struct monarch_control {
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
     uint64_t users;  /* inode of the daemon's user namespace */
+    uint64_t pids;   /* inode of its pid namespace; 0: unknown */
     /* How long the catalog may answer for attributes after the directories were last compared with
      * the source [ns]. */
     uint64_t revalidate_ns;

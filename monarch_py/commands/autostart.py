@@ -1,36 +1,32 @@
 """The starter: starts a daemon for a program that has opened a file of a dataset.
 
 The preload library starts this process when it sees such an open and no daemon serves
-(csrc/preload/autostart). The process inherits nothing of the program but the claim, a lock that
-keeps other starters away as long as this process has it. The library cannot read YAML. So this
-process writes down, in the session's file `autostart`, whether the configuration asks for a daemon
-and what the sources are; csrc/preload/autostart/record.c says how the file is written.
+(csrc/preload/autostart). The process inherits nothing of the program. It has the claim, a lock that
+keeps other starters away as long as this process has it, and the session's log as standard error.
+The library cannot read YAML, so this process also writes down what the configuration says
+(ipc/record.py).
 """
 
 import os
-import re
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from monarch_py.commands.run import keep_daemon
+from monarch_py.commands.sources import add_sources
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config
 from monarch_py.daemon.starting import AUTOSTARTED
-from monarch_py.errors import MonarchError, SessionError
-from monarch_py.ipc.session import SessionDir, open_private
+from monarch_py.errors import MonarchError
+from monarch_py.ipc.connection import DaemonConnection
+from monarch_py.ipc.record import write_record
+from monarch_py.ipc.session import SessionDir, link_session
 from monarch_py.native import LIBRARY
 from monarch_py.util.processes import mapping
 
 # The descriptor of the claim, the file `starts`. It holds the times of the last starts, as C has
 # written them.
 CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
-FIRST_LINE = "monarch autostart 1"
-# Variables on which every configuration depends, and the ways in which a path names others.
-ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
-HOME = b"~"
-VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
 
 
 def main() -> None:
@@ -40,7 +36,6 @@ def main() -> None:
     _close_inherited()
     is_started = True  # a start that has failed counts, because the next one would fail too
     try:
-        _log_to(SessionDir.of(config_file))
         is_started = start(config_file, opened)
     except (MonarchError, OSError) as error:
         sys.stderr.write(f"monarch: no daemon was started for {opened or config_file}: {error}\n")
@@ -52,12 +47,16 @@ def start(config_file: Path, opened: str) -> bool:
     """Writes the record, and starts the daemon if it is wanted for the opened file and none serves.
     Returns whether it has started one."""
     config = load_config(config_file)
-    _write_record(config_file, config)
+    link_session(config_file, config.file)
+    write_record(config_file, config)
     roots = tuple(f"{source.real_path}/" for source in config.sources)
     is_due = not opened or opened.startswith(roots) or _is_open_below(roots)
     if not is_wished(config) or not is_due:
         return False
-    return keep_daemon(config_file, AUTOSTARTED) is not None
+    if keep_daemon(config_file, AUTOSTARTED) is not None:
+        return True
+    add_sources(DaemonConnection(SessionDir.of(config_file)), config.sources)
+    return False
 
 
 def is_wished(config: Config) -> bool:
@@ -83,47 +82,6 @@ def _close_inherited() -> None:
         if int(name) > CLAIM:
             with suppress(OSError):  # the descriptor that has listed them
                 os.close(int(name))
-
-
-def _log_to(session: SessionDir) -> None:
-    session.make()
-    log = open_private(session.log, os.O_WRONLY | os.O_APPEND)
-    os.dup2(log, 2)
-    os.close(log)
-
-
-def _write_record(config_file: Path, config: Config) -> None:
-    session = SessionDir.of(config.file)
-    session.make()
-    record = session.autostart
-    hidden = record.with_name(f".autostart.{os.getpid()}")
-    lines = [FIRST_LINE, *_facts(config_file, config), "end"]
-    if any("\n" in line for line in lines):
-        raise SessionError(
-            "a path has a line break, and autostart cannot have that; rename it or use"
-            " `monarch start`"
-        )
-    with open(open_private(hidden, os.O_WRONLY | os.O_TRUNC), "wb") as file:
-        file.write(os.fsencode("\n".join(lines) + "\n"))
-    hidden.rename(record)
-
-
-def _facts(config_file: Path, config: Config) -> Iterator[str]:
-    yield f"config {config_file.resolve()}"
-    yield f"mounts {os.stat('/proc/self/ns/mnt').st_ino}"
-    names = set(ALWAYS)
-    for file in config.files:
-        found = file.stat()
-        yield f"file {found.st_ino} {found.st_size} {found.st_mtime_ns} {file}"
-        text = file.read_bytes()
-        names |= {os.fsdecode(name) for name in VARIABLE.findall(text)}
-        names |= {"HOME"} if HOME in text else set()
-    for name in sorted(names):
-        value = os.environ.get(name)
-        yield f"value {name}" if value is None else f"value {name}={value}"
-    yield f"wish {'yes' if config.autostart else 'no'}"
-    for source in config.sources:
-        yield f"source {source.real_path}"
 
 
 def _take_back() -> None:

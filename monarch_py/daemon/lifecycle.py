@@ -32,6 +32,7 @@ from monarch_py.daemon.starting import (
     ignore_the_jobs,
 )
 from monarch_py.errors import MonarchError, SessionError
+from monarch_py.ipc.record import write_record
 from monarch_py.ipc.session import SessionDir, full_shm, hold, id_of, open_private
 from monarch_py.native import lib
 from monarch_py.scan.record import read_record
@@ -113,6 +114,9 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             config = load_config(config_file)
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
+            if config.autostart:  # else the library does not ask what the configuration says
+                with contextlib.suppress(OSError, SessionError):
+                    write_record(config_file, config)
             ignore_the_jobs()
             # A signal that comes before the daemon is ready takes effect once it is ready. A daemon
             # that ended half-made would leave tiers that look as if it had been killed.

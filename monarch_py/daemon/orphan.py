@@ -132,21 +132,24 @@ def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
 
 class IdleWatch(_Watch):
     """The watch of a daemon that nobody but it ends. Programs that come and go between two looks
-    count by what they open.
+    count by what they open, and a daemon that makes copies (for `monarch warm`, or a plan) is used
+    as well.
 
     idle_s : how long the daemon stays without a user [s]
     """
 
     def __init__(self, session: SessionDir, daemon: Daemon, idle_s: float) -> None:
         super().__init__(session, idle_s, max(LOOK_S, idle_s / LOOKS))
-        self._daemon, self._opens = daemon, 0
+        self._daemon, self._done = daemon, (0, 0)
 
     def _is_ours(self) -> bool:
         return not self._daemon.stays  # else `monarch start` has taken it over
 
     def _is_used(self) -> bool:
-        before, self._opens = self._opens, self._daemon.shared.totals()["opens"]
-        return self._opens != before or super()._is_used()
+        before, opens = self._done, self._daemon.shared.totals()["opens"]
+        engine = self._daemon.filler.engine
+        self._done = opens, engine.bytes_from_source + engine.bytes_from_peers
+        return self._done != before or super()._is_used()
 
     def _will_end(self) -> None:
         self._session.forget_starts()

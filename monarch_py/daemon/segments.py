@@ -106,6 +106,8 @@ class Shared:
         control.reads_everything = _reads_everything()
         with contextlib.suppress(OSError):  # a kernel without user namespaces
             control.users = os.stat("/proc/self/ns/user").st_ino
+        with contextlib.suppress(OSError):
+            control.pids = os.stat("/proc/self/ns/pid").st_ino
         groups = sorted({os.getegid(), *os.getgroups()})
         control.groups = len(groups)
         control.group[0 : len(groups)] = groups

@@ -80,6 +80,9 @@ class Started:
         times = [int.from_bytes(data[at : at + 8], sys.byteorder) for at in range(0, len(data), 8)]
         return sum(time > 0 and time % 2 == 0 for time in times)
 
+    def wait_for_starts(self, count: int) -> None:
+        wait_until(lambda: self.starts() == count, what=f"{count} starts")
+
     def said(self) -> str:
         logs = (self.session.paths.log_before, self.session.paths.log)
         return "".join(log.read_text() for log in logs if log.exists())

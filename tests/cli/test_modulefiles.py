@@ -247,7 +247,7 @@ def test_two_versions_share_nothing(cluster: Cluster) -> None:
     )
     ends = "".join(f"module load monarch/{each}\nmonarch stop\nmodule purge\n" for each in versions)
     lines = cluster.shell(system, f"{script}\n{ends}")
-    reports = [json.loads(text) for text in "\n".join(lines).split("==\n")[:2]]
+    reports = [json.loads(text) for text in "\n".join(lines).split("----\n")[:2]]
     assert len({report["pid"] for report in reports}) == 2
     for version, report in zip(versions, reports, strict=True):
         (tier,) = report["tiers"]

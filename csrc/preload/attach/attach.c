@@ -262,7 +262,7 @@ struct session *monarch_session_slow(void) {
     return s->control->off || monarch_is_off(s) ? NULL : s;
 }
 
-/* Whether this is the command `monarch`, which starts the daemon that is missing. A script's
+/* Whether this is the command `monarch`, which starts and stops daemons itself. A script's
  * process has the name of the script. */
 static int is_our_command(void) {
     char name[16] = "";
@@ -288,7 +288,7 @@ __attribute__((constructor)) static void load(void) {
                      "Set it to the absolute path of a configuration file.");
     } else {
         struct session *s = attach(NULL);
-        int starts = monarch_autostart_init(config, s);
+        int starts = !is_our_command() && monarch_autostart_init(config, s);
         if (s)
             look_at_switches(s, 0);
         else if (monarch_lacks_room())

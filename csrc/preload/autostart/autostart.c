@@ -14,17 +14,17 @@
 #include "preload/descriptors/track.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
-#include "preload/process/momentary.h"
 #include "preload/process/proc.h"
 #include "preload/process/text.h"
 #include "preload/session/segments.h"
 #include "shared/sys.h"
+#include "shared/xxh3.h"
 
-/* After an attempt the process makes none for this time [ns]. */
-#define PAUSE_NS 100000000ULL
-/* A daemon whose process is gone counts as killed if its heart has stood still for the first time,
- * any other one after the second: its process may be in another pid namespace. */
-#define GONE_NS 2000000000ULL
+/* After an attempt the process makes none for this time, and for at most the second time where no
+ * start may be made [ns]. */
+#define PAUSE_NS 200000000ULL
+#define LONG_PAUSE_NS 1000000000ULL
+/* A daemon of another pid namespace counts as killed if its heart has stood still for this time. */
 #define SILENT_NS 10000000000ULL
 /* How much of a configuration is searched for the word [bytes]. */
 #define MOST_SEARCHED 65536
@@ -33,26 +33,31 @@ uint32_t monarch_autostart;
 
 /* What is known since the process was loaded. It lies in pages of its own. */
 struct plan {
-    uint64_t mounts, root_dev, root_ino; /* where we were loaded */
-    uint64_t signals;                    /* blocked then */
+    uint64_t mounts, users, net, root_dev, root_ino; /* where we were loaded */
+    uint64_t confined;                               /* see confinement */
+    uint64_t signals;                                /* blocked then */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
     /* Atomic: the process of which a thread makes an attempt, and uses what follows; 0: none. */
     uint32_t user;
+    uint64_t blocked; /* signals, before the attempt */
     char record[MONARCH_RECORD_BYTES];
     char config[MONARCH_PATH_MAX], name[MONARCH_PATH_MAX];
     char python[MONARCH_PATH_MAX], packages[MONARCH_PATH_MAX];
-    char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));
+    struct monarch_launch launch;
     const char *envp[]; /* and the texts behind it */
 };
 static struct plan *plan;
 static uint64_t next_ns; /* atomic: no attempt before this time */
 
+static void switch_off(void) { __atomic_store_n(&monarch_autostart, 0, __ATOMIC_RELAXED); }
+
 /* --- the environment ------------------------------------------------------------------------- */
 
 /* Variables that a job sets for its own programs and not for the daemon's Python. */
 static int is_the_jobs(const char *variable) {
-    static const char *const prefixes[] = {"LD_", "PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_"};
+    static const char *const prefixes[] = {"LD_",  "PYTHON",          "OMP_", "GOMP_", "KMP_",
+                                           "MKL_", "MONARCH_DISABLE="};
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
         if (strncmp(variable, prefixes[i], strlen(prefixes[i])) == 0)
             return 1;
@@ -63,18 +68,20 @@ static size_t environment_bytes(size_t *variables) {
     size_t bytes = 0;
     for (*variables = 0; environ && environ[*variables]; ++*variables)
         bytes += strlen(environ[*variables]) + 1;
-    return bytes + (*variables + 1) * sizeof(char *);
+    return bytes + (*variables + 2) * sizeof(char *);
 }
 
-/* Copies the environment: later, other threads may change it. */
+/* Copies the environment: later, other threads may change it. The starter is no program under the
+ * library, not even where /etc/ld.so.preload names it. */
 static void copy_environment(struct plan *p, size_t variables) {
-    char *text = (char *)&p->envp[variables + 1];
+    char *text = (char *)&p->envp[variables + 2];
     size_t n = 0;
     for (size_t i = 0; i < variables; i++)
         if (!is_the_jobs(environ[i])) {
             p->envp[n++] = text;
             text = put(text, environ[i]) + 1;
         }
+    p->envp[n] = "MONARCH_DISABLE=1";
 }
 
 static const char *value_of(const char *name) {
@@ -91,9 +98,11 @@ static const char *value_of(const char *name) {
 static int has_word(const char *file) {
     static const char word[] = "autostart";
     struct monarch_reader r;
+    struct stat st;
     size_t same = 0;
     char c;
-    if (!file || !monarch_reader_open(&r, file))
+    if (!file || sys_fstatat(AT_FDCWD, file, &st, 0) != 0 || !S_ISREG(st.st_mode) ||
+        !monarch_reader_open(&r, file))
         return 0;
     for (int n = 0; n < MOST_SEARCHED && word[same] && (c = monarch_reader_next(&r)); n++)
         same = c == word[same] ? same + 1 : c == word[0];
@@ -122,7 +131,7 @@ static void read_wish(struct plan *p) {
         wish = MONARCH_WISH_YES;
     __atomic_store_n(&p->wish, wish, __ATOMIC_RELEASE);
     if (wish == MONARCH_WISH_NO)
-        __atomic_store_n(&monarch_autostart, 0, __ATOMIC_RELAXED);
+        switch_off();
 }
 
 /* --- where we are ---------------------------------------------------------------------------- */
@@ -140,17 +149,45 @@ static uint32_t id(long call) { return (uint32_t)sys6(call, 0, 0, 0, 0, 0, 0); }
 
 static uint64_t blocked_signals(void) { return sys_signals(SIG_BLOCK, 0); }
 
-/* Whether this thread may start a process here and now. The orphan must not become this process's
- * child again, whose own wait would see it. A signal that was not blocked when we were loaded is
- * blocked while its handler runs. */
-static int may_start(const struct plan *p) {
+/* Returns a checksum of the thread's capabilities, filters of system calls and the like. */
+static uint64_t confinement(void) {
+    static const char first[] = "\nCapInh:", last[] = "\nCpus_allowed:";
+    char text[2048];
+    int fd = sys_openat(AT_FDCWD, "/proc/thread-self/status", O_RDONLY | O_CLOEXEC);
+    long n = fd < 0 ? 0 : sys_read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        sys_close(fd);
+    text[n > 0 ? n : 0] = 0;
+    const char *begin = strstr(text, first), *end = begin ? strstr(begin, last) : NULL;
+    return end ? monarch_xxh3(begin, (size_t)(end - begin)) : 0;
+}
+
+/* Whether this process may start another one. A daemon that it has locked in with itself would
+ * serve nobody well. The orphan must not become this process's child again, whose own wait would
+ * see it. After unshare(CLONE_NEWPID), the process between us and the orphan would be the first one
+ * of the namespace, which dies with it. */
+static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
-    uint64_t dev = 0;
+    uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
     sys6(SYS_prctl, PR_GET_CHILD_SUBREAPER, (long)&adopts, 0, 0, 0, 0);
-    return !adopts && sys_getpid() != 1 && !(blocked_signals() & ~p->signals) &&
-           id(SYS_getuid) == p->uid && id(SYS_geteuid) == p->uid && id(SYS_getgid) == p->gid &&
-           id(SYS_getegid) == p->gid && inode_of("/", &dev) == p->root_ino && dev == p->root_dev &&
-           inode_of("/proc/self/ns/mnt", NULL) == p->mounts;
+    return !adopts && sys_getpid() != 1 && id(SYS_getuid) == p->uid && id(SYS_geteuid) == p->uid &&
+           id(SYS_getgid) == p->gid && id(SYS_getegid) == p->gid &&
+           inode_of("/", &dev) == p->root_ino && dev == p->root_dev && pids &&
+           pids == inode_of("/proc/thread-self/ns/pid", NULL) &&
+           inode_of("/proc/thread-self/ns/mnt", NULL) == p->mounts &&
+           inode_of("/proc/thread-self/ns/user", NULL) == p->users &&
+           inode_of("/proc/thread-self/ns/net", NULL) == p->net && confinement() == p->confined;
+}
+
+/* A signal that was not blocked when we were loaded is blocked while its handler runs. What else
+ * keeps a process from starting a daemon stays so. */
+static int may_start(const struct plan *p) {
+    if (p->blocked & ~p->signals)
+        return 0;
+    int may = is_where_we_were_loaded(p);
+    if (!may)
+        switch_off();
+    return may;
 }
 
 /* --- starting -------------------------------------------------------------------------------- */
@@ -167,50 +204,79 @@ static int another_serves(const struct session *s) {
     return serves;
 }
 
-static void launch(struct plan *p, int claim) {
+/* Runs in the process that becomes the starter. */
+static int prepare(void *data, int *errors) {
+    struct plan *p = data;
+    if (monarch_find_interpreter(p->python, p->packages))
+        return monarch_claim_start(errors);
+    switch_off();
+    return -1;
+}
+
+static void launch(struct plan *p) {
     static const char code[] = "import sys; sys.path.insert(0, sys.argv.pop(1));"
                                " from monarch_py.commands.autostart import main; main()";
-    const char *argv[] = {p->python, "-I", "-c", code, p->packages, p->config, p->name, NULL};
-    const struct monarch_launch l = {argv, p->envp, claim, p->stack + sizeof p->stack};
-    int done = monarch_find_interpreter(p->python, p->packages) && monarch_launch(&l);
-    monarch_log("no daemon serves", p->config, done ? "started one" : "could not start one");
+    const char *const argv[] = {p->python, "-I", "-c", code, p->packages, p->config, p->name, NULL};
+    struct monarch_launch *l = &p->launch;
+    memcpy(l->argv, argv, sizeof argv);
+    l->envp = p->envp;
+    l->prepare = prepare;
+    l->data = p;
+    int done = monarch_launch(l);
+    monarch_log("no daemon serves", p->config, done ? "asked for one" : "could not ask for one");
 }
 
-/* The claim's descriptor must not get into a child of another thread's fork, which would hold the
- * claim. */
+static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
+
+/* Whether no start may be made now. If so, none is attempted for a while. */
+static int is_taken(void) {
+    uint64_t now = monarch_now_ns(), until = monarch_claim_taken_until();
+    if (until)
+        pause_until(until < now + LONG_PAUSE_NS ? until : now + LONG_PAUSE_NS);
+    return until != 0;
+}
+
 static void start(struct plan *p, const struct session *s) {
-    monarch_momentary_begin();
-    int claim = another_serves(s) ? -1 : monarch_claim_start();
-    if (claim >= 0 && another_serves(s)) /* the starter before us has just ended */
-        claim = (sys_close(claim), -1);
-    if (claim >= 0) {
-        launch(p, claim);
-        sys_close(claim);
-    }
-    monarch_momentary_end();
+    pause_until(monarch_now_ns() + PAUSE_NS);
+    if (!is_taken() && may_start(p) && !another_serves(s))
+        launch(p);
 }
 
-/* Makes the calling thread the one that attempts a start. A signal handler that has interrupted
- * that thread finds the plan in use, and the child of a fork does not. */
+static void end_attempt(struct plan *p) {
+    uint64_t blocked = p->blocked;
+    __atomic_store_n(&p->user, 0, __ATOMIC_RELEASE);
+    sys_signals(SIG_SETMASK, blocked);
+}
+
+/* Makes the calling thread the one that attempts a start. Signals are blocked until it has ended,
+ * because a handler may jump out of the open. A handler that has interrupted that thread before
+ * finds the plan in use, and the child of a fork does not. */
 static int begin_attempt(struct plan *p) {
-    uint64_t now = monarch_now_ns();
-    uint32_t pid = (uint32_t)sys_getpid(), user = __atomic_load_n(&p->user, __ATOMIC_ACQUIRE);
-    if (now < __atomic_load_n(&next_ns, __ATOMIC_RELAXED) || user == pid ||
-        !monarch_track_is_mine() ||
-        !__atomic_compare_exchange_n(&p->user, &user, pid, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+    if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;
-    __atomic_store_n(&next_ns, now + PAUSE_NS, __ATOMIC_RELAXED);
-    return 1;
+    uint32_t pid = (uint32_t)sys_getpid(), user = __atomic_load_n(&p->user, __ATOMIC_ACQUIRE);
+    if (user == pid || !monarch_track_is_mine())
+        return 0;
+    uint64_t blocked = sys_signals(SIG_BLOCK, ~0ULL);
+    if (!__atomic_compare_exchange_n(&p->user, &user, pid, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+        sys_signals(SIG_SETMASK, blocked);
+        return 0;
+    }
+    p->blocked = blocked;
+    if (monarch_launch_is_over(&p->launch))
+        return 1;
+    pause_until(monarch_now_ns() + PAUSE_NS);
+    end_attempt(p);
+    return 0;
 }
-
-static void end_attempt(struct plan *p) { __atomic_store_n(&p->user, 0, __ATOMIC_RELEASE); }
 
 /* --- at an open ------------------------------------------------------------------------------ */
 
 /* Directories in which no dataset lies. */
 static int is_the_systems(const char *path) {
-    static const char *const prefixes[] = {"/usr/", "/lib",  "/bin/", "/sbin/",
-                                           "/etc/", "/proc", "/sys/", "/dev/"};
+    static const char *const prefixes[] = {"/usr/",    "/lib/", "/lib32/", "/lib64/",
+                                           "/libx32/", "/bin/", "/sbin/",  "/etc/",
+                                           "/proc/",   "/sys/", "/dev/"};
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
         if (strncmp(path, prefixes[i], strlen(prefixes[i])) == 0)
             return 1;
@@ -239,20 +305,27 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
+/* Looks once in a while whether starts are used up: then files need not be looked at. */
+static int are_used_up(void) {
+    static uint64_t looked_ns; /* atomic */
+    uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
+    if (now - last < LONG_PAUSE_NS)
+        return 0;
+    __atomic_store_n(&looked_ns, now, __ATOMIC_RELAXED);
+    return is_taken();
+}
+
 void monarch_autostart_opened_slow(int fd) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     struct plan *p = plan;
     if (monarch_is_serving(s) || !begin_attempt(p))
         return;
-    int is_due = may_be_of_source(p, fd, p->name);
+    int is_due = !are_used_up() && may_be_of_source(p, fd, p->name);
     if (is_due && __atomic_load_n(&p->wish, __ATOMIC_ACQUIRE) == MONARCH_WISH_UNKNOWN) {
         read_wish(p);
         is_due = may_be_of_source(p, fd, p->name);
     }
-    if (!is_due) /* the next file may be one */
-        __atomic_store_n(&next_ns, 0, __ATOMIC_RELAXED);
-    else if (__atomic_load_n(&monarch_autostart, __ATOMIC_RELAXED) && may_start(p) &&
-             !is_to_stay_stopped(s))
+    if (is_due && __atomic_load_n(&monarch_autostart, __ATOMIC_RELAXED) && !is_to_stay_stopped(s))
         start(p, s);
     end_attempt(p);
 }
@@ -261,24 +334,35 @@ void monarch_autostart_opened_slow(int fd) {
 
 static uint64_t seen_beat, seen_ns; /* atomic: the heartbeat, and since when it has been that */
 
+/* Whether the daemon has no process any more, as far as this process can know that. */
+static int is_gone(const struct session *s) {
+    return s->control->pids && s->control->pids == inode_of("/proc/thread-self/ns/pid", NULL) &&
+           sys6(SYS_kill, s->control->pid, 0, 0, 0, 0, 0) == -ESRCH;
+}
+
 static int is_dead(const struct session *s) {
     uint64_t beat = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED) + s->ino;
     uint64_t now = monarch_now_ns();
     if (__atomic_exchange_n(&seen_beat, beat, __ATOMIC_RELAXED) != beat)
         __atomic_store_n(&seen_ns, now, __ATOMIC_RELAXED);
-    uint64_t still_ns = now - __atomic_load_n(&seen_ns, __ATOMIC_RELAXED);
-    return still_ns >= SILENT_NS ||
-           (still_ns >= GONE_NS && sys6(SYS_kill, s->control->pid, 0, 0, 0, 0, 0) == -ESRCH);
+    return now - __atomic_load_n(&seen_ns, __ATOMIC_RELAXED) >= SILENT_NS || is_gone(s);
+}
+
+/* Starts the starter, unless the configuration asks for no daemon. */
+static void start_for_session(struct plan *p, const struct session *s) {
+    if (!begin_attempt(p))
+        return;
+    p->name[0] = 0;
+    if (__atomic_load_n(&p->wish, __ATOMIC_ACQUIRE) == MONARCH_WISH_UNKNOWN)
+        read_wish(p);
+    if (__atomic_load_n(&monarch_autostart, __ATOMIC_RELAXED))
+        start(p, s);
+    end_attempt(p);
 }
 
 void monarch_autostart_watch_slow(const struct session *s) {
-    struct plan *p = plan;
-    if (!monarch_is_serving(s) || !is_dead(s) || !begin_attempt(p))
-        return;
-    p->name[0] = 0;
-    if (may_start(p))
-        start(p, s);
-    end_attempt(p);
+    if (monarch_is_serving(s) && is_dead(s))
+        start_for_session(plan, s);
 }
 
 /* --- at load --------------------------------------------------------------------------------- */
@@ -292,8 +376,11 @@ static struct plan *new_plan(const char *config) {
     p->uid = id(SYS_geteuid);
     p->gid = id(SYS_getegid);
     p->signals = blocked_signals();
-    p->mounts = inode_of("/proc/self/ns/mnt", NULL);
+    p->mounts = inode_of("/proc/thread-self/ns/mnt", NULL);
+    p->users = inode_of("/proc/thread-self/ns/user", NULL);
+    p->net = inode_of("/proc/thread-self/ns/net", NULL);
     p->root_ino = inode_of("/", &p->root_dev);
+    p->confined = confinement();
     monarch_track_mark();
     monarch_track_adopt();
     return p;
@@ -316,15 +403,11 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* A daemon that serves has to learn of a new source. With a record, it has learned of it. */
-static void add_sources(struct plan *p, const struct session *s) {
-    if (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")) &&
-        begin_attempt(p)) {
-        p->name[0] = 0;
-        if (may_start(p))
-            start(p, s);
-        end_attempt(p);
-    }
+/* What a program finds at its start: a daemon that was killed, or one that has to learn of a new
+ * source. With a record, it has learned of it. */
+static int needs_starter(const struct plan *p, const struct session *s) {
+    return is_gone(s) ||
+           (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));
 }
 
 int monarch_autostart_init(const char *config, const struct session *s) {
@@ -342,7 +425,7 @@ int monarch_autostart_init(const char *config, const struct session *s) {
     /* A record of an older configuration says nothing. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
-    if (s && monarch_autostart)
-        add_sources(plan, s);
+    if (s && monarch_autostart && needs_starter(plan, s))
+        start_for_session(plan, s);
     return (int)monarch_autostart;
 }

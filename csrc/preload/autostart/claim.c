@@ -8,10 +8,12 @@
 #include "shared/sys.h"
 
 /* The file has the times of the last starts. A daemon that was killed is started again twice in
- * WITHIN_NS. If the starter has found that no daemon was to be started, it makes the time odd, and
- * the start counts for a minute only. */
+ * WITHIN_NS, but not before APART_NS have passed, because what has failed fails again at once. If
+ * the starter has found that no daemon was to be started, it makes the time odd, and the start
+ * counts for a minute only. */
 #define STARTS 3
 #define WITHIN_NS 600000000000ULL
+#define APART_NS 5000000000ULL
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {
@@ -32,50 +34,68 @@ static int open_directory(int dir, const char *path) {
     return -1;
 }
 
-static int open_claim(void) {
+static int open_file(int dir, const char *name, int flags) {
+    const int always = O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    return (int)sys6(SYS_openat, dir, (long)name, flags | always, 0600, 0, 0);
+}
+
+static int open_session(void) {
     const char *session = monarch_session_dir(), *name = strrchr(session, '/');
     char user[256];
     size_t n = (size_t)(name - session);
     memcpy(user, session, n);
     user[n] = 0;
     int above = open_directory(AT_FDCWD, user);
-    int dir = above < 0 ? -1 : open_directory(above, name + 1);
-    int fd = -1;
-    if (dir >= 0)
-        fd = (int)sys6(SYS_openat, dir, (long)"starts",
-                       O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600, 0, 0);
-    if (dir >= 0)
-        sys_close(dir);
-    if (above >= 0)
-        sys_close(above);
-    return fd;
+    return above < 0 ? -1 : open_directory(above, name + 1);
 }
 
-/* Whether a start counts no more. A time to come is of another boot. */
-static int is_over(uint64_t start, uint64_t now) {
-    return !start || start > now || now - start >= (start & 1 ? UNNEEDED_NS : WITHIN_NS);
+/* Until when a start counts. A time to come is of another boot. */
+static uint64_t end_of(uint64_t start, uint64_t now) {
+    return start > now || !start ? 0 : start + (start & 1 ? UNNEEDED_NS : WITHIN_NS);
 }
 
-/* Writes down this start in the place of one that is over. Returns 0 if there is none. */
+/* Until when no start may be made. The place for the next one is *first. */
+static uint64_t taken_until(const uint64_t *starts, uint64_t now, int *first) {
+    uint64_t until = 0;
+    *first = 0;
+    for (int i = 1; i < STARTS; i++)
+        if (end_of(starts[i], now) < end_of(starts[*first], now))
+            *first = i;
+    until = end_of(starts[*first], now);
+    for (int i = 0; i < STARTS; i++)
+        if (end_of(starts[i], now) && !(starts[i] & 1) && starts[i] + APART_NS > until)
+            until = starts[i] + APART_NS;
+    return until > now ? until : 0;
+}
+
+uint64_t monarch_claim_taken_until(void) {
+    uint64_t starts[STARTS] = {0}, size;
+    int first, fd = monarch_open_segment("starts", O_RDONLY, &size);
+    if (fd < 0)
+        return 0;
+    if (size)
+        sys_pread(fd, starts, sizeof starts, 0);
+    sys_close(fd);
+    return taken_until(starts, monarch_now_ns(), &first);
+}
+
+/* Writes down this start. Returns 0 if none may be made. */
 static int count_start(int fd) {
     uint64_t starts[STARTS] = {0}, now = monarch_now_ns();
-    int i = 0;
+    int first;
     sys_pread(fd, starts, sizeof starts, 0);
-    while (i < STARTS && !is_over(starts[i], now))
-        i++;
-    if (i == STARTS)
+    if (taken_until(starts, now, &first))
         return 0;
-    starts[i] = now & ~1ULL;
+    starts[first] = now & ~1ULL;
     return sys_pwrite(fd, starts, sizeof starts, 0) == sizeof starts;
 }
 
-int monarch_claim_start(void) {
-    int fd = open_claim();
-    if (fd < 0)
+/* What it opens in vain is closed with the process. */
+int monarch_claim_start(int *errors) {
+    int dir = open_session(), fd = dir < 0 ? -1 : open_file(dir, "starts", O_RDWR);
+    if (fd < 0 || !is_private(fd, S_IFREG) ||
+        sys6(SYS_flock, fd, LOCK_EX | LOCK_NB, 0, 0, 0, 0) != 0 || !count_start(fd))
         return -1;
-    if (is_private(fd, S_IFREG) && sys6(SYS_flock, fd, LOCK_EX | LOCK_NB, 0, 0, 0, 0) == 0 &&
-        count_start(fd))
-        return fd;
-    sys_close(fd);
-    return -1;
+    *errors = open_file(dir, "log", O_WRONLY | O_APPEND);
+    return fd;
 }

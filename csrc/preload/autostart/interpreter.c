@@ -16,8 +16,11 @@ static char *cut(char *path) {
     return slash + 1;
 }
 
-static int is_program(const char *path) {
-    return path[0] == '/' && sys6(SYS_faccessat, AT_FDCWD, (long)path, X_OK, 0, 0, 0) == 0;
+/* pip names /bin/sh where the interpreter's path is too long for a first line. */
+static int is_interpreter(const char *path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    return path[0] == '/' && (strncmp(name, "python", 6) == 0 || strncmp(name, "pypy", 4) == 0) &&
+           sys6(SYS_faccessat, AT_FDCWD, (long)path, X_OK, 0, 0, 0) == 0;
 }
 
 /* Reads the path in the first line of a file, after `prefix`. */
@@ -32,7 +35,7 @@ static int read_path(const char *file, const char *prefix, char *out) {
     out[got] = 0;
     memmove(out, out + n, (size_t)got - n + 1);
     out[strcspn(out, "\n")] = 0;
-    return is_program(out);
+    return is_interpreter(out);
 }
 
 /* `packages` is PREFIX/lib/pythonX.Y/site-packages. The first line of PREFIX/bin/monarch names the
@@ -52,7 +55,7 @@ static int find_beside(char *python, const char *packages) {
         return 1;
     put(put(end, "/bin/"), script);
     put(python, place);
-    return is_program(python);
+    return is_interpreter(python);
 }
 
 int monarch_find_interpreter(char *python, char *packages) {

@@ -17,17 +17,25 @@
 #define BESIDE
 #endif
 
-typedef int (*work)(const struct monarch_launch *l);
+/* How long the open of the program waits for the process between, which ends at once, and for the
+ * start of the program [ns]. While the latter has our memory, that is not freed if we end. */
+#define BETWEEN_NS 50000000ULL
+#define START_NS 2000000ULL
+/* Room for the stack of the process between [bytes]. */
+#define BETWEEN_STACK 4096
 
-/* Runs `run` in a new process with our memory, and waits until this process has ended or runs
- * another program. Without an exit signal, wait() does not see it; untraced, a tracer that follows
- * children does not either. (libc's clone is not used: before glibc 2.25 it would change our cached
- * pid.) */
-static long run_beside(work run, const struct monarch_launch *l, void *stack) {
-    const long flags = CLONE_VM | CLONE_VFORK | CLONE_UNTRACED;
+typedef int (*work)(struct monarch_launch *l);
+
+/* Runs `run` in a new process with our memory and our table of descriptors. The kernel clears
+ * *runs when this process has ended or runs another program. We do not wait for that with
+ * CLONE_VFORK, because nothing could end that wait. Without an exit signal, wait() does not see the
+ * process; untraced, a tracer that follows children does not either. (libc's clone is not used:
+ * before glibc 2.25 it would change our cached pid.) */
+static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
+    const long flags = CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_CHILD_CLEARTID;
 #if defined(__x86_64__)
     long r;
-    register long r10 __asm__("r10") = 0, r8 __asm__("r8") = 0;
+    register long r10 __asm__("r10") = (long)runs, r8 __asm__("r8") = 0;
     __asm__ volatile("syscall\n\t"
                      "test %%rax, %%rax\n\t"
                      "jnz 1f\n\t"
@@ -45,7 +53,7 @@ static long run_beside(work run, const struct monarch_launch *l, void *stack) {
 #else
     register long x8 __asm__("x8") = SYS_clone, x0 __asm__("x0") = flags,
                      x1 __asm__("x1") = (long)stack, x2 __asm__("x2") = 0, x3 __asm__("x3") = 0,
-                     x4 __asm__("x4") = 0;
+                     x4 __asm__("x4") = (long)runs;
     __asm__ volatile("svc 0\n\t"
                      "cbnz x0, 1f\n\t"
                      "mov x0, %[data]\n\t"
@@ -96,33 +104,56 @@ BESIDE static void unbind(void) {
     sys6(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, 0, 0, 0, 0);
 }
 
-/* Leaves descriptors 0 to 2 at /dev/null, and `kept` at 3. Before Linux 5.9 the others stay open
- * until the program closes them. */
-BESIDE static int leave_descriptors(int kept) {
-    const int ours = 3;
-    int high = sys_fcntl(kept, F_DUPFD, ours + 1), null = sys_openat(AT_FDCWD, "/dev/null", O_RDWR);
-    if (high < 0 || null < 0)
-        return 0;
-    for (int fd = 0; fd < ours; fd++)
-        if (fd != null)
-            sys6(SYS_dup3, null, fd, 0, 0, 0, 0);
-    sys6(SYS_dup3, high, ours, 0, 0, 0, 0);
-    sys6(SYS_close_range, ours + 1, ~0U, 0, 0, 0, 0);
+/* Leaves the program's table of descriptors, which must not be changed. The kernel copies nothing
+ * of it, so that closing our table does not flush files that the program writes; before Linux 6.13
+ * it copies at most the lowest 64. Before 5.9 it copies all, and what is not closed by exec stays
+ * open until the program that is started closes it. */
+BESIDE static int leave_table(void) {
+    return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
+           sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
+}
+
+/* Leaves descriptors 0 and 1 at /dev/null, `errors` at 2 (/dev/null if it is negative) and `kept`
+ * at 3. */
+BESIDE static int set_descriptors(int kept, int errors) {
+    const int first_free = 4;
+    const int null = sys_openat(AT_FDCWD, "/dev/null", O_RDWR);
+    int from[] = {null, null, errors < 0 ? null : errors, kept};
+    for (int to = 0; to < first_free; to++)
+        if ((from[to] = sys_fcntl(from[to], F_DUPFD_CLOEXEC, first_free)) < 0)
+            return 0;
+    for (int to = 0; to < first_free; to++)
+        sys6(SYS_dup3, from[to], to, 0, 0, 0, 0);
     return 1;
 }
 
-BESIDE static int become(const struct monarch_launch *l) {
+BESIDE static void say_failed(const char *path) {
+    static const char before[] = "monarch: no daemon was started: cannot execute ";
+    unsigned long n = 0;
+    while (path[n])
+        n++;
+    sys_write(2, before, sizeof before - 1);
+    sys_write(2, path, n);
+    sys_write(2, "\n", 1);
+}
+
+BESIDE static int become(struct monarch_launch *l) {
     const uint64_t none = 0;
+    int errors = -1;
+    if (!leave_table())
+        return 1;
     sys6(SYS_setsid, 0, 0, 0, 0, 0, 0);
+    sys6(SYS_umask, 077, 0, 0, 0, 0, 0);
+    raise_limits();
+    int kept = l->prepare(l->data, &errors);
+    if (kept < 0 || !set_descriptors(kept, errors))
+        return 1;
     reset_signals();
     unbind();
-    raise_limits();
-    sys6(SYS_umask, 077, 0, 0, 0, 0, 0);
     sys6(SYS_chdir, (long)"/", 0, 0, 0, 0, 0);
-    if (!leave_descriptors(l->kept))
-        return 1;
     sys6(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, sizeof none, 0, 0);
     sys6(SYS_execve, (long)l->argv[0], (long)l->argv, (long)l->envp, 0, 0, 0);
+    say_failed(l->argv[0]);
     return 1;
 }
 
@@ -130,17 +161,50 @@ BESIDE static int become(const struct monarch_launch *l) {
 
 /* The process between us and the program ends at once, so that the program becomes an orphan, whom
  * the init process or a subreaper takes in. */
-BESIDE static int leave_orphan(const struct monarch_launch *l) {
-    return run_beside(become, l, (char *)l->stack - MONARCH_LAUNCH_STACK / 2) < 0;
+BESIDE static int leave_orphan(struct monarch_launch *l) {
+    if (run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs) < 0)
+        __atomic_store_n(&l->runs, 0, __ATOMIC_RELEASE);
+    return 0;
 }
 
-/* Signals are blocked, because a handler must not run in a process that shares our memory. */
-int monarch_launch(const struct monarch_launch *l) {
-    uint64_t signals = sys_signals(SIG_BLOCK, ~0ULL);
-    long pid = run_beside(leave_orphan, l, l->stack);
-    if (pid > 0)
-        while (sys6(SYS_wait4, pid, 0, __WALL, 0, 0, 0) == -4 /* EINTR */)
-            ;
-    sys_signals(SIG_SETMASK, signals);
-    return pid > 0;
+/* --- in the program --------------------------------------------------------------------------- */
+
+/* Waits until the kernel has cleared the word, but not for longer than the limit. */
+static void await(const uint32_t *runs, uint64_t limit_ns) {
+    uint64_t begin = monarch_now_ns();
+    while (__atomic_load_n(runs, __ATOMIC_ACQUIRE) && monarch_now_ns() - begin < limit_ns)
+        sys_futex_wait(runs, 1, (long)limit_ns);
+}
+
+/* Whether the process between is no zombie. */
+static int is_reaped(struct monarch_launch *l) {
+    if (l->between && sys6(SYS_wait4, l->between, 0, __WALL | WNOHANG, 0, 0, 0) == 0)
+        return 0;
+    l->between = 0;
+    return 1;
+}
+
+/* In the child of a fork this is a copy that no other process uses. */
+int monarch_launch_is_over(struct monarch_launch *l) {
+    if (l->owner != (uint32_t)sys_getpid())
+        return 1;
+    return !__atomic_load_n(&l->between_runs, __ATOMIC_ACQUIRE) &&
+           !__atomic_load_n(&l->runs, __ATOMIC_ACQUIRE) && is_reaped(l);
+}
+
+int monarch_launch(struct monarch_launch *l) {
+    l->owner = (uint32_t)sys_getpid();
+    l->between_runs = l->runs = 1;
+    long pid = run_beside(leave_orphan, l, l->stack + sizeof l->stack, &l->between_runs);
+    if (pid < 0) {
+        l->between_runs = l->runs = 0;
+        return 0;
+    }
+    l->between = (uint32_t)pid;
+    await(&l->between_runs, BETWEEN_NS);
+    /* It ends a moment after it has left our memory. */
+    for (unsigned n = 0; n < 64 && !l->between_runs && !is_reaped(l); n++)
+        sys_relax(n);
+    await(&l->runs, START_NS);
+    return 1;
 }

@@ -1,0 +1,57 @@
+"""What a configuration says about starting a daemon by itself, written down for the library.
+
+The preload library cannot read YAML. So starters (commands/autostart.py) and daemons write, in the
+session's file `autostart`, whether the configuration asks for a daemon, what the sources are, and
+on what both depend; csrc/preload/autostart/record.c says how the file is written.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from monarch_py.config.schema import Config
+from monarch_py.errors import SessionError
+from monarch_py.ipc.session import SessionDir, open_private
+
+FIRST_LINE = "monarch autostart 1"
+# Variables on which every configuration depends, and the ways in which a path names others.
+ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
+HOME = b"~"
+VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
+
+
+def write_record(config_file: Path, config: Config) -> None:
+    """Writes the record of `config_file`, which was read as `config`. Raises SessionError or
+    OSError if it cannot be written."""
+    session = SessionDir.of(config.file)
+    session.make()
+    record = session.autostart
+    hidden = record.with_name(f".autostart.{os.getpid()}")
+    lines = [FIRST_LINE, *_facts(config_file, config), "end"]
+    if any("\n" in line for line in lines):
+        raise SessionError(
+            "a path has a line break, and autostart cannot have that; rename it or use"
+            " `monarch start`"
+        )
+    with open(open_private(hidden, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+        file.write(os.fsencode("\n".join(lines) + "\n"))
+    hidden.rename(record)
+
+
+def _facts(config_file: Path, config: Config) -> Iterator[str]:
+    yield f"config {config_file.resolve()}"
+    yield f"mounts {os.stat('/proc/self/ns/mnt').st_ino}"
+    names = set(ALWAYS)
+    for file in config.files:
+        found = file.stat()
+        yield f"file {found.st_ino} {found.st_size} {found.st_mtime_ns} {file}"
+        text = file.read_bytes()
+        names |= {os.fsdecode(name) for name in VARIABLE.findall(text)}
+        names |= {"HOME"} if HOME in text else set()
+    for name in sorted(names):
+        value = os.environ.get(name)
+        yield f"value {name}" if value is None else f"value {name}={value}"
+    yield f"wish {'yes' if config.autostart else 'no'}"
+    for source in config.sources:
+        yield f"source {source.real_path}"
