@@ -15,7 +15,7 @@ from support import lines
 # Loaders and packs are 4,550 lines of Python and 900 of C among them. With 270 of these, ranks
 # compare what they deal by, states and arguments are checked, and errors have sentences.
 MOST_PYTHON = 25_400
-MOST_C = 19_750
+MOST_C = 19_850
 
 PYTHON = '''\
 """A docstring

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -418,11 +419,17 @@ def test_a_running_daemon_is_told_of_a_new_source_once(
         for given, is_told in ((known, False), (new, True), (new, False)):
             before = times(site)
             assert site.run("/bin/true", env=given).returncode == 0
-            assert (times(site) != before) == is_told
+            if is_told:
+                wait_until(partial(differs, site, before), what="a start")
             site.wait_for_starter()
+            assert (times(site) != before) == is_told
         said = site.session.paths.autostart.read_text()
         assert f"value MONARCH_SOURCE={new['MONARCH_SOURCE']}" in said.splitlines()
         assert str(tmp_path / "more") in site.session.connection.ask("where")["sources"]
+
+
+def differs(site: Started, before: bytes) -> bool:
+    return times(site) != before
 
 
 def counted(site: Started) -> int:
