@@ -318,7 +318,9 @@ def _container(config: Config) -> Iterator[Finding]:
     if not container() or DaemonConnection(SessionDir.of(config.file)).runs():
         yield Finding("note", "containers", f"{text}: {shared}")
         return
-    lacking = " ".join(dict.fromkeys(str(each) for each in places if is_of_the_image(each)))
+    silent = hanging(places)
+    answering = [each for each in dict.fromkeys(places) if each not in silent]
+    lacking = " ".join(str(each) for each in answering if is_of_the_image(each))
     text = "a daemon outside this container is out of reach"
     hint = f"mount {shared} of the host at the same paths, or run the daemon inside"
     yield Finding("note", "containers", f"{text}; not mounted: {lacking or 'nothing'}", hint)

@@ -206,7 +206,7 @@ def test_no_call_takes_much_of_a_stack(stage: Stage) -> None:
 
 
 # From where a small program can just start to where all segments are mapped as well [KiB].
-@pytest.mark.parametrize("size", [4500, 5500, 6500, 7500, 10000])
+@pytest.mark.parametrize("size", [4550, 5500, 6500, 7500, 10000])
 def test_too_little_address_space_from_the_start(stage: Stage, size: int) -> None:
     if shutil.which("prlimit") is None:
         pytest.skip("prlimit is missing: install util-linux")
