@@ -233,6 +233,24 @@ def test_two_lines_make_a_job_of_a_fresh_account(cluster: Cluster) -> None:
     assert report["totals"]["opens"] == 4
 
 
+def test_one_line_is_enough_where_the_first_open_starts_the_daemon(cluster: Cluster) -> None:
+    """The site names its datasets, and has autostart."""
+    system = environment_modules()
+    cluster.offer(__version__, system)
+    site = cluster.place / "opt" / __version__ / "etc/monarch/site.yaml"
+    more = f"sources: [{cluster.dataset}]\nautostart: true\nidle_exit: 2s\n"
+    site.write_text(site.read_text() + more)
+    lines = cluster.shell(
+        system,
+        f"module load monarch/{__version__}\n"
+        f"until monarch status 2>/dev/null; do cat {cluster.dataset}/* | wc -c; done >/dev/null\n"
+        f"monarch warm >/dev/null\ncat {cluster.dataset}/*\nmonarch status --json\n",
+    )
+    copied, _, report = "\n".join(lines).partition("{")
+    assert copied == "x" * 64 * KIB
+    assert json.loads("{" + report)["totals"]["hits"] >= 4
+
+
 def test_two_versions_share_nothing(cluster: Cluster) -> None:
     """While a daemon of one version serves, a job of the other one has a daemon of its own."""
     system = environment_modules()
