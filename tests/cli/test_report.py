@@ -341,8 +341,8 @@ def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> Non
     history = report["history"]["memory_bytes"]
     history[len(history) // 2] = 20 * MIB
     file = write(report, tmp_path)
-    whats = [change["what"] for change in advice_of(monarch, file)["changes"]]
-    assert whats == [
+    names = [change["what"] for change in advice_of(monarch, file)["changes"]]
+    assert names == [
         "raise max_storage_quota of /local to 69MiB, all that there is room for",
         "put a RAM tier of 10MiB before the others (on a tmpfs)",
     ]
