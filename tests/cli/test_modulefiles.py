@@ -238,13 +238,14 @@ def test_one_line_is_enough_where_the_first_open_starts_the_daemon(cluster: Clus
     system = environment_modules()
     cluster.offer(__version__, system)
     site = cluster.place / "opt" / __version__ / "etc/monarch/site.yaml"
-    more = f"sources: [{cluster.dataset}]\nautostart: true\nidle_exit: 2s\n"
+    more = f"sources: [{cluster.dataset}]\nautostart: true\n"
     site.write_text(site.read_text() + more)
     lines = cluster.shell(
         system,
         f"module load monarch/{__version__}\n"
         f"until monarch status 2>/dev/null; do cat {cluster.dataset}/* | wc -c; done >/dev/null\n"
-        f"monarch warm >/dev/null\ncat {cluster.dataset}/*\nmonarch status --json\n",
+        f"monarch warm >/dev/null\ncat {cluster.dataset}/*\nmonarch status --json\n"
+        "monarch stop >/dev/null\n",
     )
     copied, _, report = "\n".join(lines).partition("{")
     assert copied == "x" * 64 * KIB
