@@ -179,7 +179,7 @@ def run(product: Product, root: Path, slow: SlowSource | None, n_bytes: int) -> 
         make_slow(slow)
     with started(product, root if slow is None else slow.mountpoint, n_bytes) as child:
         for number in range(EPOCHS):
-            # What the source is asked for at the start belongs to the first epoch.
+            # Requests to the source at the start belong to the first epoch.
             if slow is not None and number:
                 make_slow(slow)
             before = cpu_s(child.pid)

@@ -30,7 +30,7 @@ Loader = Callable[[int], Iterator[int]]
 
 
 class Job(NamedTuple):
-    """What a rank is told. root : of the samples in the loader's own form"""
+    """The task of a rank. root : the directory of the samples, in the loader's own form"""
 
     root: Path
     rank: int

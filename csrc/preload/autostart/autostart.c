@@ -31,7 +31,8 @@
 
 uint32_t monarch_autostart;
 
-/* What is known since the process was loaded. It lies in pages of its own. */
+/* The state of autostart in this process, set up when the library is loaded. It lies in pages of
+ * its own, which are made only where autostart is asked for. */
 struct plan {
     uint64_t mounts, users, net, root_dev, root_ino; /* where we were loaded */
     uint64_t confined;                               /* see confinement */
@@ -403,8 +404,8 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* What a program finds at its start: a daemon that was killed, or one that has to learn of a new
- * source. With a record, it has learned of it. */
+/* Whether the daemon that a program finds at its start was killed, or has to learn of a new source.
+ * If there is a record, the daemon knows the source. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

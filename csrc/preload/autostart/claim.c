@@ -90,7 +90,7 @@ static int count_start(int fd) {
     return sys_pwrite(fd, starts, sizeof starts, 0) == sizeof starts;
 }
 
-/* What it opens in vain is closed with the process. */
+/* Descriptors that it has opened when it fails are closed with the process. */
 int monarch_claim_start(int *errors) {
     int dir = open_session(), fd = dir < 0 ? -1 : open_file(dir, "starts", O_RDWR);
     if (fd < 0 || !is_private(fd, S_IFREG) ||

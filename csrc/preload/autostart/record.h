@@ -1,4 +1,4 @@
-/* What the starter has written down of a configuration, so that the library need not read YAML. */
+/* A record: what the starter has found in a configuration. The library reads no YAML. */
 #pragma once
 
 #include <stdint.h>
@@ -11,7 +11,7 @@ enum monarch_wish {
     MONARCH_WISH_YES,
 };
 
-/* What a record must be of.
+/* The setting that a record must have been written for.
  *
  * config : the path of the configuration;  mounts : the inode of our mount namespace
  * value_of : returns the value of an environment variable, or NULL */

@@ -30,7 +30,7 @@ void monarch_roots_are_foreign(void); /* called in another mount namespace; it h
  * container without the tier) does no harm: nothing is served from it. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
-/* What is known of the working directory (preload/lookup/cwd.h). Atomic. */
+/* Where the working directory lies, see preload/lookup/cwd.h. Atomic. */
 extern uint64_t monarch_cwd_is HIDDEN;
 void monarch_cwd_may_differ(void);
 /* Forgets it if the daemon has got another source since the last call. */
