@@ -18,6 +18,7 @@ from cli.conftest import is_running
 from support.command_line import run_monarch
 from support.manifests import wait_recorded
 from support.session import Session, wait_until
+from support.watch import open_by
 
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import SourceConfig
@@ -449,18 +450,17 @@ def test_no_job_starts_while_another_one_stops_the_daemon(
                 stdout=subprocess.DEVNULL,
             )
         )
-        waits = Path(f"/proc/{started[0].pid}/fd")
         turn = str(site.paths.path / "turn")
-        wait_until(
-            lambda: turn in [os.readlink(fd) for fd in waits.iterdir() if fd.exists()],
-            what="B's wait for its turn",
-        )
+        wait_until(lambda: turn in open_by(started[0].pid), what="B's wait for its turn")
         return found
 
     monkeypatch.setattr(Jobs, "others", others)
-    done = site.command_line("stop", MONARCH_JOB="A")
+    try:
+        done = site.command_line("stop", MONARCH_JOB="A")
+    finally:
+        codes = [process.wait(60) for process in started]
     assert done.stdout.startswith("the daemon has stopped ")
-    assert started[0].wait(60) == 0
+    assert codes == [0]
     assert site.connection.runs()
 
 

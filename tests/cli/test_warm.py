@@ -285,6 +285,7 @@ def test_files_that_the_scan_has_not_met_yet(
     assert session.status()["scanned"]
 
 
+@pytest.mark.usefixtures("alone")  # a new file may get the number of one that others write
 def test_a_directory_that_came_later_is_seen_at_once(session: Session, source: Path) -> None:
     """Its names and attributes, and its files are served from copies; `warm` is told of what lies
     above it, which the scan has met."""

@@ -18,6 +18,7 @@ import pytest
 from support.epoch import content, make_files
 from support.files import digest
 from support.session import Session, wait_until
+from support.watch import open_by
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.native import ffi
@@ -622,8 +623,8 @@ def test_descriptors_are_closed_when_their_copies_are_made(
     read(session, source, "read", *range(2, MANY + 1))
     wait_until(lambda: present(session) == MANY, what="copies of all files")
     inside = str(source.mountpoint) + "/"
-    fds = Path(f"/proc/{session.status()['pid']}/fd")
+    pid = int(session.status()["pid"])
     wait_until(
-        lambda: not [fd for fd in fds.iterdir() if os.readlink(fd).startswith(inside)],
+        lambda: not [path for path in open_by(pid) if path.startswith(inside)],
         what="the daemon to have no file of the source open",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import stat
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.files import Files
 from support.session import Session, wait_until
+from support.watch import open_by
 
 # What a shell does before it becomes the command.
 ODD = {
@@ -83,15 +83,9 @@ def test_an_interrupt_afterwards_is_the_commands(
         stderr=subprocess.PIPE,
         text=True,
     ) as status:
-        sockets = Path(f"/proc/{status.pid}/fd")
-
-        def waits() -> bool:
-            try:
-                return any("socket:" in os.readlink(fd) for fd in sockets.iterdir())
-            except FileNotFoundError:  # closed since it was listed
-                return False
-
-        wait_until(waits, what="the question")
+        wait_until(
+            lambda: any("socket:" in path for path in open_by(status.pid)), what="the question"
+        )
         status.send_signal(signal.SIGINT)
         out, err = status.communicate(timeout=30)
     assert (status.returncode, out, err.strip()) == (130, "", "monarch: interrupted")

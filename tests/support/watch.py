@@ -1,7 +1,9 @@
-"""What a daemon costs, and what lies on its tiers while it works."""
+"""What a daemon costs, what lies on its tiers while it works, what a process has open."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import threading
 import time
@@ -39,6 +41,15 @@ class QuotaWatch:
         said = subprocess.run(command, capture_output=True, text=True, check=False)
         if said.returncode == 0:
             self.most_bytes = max(self.most_bytes, int(said.stdout.split()[0]))
+
+
+def open_by(pid: int) -> list[str]:
+    """What the descriptors of a process lead to, but for those closed while they are listed."""
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(descriptor))
+    return found
 
 
 def cpu_seconds(session: Session) -> float:
