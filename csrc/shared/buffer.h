@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 /* Buffers are page-aligned, as the page cache is. Kernels copy memory by `rep movsb`, which takes
- * six times as long on AMD's Zen 3 and later if the target lies 1 to 31 bytes further in its page
- * than the source. malloc would align large blocks to 16 bytes only. */
+ * six times as long on AMD's Zen 3 and later if the target's offset in its page exceeds the
+ * source's offset by 1 to 31 bytes. malloc aligns large blocks to 16 bytes only. */
 #define MONARCH_PAGE_BYTES 4096
 
 /* Allocates a buffer of `bytes` bytes, a multiple of MONARCH_PAGE_BYTES. The caller frees it with

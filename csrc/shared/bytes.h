@@ -1,17 +1,19 @@
-/* Compares short texts, as every look-up does, 16 bytes at a time. A call into libc would cost as
- * much as the comparison. Nothing outside a text is read. */
+/* Comparison of short texts, 16 bytes at a time, inline: look-ups of paths compare texts all the
+ * time, and a call into libc would cost as much as the comparison. No byte outside a text is
+ * read. */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Types for loads from any address and from memory of any type. */
+/* Types for unaligned loads that may alias memory of any type. */
 typedef unsigned char sixteen_bytes __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t two_words __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t one_word __attribute__((aligned(1), may_alias));
 
-/* Returns where to load the 16 bytes at `i` of a text of `n` bytes. A load that would pass the end
- * begins earlier, and overlaps the load before it. `n` is at least 16. */
+/* Returns the offset of the 16-byte load that covers byte `i` of a text of `n` bytes (n >= 16). The
+ * offset is `i`, unless the load would pass the end of the text; then the load ends with the text
+ * and overlaps the load before it. */
 static inline size_t sixteen_at(size_t i, size_t n) { return i + 16 <= n ? i : n - 16; }
 
 static inline int same_bytes(const char *a, const char *b, size_t n) {

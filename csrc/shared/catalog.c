@@ -5,8 +5,9 @@
 #include "shared/bytes.h"
 #include "shared/xxh3.h"
 
-/* Slots hold a part of the hash beside the entry's number, so that a probe that misses reads no
- * entry. Slots are never emptied, so that readers need no lock and searches meet no tombstones. */
+/* A slot holds a part of the hash beside the entry's number, so that a probe of a wrong slot seldom
+ * reads an entry. Slots are never freed, so that readers need no lock and searches need no
+ * tombstones. */
 
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len) {
     return monarch_xxh3(path, len) ^ monarch_mix(source);
@@ -27,7 +28,7 @@ uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, 
     uint64_t hash = monarch_path_hash(source, path, len);
     const struct monarch_slot *first = &index_of(c)[monarch_first_path_slot(hash, c->slots)];
     __builtin_prefetch(first);
-    __builtin_prefetch(first + 4); /* one search in eleven continues in the next line */
+    __builtin_prefetch(first + 4); /* one search in eleven reaches the next cache line */
     return hash;
 }
 
@@ -48,7 +49,7 @@ int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *
         if (slot >> 56 != (hash & 255) || (copy && (copy & 255) != (hash >> 8 & 255)))
             continue;
         uint64_t id = monarch_slot_id(slot), at = monarch_slot_text(slot);
-        if (id >= c->capacity || at >= c->pool_bytes) /* damaged */
+        if (id >= c->capacity || at >= c->pool_bytes) /* the slot is damaged */
             continue;
         __builtin_prefetch(&monarch_entries(c)[id]);
         __builtin_prefetch(monarch_pool(c, at));
@@ -79,7 +80,7 @@ int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, 
         if (slot >> 56 != (hash & 255))
             continue;
         uint64_t id = monarch_slot_id(slot), at = monarch_slot_text(slot);
-        if (id >= c->capacity || at >= c->pool_bytes) /* damaged */
+        if (id >= c->capacity || at >= c->pool_bytes) /* the slot is damaged */
             continue;
         __builtin_prefetch(monarch_pool(c, at));
         if (is_path_of(c, &entries[id], source, path, len, hash))
@@ -113,7 +114,7 @@ int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uin
         if (!slot)
             return -1;
         uint64_t id = monarch_slot_id(slot);
-        if (id >= c->capacity) /* damaged */
+        if (id >= c->capacity) /* the slot is damaged */
             continue;
         const struct monarch_entry *e = &entries[id];
         if (slot == monarch_inode_slot(hash, id) &&
@@ -132,10 +133,11 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
         if (!slot)
             return -1;
         uint64_t id = (slot & 0xFFFFFFFFU) - 1;
-        if (id >= c->capacity) /* damaged */
+        if (id >= c->capacity) /* the slot is damaged */
             continue;
         const struct monarch_entry *e = &entries[id];
-        /* A slot outlives its copy (after a clear or a refill), so the entry itself is compared. */
+        /* A slot outlives its copy, which may have been dropped or made anew; so compare the
+         * entry. */
         if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->kind == MONARCH_FILE &&
             __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
             MONARCH_WORD_TIER(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) == tier)
@@ -187,7 +189,8 @@ void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uin
 
 static uint64_t mask_of(uint64_t bit) { return 1ULL << (bit % 64); }
 
-/* The coarse bit is set last and read first: a reader that finds it unset came before the mark. */
+/* The coarse bit is set last and read first. A reader that finds it unset read it before the file
+ * counted as marked. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     uint64_t bit = monarch_filter_bit(dev, ino), second = monarch_filter_second(dev, ino);
     uint64_t coarse = bit / MONARCH_FILTER_COARSE;
@@ -203,7 +206,7 @@ int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t i
     return __atomic_load_n(&m->told, __ATOMIC_SEQ_CST) || monarch_is_marked(m, dev, ino);
 }
 
-/* `changes` is read first: it is 0 as long as nothing is marked, as in most jobs. */
+/* `changes` is read first because it is 0 until a file is marked, which most jobs never do. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     if (!__atomic_load_n(&m->changes, __ATOMIC_SEQ_CST))
         return 0;

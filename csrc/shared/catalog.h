@@ -2,12 +2,12 @@
  * too, so the layout is written once.
  *
  * A session's directory (DIR = <shm>/monarch-<uid>/<key>) holds four kinds of segment:
- *   DIR/control     written by the daemon: who serves, which sources and tiers there are
+ *   DIR/control     written by the daemon: its state, its sources and its tiers
  *   DIR/catalog.N   written by the daemon: every known file; growth publishes N + 1
  *   DIR/fills       written by the daemon: which parts of unfinished copies can be read
- *   DIR/clients     written by the clients: what they want, what they changed, what they counted
- * Every segment is allocated in full before it is published: once /dev/shm is full, a hole in a
- * tmpfs mapping would raise SIGBUS in the reader's process. */
+ *   DIR/clients     written by the clients: their requests, changed files and statistics
+ * Every segment is allocated in full before it is published. If it had holes and /dev/shm were
+ * full, a reader that touched a hole would get SIGBUS. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -20,47 +20,51 @@
 #define MONARCH_VERSION 26
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
-#define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX, and the effective group */
+#define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX supplementary groups and the effective group */
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
 #define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
 #define MONARCH_COPY_NAME 13     /* a copy's number in hexadecimal, zero-padded [digits] */
 
-/* Files that can have a want bit (16 Mi). Files whose entries have larger numbers are served by the
- * source. */
+/* Number of files that can have a want bit (16 Mi). A file whose entry has a larger number is
+ * always read from the source. */
 #define MONARCH_MAX_FILES 16777216
-/* Limits of what a slot of the index can name: entries of all kinds, and bytes of the pool. */
+/* Limits of the bit fields in a slot of the index: the number of entries, of all kinds, and the
+ * bytes of the pool of paths. */
 #define MONARCH_MAX_ENTRIES 33554431
 #define MONARCH_MAX_POOL 34359738368
 /* Bits of the changed filter, a Bloom filter with two bits per file. After 100,000 changed files,
  * one in 7,000 of the others looks changed too; such a file is read from the source, which costs
  * time only. */
 #define MONARCH_FILTER_BITS 16777216
-/* Bits of the filter for which one bit of the coarse filter stands. The coarse filter (8 KiB) stays
- * in a core's first-level cache, so that an unchanged file costs no cache miss in the large
- * filter. */
+/* Bits of the changed filter that one bit of the coarse filter summarizes. The coarse filter (8
+ * KiB) stays in a core's first-level cache, so that checking an unchanged file costs no cache miss
+ * in the large filter. */
 #define MONARCH_FILTER_COARSE 256
 /* Alignment of mapped catalogs, so that huge pages can back them [bytes]. */
 #define MONARCH_HUGE_PAGE 2097152
 #define MONARCH_SCAN_HINTS 64
 #define MONARCH_SCAN_HINT_PATH 1004
 #define MONARCH_STAT_SLOTS 64
-/* Slots of `look`. Directories that share a slot are checked more often. */
+/* Slots of `look` in struct monarch_clients. Directories that share a slot overwrite each other's
+ * time, so they are checked more often. */
 #define MONARCH_LOOKS 16384
 #define MONARCH_MAX_PEERS 4096 /* nodes of a session */
 #define MONARCH_ASKED 2        /* peers that a fill asks before the source */
-/* Ranks of a node that are told apart. Rank 0 is for all other processes. */
+/* Ranks of a node that are counted and served separately. Number 0 stands for all processes that
+ * belong to no rank. */
 #define MONARCH_RANKS 128
 
-/* Slots for claims of files that programs read at the source. If two files share a slot, the later
- * claim replaces the earlier one. */
+/* Slots for claims. A claim says that a program is reading a file at the source. If two files share
+ * a slot, the later claim replaces the earlier one. */
 #define MONARCH_CLAIMS 65536
 
-/* The unit in which a copy is filled, and can be read meanwhile [bytes]. It is small enough that a
- * reader soon has its first bytes, and large enough to amortize the source's latency. */
+/* The unit in which a copy is filled [bytes]. A reader can read each unit as soon as it is filled.
+ * A unit is small enough that the first one arrives soon, and large enough to amortize the source's
+ * latency. */
 #define MONARCH_UNIT 262144
 #define MONARCH_FILL_SLOTS 256   /* copies that can be filled at the same time */
 #define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; a larger file has larger units */
-/* Readers that can wait at the same time. Further readers read the source. */
+/* Number of readers that can wait at the same time. Any further reader reads the source. */
 #define MONARCH_DEMANDS 256
 #define MONARCH_SHARES 10000 /* the unit of `fill_after`: 1 / 10,000 of a file */
 
@@ -69,9 +73,9 @@ enum monarch_session_state { MONARCH_STARTING, MONARCH_SERVING, MONARCH_CLOSED }
  * answers everything else about it. */
 enum monarch_kind { MONARCH_FILE, MONARCH_DIR, MONARCH_LINK, MONARCH_OTHER };
 
-/* An entry's word: state | reason << 4 | tier << 8 | copy << 12. It is a single word, so that one
- * atomic load gives a consistent answer. Copy numbers are never reused, not even by a later
- * daemon. */
+/* An entry's word: state | reason << 4 | tier << 8 | copy << 12. All four fit into a single word,
+ * so that one atomic load gives a consistent answer. Copy numbers are never reused, not even by a
+ * later daemon. */
 enum monarch_state {
     MONARCH_ABSENT,
     MONARCH_WANTED,
@@ -81,16 +85,16 @@ enum monarch_state {
 };
 enum monarch_reason {
     MONARCH_NO_REASON,
-    MONARCH_NO_ROOM,     /* fits into no tier */
-    MONARCH_EXCLUDED,    /* by pattern or size */
-    MONARCH_CHANGED,     /* written, renamed or removed during the session */
+    MONARCH_NO_ROOM,     /* the file fits into no tier */
+    MONARCH_EXCLUDED,    /* by a pattern or by its size */
+    MONARCH_CHANGED,     /* the file was written, renamed or removed during the session */
     MONARCH_FAILED,      /* the source or every tier returned an error */
-    MONARCH_UNSUPPORTED, /* attributes that the catalog cannot hold */
+    MONARCH_UNSUPPORTED, /* the file has attributes that the catalog cannot hold */
 };
 
 /* Flags of an entry. Where nodes share files, OWN says that this node fills the file from the
- * source, OF_OTHERS that it fills the file from another node; an entry has neither flag until that
- * is decided. */
+ * source, and OF_OTHERS that this node fills the file from another node. An entry has neither flag
+ * until the file's owner is decided. */
 enum monarch_flag {
     /* The file has statx(2) attributes that the catalog does not hold (immutable, ...) */
     MONARCH_ATTRIBUTES = 1,
@@ -98,30 +102,32 @@ enum monarch_flag {
     MONARCH_OF_OTHERS = 4,
 };
 
-/* What statfs(2) says of a source, field by field. */
+/* The answer of statfs(2) for a source, field by field. */
 struct monarch_filesystem {
     int64_t type, bsize, frsize, namelen, flags;
     uint64_t blocks, bfree, bavail, files, ffree;
     int32_t fsid[2];
     /* statx(2) fields that are the same for all files of the source: the mount, the attributes that
-     * could be set, and the mask of the fields that are filled in. The mask is [0] if a call does
-     * not ask for the birth time, and [1] if it does. */
+     * the file system supports, and the mask of the fields that are filled in. The mask is
+     * statx_mask[0] for a call that does not ask for the birth time, and statx_mask[1] for one that
+     * does. */
     uint64_t mount, attributes_mask;
     uint32_t statx_mask[2];
 };
 
 struct monarch_source {
-    /* Identify the root directory. A process that finds another one is in another namespace. */
+    /* Device and inode of the root directory. A process that finds other numbers at the path is in
+     * another mount namespace or root. */
     uint64_t dev, ino;
-    uint64_t up_ino; /* the inode that the root's listing gives for ".." */
+    uint64_t up_ino; /* inode number that a listing of the root shows for ".." */
     struct monarch_filesystem filesystem;
     uint32_t path_len, alias_len;
     char path[MONARCH_SOURCE_PATH];  /* resolved, no trailing slash */
-    char alias[MONARCH_SOURCE_PATH]; /* the configuration's spelling, if it differs */
+    char alias[MONARCH_SOURCE_PATH]; /* the path as the configuration spells it, if that differs */
 };
 
 struct monarch_tier {
-    uint64_t dev, ino; /* of the directory of copies */
+    uint64_t dev, ino; /* of the directory that holds the tier's copies */
     uint32_t path_len, usable;
     char path[MONARCH_TIER_PATH]; /* ends with a slash */
 };
@@ -133,44 +139,46 @@ struct monarch_control {
     uint32_t pid;
     uint32_t off; /* 1: an administrator's switch file exists */
     uint64_t heartbeat;
-    uint64_t generation; /* of the catalog; 0: none yet */
+    uint64_t generation; /* of the current catalog; 0: there is none yet */
     uint32_t scanned;    /* 1: every source has been scanned once */
     uint32_t sources, tiers;
     uint32_t owner; /* user id */
     uint64_t block_bytes;
     uint64_t mounts;       /* inode of the daemon's mount namespace; 0: unknown */
     uint32_t fill_on_open; /* 1: an open asks for the file's copy */
-    /* The share of a file that reads must ask for before it is worth a copy [1 / MONARCH_SHARES].
-     */
+    /* The share of a file that programs must have requested before the file is filled
+     * [1 / MONARCH_SHARES]. */
     uint32_t fill_after;
-    /* Size of the largest file that is handed over: its program reads it at the source, and the
-     * daemon then makes the copy through the program's descriptor [bytes]. 0: no file is handed
-     * over. */
+    /* Size of the largest file that a program may hand over: the program reads the file at the
+     * source, and the daemon then makes the copy through the program's descriptor [bytes]. 0:
+     * programs hand over no file. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
-    /* 1: the catalog answers for names and attributes. 0: the source is asked each time, and an
-     * open also asks it whether the file is still the one that was copied. */
+    /* 1: the catalog answers calls for names and attributes. 0: each such call asks the source, and
+     * so does each open of a copy, to check that the file is still the one that was copied. */
     uint32_t metadata_cached;
-    uint32_t follow_opens;     /* atomic: the daemon wants to know which files are opened */
-    uint32_t follow_reads;     /* the daemon wants to know which files are read to their end */
-    uint32_t reads_everything; /* the daemon may read files whatever their modes say */
-    /* Atomic: a bit per source. It is set if small files come from the source sooner than a wait
-     * for their copies would end, because they lie on a local disk or in the page cache. */
+    uint32_t follow_opens; /* atomic; 1: clients report in `opened` which files they open */
+    /* 1: clients report in `read` which files they have read to their end */
+    uint32_t follow_reads;
+    uint32_t reads_everything; /* 1: the daemon may read every file, whatever its mode */
+    /* Atomic: a bit per source. The bit is set if a small file arrives sooner from the source than
+     * a wait for its copy would take, because the source is a local disk or its files are in the
+     * page cache. */
     uint32_t fast_sources;
-    /* Atomic: a bit per source. It is set once enough small files were filled to tell whether the
-     * source is fast. */
+    /* Atomic: a bit per source. The bit is set once enough small files were filled to decide
+     * whether the source is fast. */
     uint32_t judged_sources;
-    /* Atomic: a bit per source. It is set if the kernel does not keep the source's files in the
-     * page cache: the daemon would have to read again what a program has read, so such files are
-     * not handed over. */
+    /* Atomic: a bit per source. The bit is set if the kernel does not keep the source's files in
+     * the page cache. The daemon would then have to read again what a program has read, so programs
+     * do not hand such files over. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
     uint64_t users;  /* inode of the daemon's user namespace */
     uint64_t pids;   /* inode of its pid namespace; 0: unknown */
-    /* How long the catalog may answer for attributes after the directories were last compared with
-     * the source [ns]. */
+    /* How long after the last comparison of the directories with the source the catalog may still
+     * answer calls for attributes [ns]. */
     uint64_t revalidate_ns;
-    uint64_t compared_ns; /* atomic: when that was [ns of CLOCK_MONOTONIC]; 0: never yet */
+    uint64_t compared_ns; /* atomic: time of that comparison [ns of CLOCK_MONOTONIC]; 0: none yet */
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
     char switch_file[2][MONARCH_TIER_PATH];
@@ -178,25 +186,25 @@ struct monarch_control {
     uint32_t group[MONARCH_MAX_GROUPS];
 };
 
-/* A slot of the index by path. `place` names the entry and its path, `copy` the entry's copy, if
- * there is one: see monarch_slot_of and monarch_guess_of. */
+/* A slot of the index by path. `place` identifies the entry and its path (monarch_slot_of). `copy`
+ * identifies the entry's copy, if there is one (monarch_guess_of). */
 struct monarch_slot {
     uint64_t place, copy; /* atomic; 0: none */
 };
 
-/* Of an entry, an open reads the first cache line only. */
+/* One known file, directory or link. All fields that an open needs are in the first cache line. */
 struct monarch_entry {
     uint64_t hash; /* XXH3-64 of the relative path, mixed with the source's number */
     uint64_t path; /* offset in the pool; NUL-terminated */
     uint64_t word; /* atomic */
     uint64_t ino;
     uint64_t size;
-    /* A file: the inode of its copy. A link: offset of its target in the pool. A directory: its
-     * listing, see monarch_listing. */
+    /* A file: the inode of its copy. A link: the offset of its target in the pool. A directory: the
+     * listing that readers may use (monarch_listing). */
     uint64_t copy_ino;
-    /* A file: XXH3-64 of the copy's block sums, once PRESENT. A directory: 1 + the number of names
-     * that the scan found in it; monarch_catalog_list replaces that number by the listing of the
-     * names. 0: not all names are known, or the directory has changed during the scan. */
+    /* A file: XXH3-64 of the copy's block sums, once the copy is PRESENT. A directory: 1 + the
+     * number of names that the scan found in it, until monarch_catalog_list stores the listing of
+     * these names; 0 if not all names are known, or if the directory changed during the scan. */
     uint64_t sum;
     uint16_t path_len;
     uint8_t source;
@@ -208,7 +216,7 @@ struct monarch_entry {
     int64_t ctime_ns, atime_ns, btime_ns; /* btime 0: unknown */
     uint64_t blocks;                      /* in units of 512 bytes */
     uint32_t mode, uid, gid, nlink;
-    uint32_t place;   /* position in its directory, in the order of the source's listing */
+    uint32_t place;   /* position in the source's listing of its directory */
     uint32_t version; /* atomic: odd while the attributes are being replaced */
 };
 
@@ -217,76 +225,79 @@ struct monarch_catalog {
     uint64_t generation;
     uint64_t bytes;    /* of the whole segment */
     uint64_t capacity; /* entries */
-    uint64_t count;    /* atomic: entries that readers may look at */
+    uint64_t count;    /* atomic: number of entries that readers may look at */
     uint64_t slots;    /* of each of the three indexes */
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
-    uint64_t inodes_used, copies_used; /* used slots of these indexes; a slot is never freed */
+    /* used slots of the two indexes by inode and by copy; a slot is never freed */
+    uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    uint64_t evicting; /* a bit per tier in which only this daemon's copies are stamped */
-    /* of the stamps; each daemon has its own salt, because their entry numbers differ */
+    /* a bit per tier; set: in this tier only copies that this daemon made are stamped */
+    uint64_t evicting;
+    /* salt of the stamps; each daemon has its own, because its entry numbers differ from
+     * another's */
     uint64_t salt;
 };
 
-/* A path that a client has opened and the catalog does not know. It is a hint: losing it costs
- * speed only. */
+/* A path that a client has opened and that the catalog does not have. The path is a hint: if it is
+ * lost, the daemon learns of the file later. */
 struct monarch_scan_hint {
     uint64_t ticket; /* atomic: number << 2 | 0 free, 1 being written, 2 ready */
     uint32_t source;
     uint32_t path_len;
     char path[MONARCH_SCAN_HINT_PATH];
-    uint32_t is_part; /* 1: too little of the file was read to be worth a copy */
+    uint32_t is_part; /* 1: too little of the file was read for the file to be filled */
 };
 
-/* The progress of a copy that is being filled. `done` has a bit for each unit that can be read from
- * the copy. A bit counts only if the slot's word names that copy both before and after the bit is
- * read. */
+/* The progress of a copy that is being filled. `done` has one bit per unit; a set bit says that the
+ * unit can be read from the copy. A reader relies on a bit only if the slot's word identifies this
+ * copy both before and after it reads the bit. */
 struct monarch_fill {
     uint64_t unit_bytes;
-    uint64_t failed; /* atomic, 1: no more units will come */
-    uint64_t whole;  /* atomic, 1: all units are there and consistent: the source has not changed */
+    uint64_t failed; /* atomic; 1: the fill has failed, no more units will be filled */
+    uint64_t whole;  /* atomic; 1: all units are filled, and the source did not change meanwhile */
     uint64_t done[MONARCH_FILL_UNITS / 64];
 };
 
 struct monarch_fills {
     uint64_t magic;
-    uint64_t units;     /* atomic: units filled so far; a sign of life */
+    uint64_t units;     /* atomic: units filled so far; readers see by it that the daemon works */
     uint64_t source_ns; /* atomic: when a source last returned data [ns of CLOCK_MONOTONIC] */
-    uint64_t word[MONARCH_FILL_SLOTS]; /* atomic: the word of the entry that is FILLING in this
-                                          slot; 0: free */
+    /* atomic: word of the entry whose FILLING copy has this slot; 0: the slot is free */
+    uint64_t word[MONARCH_FILL_SLOTS];
     struct monarch_fill fill[MONARCH_FILL_SLOTS];
 };
 
 struct monarch_stats {
     uint64_t hits, misses; /* opens of files that had a copy, and of files that had none */
     uint64_t bytes_from_tier, bytes_from_source; /* sizes of the files opened */
-    uint64_t waits, wait_ns;      /* reads that waited for a fill; their total wait */
-    uint64_t fallbacks;           /* waits that ended at the source */
-    uint64_t promotions;          /* descriptors and mappings moved to the copy */
+    uint64_t waits, wait_ns;      /* reads that waited for a fill; the sum of their waits */
+    uint64_t fallbacks;           /* waits after which the reader read the source */
+    uint64_t promotions;          /* descriptors and mappings that were switched to the copy */
     uint64_t bytes_while_filling; /* bytes read from incomplete copies */
     uint64_t metadata_hits;       /* names and attributes answered by the catalog */
-    /* Bytes that programs read at the sources, see monarch_count_source. */
+    /* Bytes that programs read at the sources (monarch_count_source). */
     uint64_t source_bytes_read_by_programs;
-    uint64_t source_opens, source_open_ns; /* opens at the sources; their total time */
+    uint64_t source_opens, source_open_ns; /* opens at the sources; the sum of their times */
     uint64_t unused[3];                    /* pads to two cache lines */
 };
 
-/* Where the bytes of a fill come from. Each way has its own threads, so that waits for a peer never
- * hold up a read of the source: otherwise two nodes that fill from each other could wait for each
- * other. */
+/* The two origins of a fill's bytes. Each has threads of its own, so that a wait for a peer never
+ * delays a read of the source. With shared threads, two nodes that fill from each other could wait
+ * for each other. */
 enum monarch_way { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_WAYS };
 
-/* The doorbell on which the copying threads of one way sleep. A thread that has made work adds 1 to
- * the futex and then, if any thread sleeps, wakes one. The woken thread takes work, and wakes
- * another thread if it leaves work over. */
+/* The doorbell on which the copying threads of one way sleep. A thread that adds work increments
+ * the futex and then wakes one sleeping thread, if there is any. The woken thread takes work, and
+ * wakes another thread if work is left. */
 struct monarch_bell {
     uint32_t rings;    /* futex */
     uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
 };
 
-/* The bytes of all files that the processes of one rank have opened, and the bytes of the opened
- * files that were to have a copy and had none yet. */
+/* For one rank: the bytes of all files that its processes have opened, and the bytes of those of
+ * them that should have had a copy but had none yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
@@ -299,24 +310,24 @@ struct monarch_bits {
     uint64_t word[MONARCH_MAX_FILES / 64];         /* atomic */
 };
 
-/* A record of the session's file `changes`: a change by a process that has no address space to map
- * the segments. */
+/* A record of the session's file `changes`. A process that lacks the address space to map the
+ * segments appends one for each file that it changes. */
 struct monarch_change {
     uint64_t dev, ino;
-    uint64_t is_tree; /* 1: a directory, with all that is below it */
+    uint64_t is_tree; /* 1: the inode is a directory, and everything below it has changed */
 };
-/* The value that a client stores in `told` if it could not write its change down: any file may have
+/* The value of `told` after a client failed to write a record to `changes`: any file may have
  * changed. */
 #define MONARCH_CHANGE_UNKNOWN UINT64_MAX
 
 /* The datagram with which a program hands over the descriptor of a file that it has read. It goes
- * to the session's socket `handovers.<file's number % 16>` (the kernel queues 10 datagrams for
- * each). It is a hint, like the scan hints. For a file that has an entry the datagram ends before
- * `source`; otherwise it ends with the path's NUL. */
+ * to the session's socket `handovers.<file's number % 16>`; the kernel queues 10 datagrams for each
+ * socket. The datagram is a hint: it may be lost. If the file has an entry, the datagram ends
+ * before `source`. Otherwise it ends with the path's NUL. */
 #define MONARCH_HANDOVER_SOCKETS 16
 struct monarch_handover {
-    uint64_t id;      /* number of the entry, or monarch_unmet */
-    uint32_t is_read; /* 1: all of the file was read, just now */
+    uint64_t id;      /* number of the file's entry, or monarch_unmet */
+    uint32_t is_read; /* 1: the program has just read the whole file */
     uint32_t source;
     uint32_t path_len;
     char path[MONARCH_SCAN_HINT_PATH];
@@ -326,46 +337,50 @@ struct monarch_clients {
     uint64_t magic;
     uint32_t doorbell; /* futex: clients ring it when there is work for the daemon */
     uint32_t sleeping; /* 1: the daemon waits on the doorbell */
-    uint64_t changes;  /* marks made in the changed filter; counted after each mark */
+    uint64_t changes;  /* number of marks in the changed filter; incremented after each mark */
     uint64_t renames;  /* renames of directories */
     uint64_t scan_hints;
-    /* A demand for a unit rings both bells: a client does not know whether the file comes from the
-     * source or from a peer. */
+    /* The bells of both ways. A client that demands a unit rings both, because it does not know
+     * whether the file comes from the source or from a peer. */
     struct monarch_bell engine[MONARCH_WAYS];
-    /* The sum of the daemon's signs of life at the time when a reader gave up waiting; 0: no reader
-     * has given up. While the sum stays at that value, no process waits for the daemon. */
+    /* What a client saw in the daemon's progress counters, summed, when it gave up waiting; 0: no
+     * client has given up. While the sum still has this value, the daemon makes no progress, and no
+     * process waits for it. */
     uint64_t silent_at;
-    uint64_t stale; /* 1: a client asked for attributes, and the last comparison is too old */
-    /* Atomic: when a client last checked at the source that a directory is unchanged since it was
-     * listed. A slot holds the number of the directory's entry + 1, 25 bits | ticks of
-     * CLOCK_MONOTONIC, see metadata.c. */
+    /* 1: a client needed attributes, but the last comparison with the source was too old */
+    uint64_t stale;
+    /* Atomic: when a client last checked at the source that a directory had not changed since it
+     * was listed. A slot holds the number of the directory's entry + 1 (25 bits) | ticks of
+     * CLOCK_MONOTONIC (lookup/metadata.c). */
     uint64_t look[MONARCH_LOOKS];
-    /* Units that readers wait for: entry + 1 and the reader's rank in the upper half; the unit and
-     * a tag in the lower half, which is a futex. The daemon answers a demand by setting it to 0. A
-     * demand is a hint, like a scan hint: only the bitmaps of `fills` tell which units are there,
-     * and the daemon never waits for a client, which may have been killed. */
+    /* Units that readers wait for. The upper half of a demand holds entry + 1 and the reader's
+     * rank; the lower half, which is a futex, holds the unit and a tag. The daemon answers a demand
+     * by setting it to 0. A demand is a hint: only the bitmaps of `fills` tell which units can be
+     * read, and the daemon never waits for a client, which may have been killed. */
     uint64_t demand[MONARCH_DEMANDS];
-    /* Claims by entry, see monarch_claim_of. A claim says that a program reads the file at the
-     * source, so that no fill ahead is needed. */
+    /* Claims, by entry (monarch_claim_of). While a claim holds, a program is reading the file at
+     * the source, and the daemon does not fill the file ahead. */
     uint64_t claim[MONARCH_CLAIMS];
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
-    struct monarch_bits opened; /* files opened since the daemon's last look, if it follows opens */
-    struct monarch_bits read;   /* files read to the end without a copy, if it follows reads */
-    /* Atomic. Nonzero: the daemon has not yet taken in what was written to `changes`, and until
-     * then every file counts as changed. Each writer stores a new number, by which the daemon
-     * notices another change. */
+    /* files opened since the daemon last took the bits; used while control says follow_opens */
+    struct monarch_bits opened;
+    /* files that were read to their end and had no copy; used if control says follow_reads */
+    struct monarch_bits read;
+    /* Atomic. Nonzero: `changes` has records that the daemon has not read yet; until it has, every
+     * file counts as changed. Each writer of a record stores a new number, so that the daemon
+     * notices records that arrive while it reads. */
     uint64_t told;
-    uint64_t unused[7]; /* pads `told` to a cache line, because each open reads it */
+    uint64_t unused[7]; /* pads, so that `told` has a cache line of its own: each open reads it */
     uint64_t changed[MONARCH_FILTER_BITS / 64];
     uint64_t changed_coarse[MONARCH_FILTER_BITS / MONARCH_FILTER_COARSE / 64];
 };
 
 #ifndef MONARCH_CDEF
-/* A file's time as entries hold it [ns]. File systems may give times that 64 bits cannot hold; such
- * times wrap around. */
+/* Combines a file's time into the form that entries hold [ns]. A file system may give times that 64
+ * bits cannot hold; these wrap around. */
 static inline int64_t monarch_time_ns(int64_t s, int64_t ns) {
     return (int64_t)((uint64_t)s * 1000000000 + (uint64_t)ns);
 }
@@ -391,10 +406,10 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
     return __atomic_load_n(&words[i / 64], __ATOMIC_SEQ_CST) >> (i % 64) & 1;
 }
 
-/* Sets a file's bit. Returns 0 if the file's bit and the summary bit were both set before. The
- * summary bit is set last, and the daemon clears it first, so that a file's bit is never hidden for
- * long by an unset summary bit. A client that is killed between the two steps leaves the summary
- * bit unset; the next call for a file of that word sets it. */
+/* Sets a file's bit, and then the summary bit. Returns 0 if both were set before. The daemon clears
+ * the summary bit first, so an unset summary bit never hides a file's bit for long. If a client is
+ * killed between the two steps, the summary bit stays unset until the next call for a file of the
+ * same word sets it. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -406,16 +421,16 @@ static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     return 1;
 }
 
-/* A hash function's finalizer. It spreads inode numbers and source numbers over 64 bits. */
+/* Finalizer of a hash function: spreads inode numbers and source numbers over 64 bits. */
 static inline uint64_t monarch_mix(uint64_t v) {
     v = (v ^ (v >> 32)) * 0xD6E8FEB86659FD93ULL;
     v = (v ^ (v >> 32)) * 0xD6E8FEB86659FD93ULL;
     return v ^ (v >> 32);
 }
 
-/* Returns the unit in which a file of `size` bytes is filled; no unit is larger than a block. A
- * file that has more units than a fill's bitmap has bits is not read from its copy before the copy
- * is complete. */
+/* Returns the unit in which a file of `size` bytes is filled; no unit is larger than a block. If a
+ * file has more units than a fill's bitmap has bits, readers use its copy only once the copy is
+ * complete. */
 static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     uint64_t unit = block % MONARCH_UNIT ? block : MONARCH_UNIT;
     while (unit < block && (size + unit - 1) / unit > MONARCH_FILL_UNITS)
@@ -423,8 +438,8 @@ static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     return unit;
 }
 
-/* Makes a demand. The tag distinguishes it from an earlier demand for the same unit. A demand is
- * never 0. */
+/* Makes the value of a demand, which is never 0. The tag distinguishes it from an earlier demand
+ * for the same unit. */
 static inline uint64_t monarch_demand(uint64_t entry, uint64_t unit, uint32_t tag, unsigned rank) {
     return (uint64_t)rank << 57 | (entry + 1) << 32 | unit << 12 | (tag & 0xFFF) | 1;
 }
@@ -434,7 +449,7 @@ static inline uint64_t monarch_demand_entry(uint64_t demand) {
 static inline unsigned monarch_demand_rank(uint64_t demand) { return (unsigned)(demand >> 57); }
 static inline uint64_t monarch_demand_unit(uint64_t demand) { return demand >> 12 & 0xFFFFF; }
 
-/* Returns the slot of the fill that `word` names, or -1 if there is none. */
+/* Returns the slot of the fill whose entry has this word, or -1 if there is none. */
 static inline int monarch_fill_slot(const struct monarch_fills *fills, uint64_t word) {
     int i = 0;
     while (i < MONARCH_FILL_SLOTS && __atomic_load_n(&fills->word[i], __ATOMIC_ACQUIRE) != word)
@@ -446,10 +461,10 @@ static inline int monarch_unit_is_done(const struct monarch_fill *f, uint64_t un
            (__atomic_load_n(&f->done[unit / 64], __ATOMIC_ACQUIRE) >> (unit % 64) & 1);
 }
 
-/* Makes a claim: number of the entry + 1 << 32 | descriptor was handed over << 31 | daemon is to
- * close that descriptor now << 30 | time in ticks of about 1 ms. A claim ends by itself after a
- * second, whatever became of the program. A claim whose descriptor was handed over ends once the
- * daemon has closed it. */
+/* Makes the value of a claim: number of the entry + 1 << 32 | flags (descriptor was handed over:
+ * bit 31; the daemon must close that descriptor now: bit 30) | time in ticks of about 1 ms. A claim
+ * expires after a second, so a killed program leaves none behind. If the descriptor was handed
+ * over, the claim ends when the daemon closes the descriptor. */
 #define MONARCH_CLAIM_HANDED (1ULL << 31)
 #define MONARCH_CLAIM_RECALLED (1ULL << 30)
 #define MONARCH_CLAIM_TICK 20 /* a tick is 1 << 20 ns */
@@ -462,8 +477,8 @@ static inline int monarch_claim_holds(uint64_t claim, uint64_t now_ns) {
     uint64_t now = now_ns >> MONARCH_CLAIM_TICK;
     return claim && ((now - claim) & (MONARCH_CLAIM_RECALLED - 1)) < MONARCH_CLAIM_TICKS;
 }
-/* Returns the number that stands for a file without an entry. It is derived from the inode and lies
- * beyond the numbers of all entries. Two files may have the same number. */
+/* Returns the number that stands for a file without an entry. It is derived from the inode number,
+ * and larger than any entry's number. Two files may get the same number. */
 static inline uint64_t monarch_unmet(uint64_t ino) {
     return MONARCH_MAX_ENTRIES + 1 + ino % (MONARCH_MAX_ENTRIES - 1);
 }
@@ -474,7 +489,7 @@ static inline uint64_t *monarch_claim_at(struct monarch_clients *m, uint64_t id)
     return &m->claim[id % MONARCH_CLAIMS];
 }
 
-/* The two bits of a file in the changed filter. */
+/* Returns the first of a file's two bits in the changed filter; the second is derived from it. */
 static inline uint64_t monarch_filter_bit(uint64_t dev, uint64_t ino) {
     return monarch_mix(ino ^ monarch_mix(dev)) % MONARCH_FILTER_BITS;
 }
@@ -482,21 +497,21 @@ static inline uint64_t monarch_filter_second(uint64_t dev, uint64_t ino) {
     return monarch_mix(ino ^ monarch_mix(dev)) / MONARCH_FILTER_BITS % MONARCH_FILTER_BITS;
 }
 
-/* The slot where probing for a hash starts. The hash's upper bits choose it, so that an index can
- * have any length. */
+/* Returns the slot where probing for a hash starts. The upper bits of the hash determine it, so an
+ * index can have any length, not only a power of two. */
 static inline uint64_t monarch_first_slot(uint64_t hash, uint64_t slots) {
     return (uint64_t)(((unsigned __int128)hash * slots) >> 64);
 }
 
-/* The slot where probing starts in the index by path: the first slot of a cache line, so that most
- * searches end in the line in which they began. */
+/* Returns the slot where probing starts in the index by path. It is the first slot of a cache line,
+ * so that most searches end in the line where they began. */
 static inline uint64_t monarch_first_path_slot(uint64_t hash, uint64_t slots) {
     return monarch_first_slot(hash, slots) & ~3ULL;
 }
 
 /* Makes a slot's `place`: the hash's last 8 bits | position of the path in the pool, in units of 16
- * bytes, 31 bits | number of the entry + 1, 25 bits. A look-up reads the entry and the path next;
- * as the slot names both, their two cache misses overlap. */
+ * bytes, 31 bits | number of the entry + 1, 25 bits. A look-up then reads both the entry and the
+ * path. The slot has the positions of both, so that the two cache misses overlap. */
 #define MONARCH_TEXT_UNIT 16
 static inline uint64_t monarch_slot_of(uint64_t hash, uint64_t text, uint64_t id) {
     return hash << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
@@ -506,35 +521,35 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
     return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
 }
 
-/* Makes a slot's `copy`: the entry's word while it is PRESENT, with the next 8 bits of the hash in
- * place of state and reason; otherwise 0. With it, an open can begin with the copy before the entry
- * has been loaded. It may be out of date, so the caller checks the entry before it uses the
- * copy. */
+/* Makes a slot's `copy`. While the entry is PRESENT, this is the entry's word with the next 8 bits
+ * of the hash in place of state and reason; otherwise it is 0. An open uses it to begin with the
+ * copy before the entry has been loaded. The value may be out of date, so the caller checks the
+ * entry before it uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. A look-up
- * compares the entry itself. A slot of the index by copy holds 32 bits of the hash instead: its
- * entry may have another copy by now, and then there is nothing else to compare. */
+ * then compares the inode in the entry. A slot of the index by copy holds 32 bits of the hash
+ * instead, because the entry may have another copy by then, which leaves nothing to compare. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
 
-/* The stamp of a copy in a tier whose copies are evicted: the nanoseconds of the copy's mtime,
- * whose seconds are the entry's number. So the copy names its entry, and needs no slot in the index
- * of copies, where no slot is ever freed. */
+/* Returns the stamp of a copy in a tier whose copies are evicted. The copy's mtime holds the stamp
+ * as its nanoseconds, and the entry's number as its seconds. So the entry is found from the copy
+ * itself, without a slot in the index of copies, whose slots are never freed. */
 static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
     return monarch_mix(salt ^ monarch_mix(id + 1)) % 1000000000;
 }
 
-/* The `place` of a file whose position in its directory is not known: a client has found the file
+/* The `place` of a file whose position in its directory is unknown, because a client found the file
  * after the scan. */
 #define MONARCH_NO_PLACE 0xFFFFFFFFU
 
-/* A directory's listing: the position of its first name among the catalog's `names`, and the number
- * of its names, which stand there in the order of the source's listing. 0: the directory has no
- * listing, because not all its names are known or it has changed. */
+/* Makes a directory's listing: the index of its first name in the catalog's `names`, and the number
+ * of its names, which follow in the order of the source's listing. A value of 0 instead means that
+ * there is no listing, because not all names are known or the directory has changed. */
 static inline uint64_t monarch_listing(uint64_t first, uint64_t n) { return first << 32 | (n + 1); }
 static inline uint64_t monarch_listing_first(uint64_t listing) { return listing >> 32; }
 static inline uint64_t monarch_listing_length(uint64_t listing) {
@@ -543,7 +558,7 @@ static inline uint64_t monarch_listing_length(uint64_t listing) {
 
 static inline uint64_t monarch_aligned(uint64_t n) { return (n + 127) / 128 * 128; }
 
-/* Computes where everything lies in a catalog of this size. No other code computes this. */
+/* Computes the positions of all parts of a catalog of this size. No other code computes them. */
 static inline void monarch_lay_out(struct monarch_catalog *c, uint64_t capacity,
                                    uint64_t pool_bytes) {
     c->capacity = capacity;
@@ -562,7 +577,8 @@ static inline const struct monarch_entry *monarch_entries(const struct monarch_c
     return (const struct monarch_entry *)((const char *)c + c->entries_at);
 }
 
-/* The numbers of the entries that directories list, directory by directory. */
+/* Returns the catalog's `names`: the numbers of the entries in all listings, directory by
+ * directory. */
 static inline const uint32_t *monarch_names(const struct monarch_catalog *c) {
     return (const uint32_t *)((const char *)c + c->names_at);
 }
@@ -572,42 +588,43 @@ static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t
 }
 #endif
 
-/* Look-ups. Unless a comment says otherwise, each returns the entry's number or -1;
- * monarch_path_hash returns the `hash` of an entry with this path. */
+/* Look-ups. monarch_path_hash returns the `hash` of an entry with this path. Unless its comment
+ * says otherwise, each other function returns the number of the entry that it finds, or -1. */
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len);
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len);
-/* monarch_find in two steps, with other work between them: the first prefetches the memory that the
- * second reads, and returns the hash that the second takes. */
+/* monarch_find in two steps, between which the caller can do other work. monarch_prepare_find
+ * prefetches the memory that monarch_find_prepared reads, and returns the `hash` that it takes.
+ * `likely` is the result of monarch_guess, or -1 without a guess. */
 uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len);
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len, uint64_t hash, int64_t likely);
-/* Guesses, between the two steps, which entry has this path; returns its number, or -1. The result
- * is the argument `likely` of monarch_find_prepared, which is -1 without a guess. *word gets the
- * word of the entry's copy, of which only tier and copy count, or 0 if there is none. Prefetches
- * the memory that monarch_find_prepared reads. */
+/* Guesses, between these two steps, which entry has the path, from the hash alone. Returns the
+ * entry's number or -1, and prefetches the memory that monarch_find_prepared reads. *word gets the
+ * word of the entry's copy, of which only tier and copy are valid, or 0 if there is no copy. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* Finds a file by its hash alone, for callers that have no path. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
 
 /* Counts the files of all sources by state and reason, and sums their sizes. `files` and `bytes`
- * have 256 numbers for each of MONARCH_MAX_SOURCES sources, one for each lower byte of a word. */
+ * have 256 numbers for each of MONARCH_MAX_SOURCES sources: one for each value of a word's lowest
+ * byte, which holds state and reason. */
 void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uint64_t *bytes);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
-/* Finds a copy's entry by the copy's stamp. With is_dropped = 1 the copy has no name any more, and
- * its entry may have another copy by now. */
+/* Finds the entry of a copy by the copy's stamp. is_dropped = 1: the copy was removed from its
+ * tier, so the entry may have another copy by now. */
 int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uint64_t ino,
                              int64_t sec, int64_t nsec, int is_dropped);
-/* Finds the entry of a dropped copy: the last entry whose copy had this inode. A process that holds
- * the copy open keeps the inode's number from being reused. */
+/* Finds the entry of a copy that was removed: the last entry whose copy had this inode. While a
+ * process holds the copy open, the kernel does not reuse the inode number. */
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 
-/* The changed filter answers "changed" for every file that has changed, and for a few that have
- * not. */
+/* The changed filter. monarch_is_changed returns 1 for every file that has changed, and for a few
+ * that have not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
-/* Like monarch_is_changed, but looks at the marks alone. It is for the daemon, which itself marks
- * the changes that `told` announces. */
+/* Like monarch_is_changed, but ignores `told` and looks at the filter alone. Only the daemon uses
+ * it, because the daemon itself marks the changes that `told` announces. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);

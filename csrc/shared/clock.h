@@ -1,10 +1,10 @@
-/* The one clock of the library and of the daemon's C code. */
+/* The clock that the library and the daemon's C code use. */
 #pragma once
 
 #include <stdint.h>
 #include <time.h>
 
-/* The time of CLOCK_MONOTONIC [ns]. */
+/* Returns the time of CLOCK_MONOTONIC [ns]. */
 static inline uint64_t monarch_now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

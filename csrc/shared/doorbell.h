@@ -1,5 +1,5 @@
-/* The daemon's futexes: the word on which its loop sleeps, and the bells of its copying threads.
- * The daemon's own C threads ring them as clients do. */
+/* The daemon's futexes: the doorbell on which its loop sleeps, and the bells of its copying
+ * threads. Clients ring them, and so do the daemon's own C threads. */
 #pragma once
 
 #include <errno.h>
@@ -21,15 +21,16 @@ static inline void monarch_doorbell_ring(uint32_t *doorbell) {
     monarch_futex_wake(doorbell);
 }
 
-/* Wakes at most `threads` of the threads that sleep with any of the bits `who`. A thread that is
- * only about to sleep is not kept awake; monarch_bell_ring does that. */
+/* Wakes at most `threads` of the sleeping threads whose mask shares a bit with `who`. A thread that
+ * is about to sleep still goes to sleep; only monarch_bell_ring prevents that. */
 static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
     if (__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
         syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
 }
 
-/* Rings after work was made. A thread that found no work before the ring and is about to sleep will
- * look again. Of the sleeping threads, at most `threads` are woken, as by monarch_bell_wake. */
+/* Rings the bell; call it after adding work. A thread that found no work before the ring, and is
+ * about to sleep, looks for work again. At most `threads` sleeping threads are woken, as by
+ * monarch_bell_wake. */
 static inline void monarch_bell_ring(struct monarch_bell *b, int threads, uint32_t who) {
     __atomic_fetch_add(&b->rings, 1, __ATOMIC_SEQ_CST);
     monarch_bell_wake(b, threads, who);
@@ -41,9 +42,9 @@ static inline void monarch_ring_for_demand(struct monarch_clients *m) {
         monarch_bell_ring(&m->engine[way], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps until a wake that names one of the bits `who`, but not beyond `until_ns` [ns of
- * CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell was rung since its count was `seen`.
- * Returns 0 on timeout, otherwise 1. */
+/* Sleeps until a wake-up that shares a bit with `who`, until `until_ns` [ns of CLOCK_MONOTONIC; 0:
+ * no limit] at the latest. Does not sleep if the bell was rung since its count was `seen`. Returns
+ * 0 on timeout, otherwise 1. */
 static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who,
                                      uint64_t until_ns) {
     struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};

@@ -1,5 +1,5 @@
-/* Joins threads with a time limit, because they may hang in a call of a file system that does not
- * answer. */
+/* Joins threads with a time limit, because a thread may hang in a system call on a file system that
+ * does not answer. */
 #pragma once
 
 #include <pthread.h>

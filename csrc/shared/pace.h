@@ -1,5 +1,5 @@
-/* Spaces the operations of several threads evenly: no burst makes up for a time without
- * operations. */
+/* Limits the rate of operations of several threads. The operations are spaced evenly: a pause does
+ * not allow a burst afterwards. */
 #pragma once
 
 #include <errno.h>
@@ -18,7 +18,7 @@ static inline void monarch_pace_init(struct monarch_pace *p, uint64_t ops_per_s)
     p->next_ns = 0;
 }
 
-/* Sleeps until the caller's turn, and returns 1. If the turn is later than `until_ns` [ns of
+/* Sleeps until the caller's turn, and returns 1. If the turn comes after `until_ns` [ns of
  * CLOCK_MONOTONIC], returns 0 without sleeping. */
 static inline int monarch_keep_pace(struct monarch_pace *p, uint64_t until_ns) {
     uint64_t now = monarch_now_ns(), next = __atomic_load_n(&p->next_ns, __ATOMIC_RELAXED),

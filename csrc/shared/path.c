@@ -6,11 +6,11 @@
 #include "shared/sys.h"
 
 /* Largest number of links that a walk follows. It is half of the kernel's limit, because the kernel
- * also counts links on the way to the source, which are not visible here. */
+ * also counts the links on the way to the source, which this walk does not see. */
 #define MAX_LINKS 20
 
-/* Whether the path equals `root` or lies below it. The byte where the root would end is compared
- * first, because nearly all paths of a process lie elsewhere and differ there. */
+/* Returns whether the path equals `root` or lies below it. The byte where the root would end is
+ * compared first, because it already differs in nearly all paths. */
 static inline int has_prefix(const char *path, size_t n, const char *root, uint32_t len) {
     return len && n >= len && (path[len] == '/' || n == len) && same_bytes(path, root, len);
 }
@@ -29,8 +29,8 @@ int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, 
     return -1;
 }
 
-/* Whether the component at `after` is empty, `.` or `..`. `after` points behind a slash, or to the
- * start of a relative path. */
+/* Returns whether the component at `after` is empty, `.` or `..`. `after` points to the byte after
+ * a slash, or to the start of a relative path. */
 static int odd_component(const char *after) {
     if (after[0] != '.')
         return after[0] == '/' || !after[0];
@@ -38,9 +38,9 @@ static int odd_component(const char *after) {
     return *after == '/' || !*after;
 }
 
-/* Whether the path, of at least 16 bytes, holds two dots side by side (of_dots = 1), or a slash
- * that is followed by `.`, by another slash or by the NUL (of_dots = 0). It looks at 16 positions
- * at a time, because every path is checked and few hold such a pair. */
+/* Returns whether the path, of at least 16 bytes, has a certain pair of bytes: two adjacent dots
+ * (of_dots = 1), or a slash before a dot, a slash or the NUL (of_dots = 0). It compares 16
+ * positions at a time, because every path is checked and few have such a pair. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
     two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
@@ -75,26 +75,27 @@ int monarch_is_odd(const char *path, size_t n) {
     return 0;
 }
 
-/* A walk over one path. `text` is the absolute path so far, without a trailing slash ("" is the
- * root). The first `canonical` bytes of `text` came from the kernel, so no component in them is a
- * link. */
+/* A walk over one path. `text` is the absolute path walked so far, without a trailing slash ("" is
+ * the root). The kernel resolved the first `canonical` bytes of `text`, so no component in them is
+ * a link. */
 struct walk {
     const struct monarch_control *control;
     const struct monarch_catalog *catalog;
     const struct monarch_clients *clients;
     size_t len, canonical;
-    /* by_letters: `..` removes any component before it, even a link */
+    /* by_letters: `..` removes the component before it without a look at what it is, even a link */
     int needs_directory, by_letters;
     char *text;
 };
 
 static int is_current(const struct walk *w, int64_t id) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[id];
-    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the scan may be replacing it */
+    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the daemon may be replacing it */
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
-/* Whether the path so far is a directory and not a link: only then does `..` lead to its parent. */
+/* Returns whether the path walked so far is a directory and not a link. Only then does `..` lead to
+ * its parent in `text`. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;
@@ -123,7 +124,7 @@ static int append(struct walk *w, const char *name, size_t n) {
     if (w->len + 1 + n >= MONARCH_PATH_MAX)
         return 0;
     w->text[w->len++] = '/';
-    memmove(w->text + w->len, name, n); /* `name` may lie further back in the same buffer */
+    memmove(w->text + w->len, name, n); /* `name` may lie further on in this very buffer */
     w->len += n;
     w->text[w->len] = 0;
     return 1;
@@ -146,8 +147,8 @@ static int walk_components(struct walk *w, const char *path) {
     return 1;
 }
 
-/* Finds the first component of `rel` that the catalog knows as a link. Returns the link's entry, or
- * -1 if there is none; *end becomes the position in `rel` where the component ends. */
+/* Finds the first component of `rel` that is a link in the catalog. Returns the link's entry, or -1
+ * if there is none; *end gets the position in `rel` where the component ends. */
 static int64_t first_link(const struct walk *w, unsigned source, const char *rel, size_t *end) {
     for (size_t i = 1;; i++) {
         if (rel[i] && rel[i] != '/')
@@ -163,11 +164,11 @@ static int64_t first_link(const struct walk *w, unsigned source, const char *rel
     }
 }
 
-/* Replaces the link by its target. The path that is still to be walked, which is the target and
- * what follows the link, is written to the very end of the buffer that holds the walked path:
- * callers may be on small stacks. Returns the path still to be walked, from the directory that `w`
- * now holds, or NULL if it does not fit or the link has changed. The walk writes no more bytes at
- * the front than it has read at the end, so that two bytes between the two paths are enough. */
+/* Replaces the link by its target. The rest of the path, which is the target and the components
+ * after the link, is written to the end of the buffer that holds the walked path: callers may be on
+ * small stacks. Returns the rest, to be walked from the directory that `w` now holds; or NULL if it
+ * does not fit or the link has changed. The walk appends no more bytes at the front than it has
+ * read at the back, so a gap of two bytes between the two paths is enough. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);
@@ -184,7 +185,7 @@ static const char *substitute(struct walk *w, const char *rel, int64_t link, siz
     memcpy(behind - n, target, n);
     w->len = kept;
     w->text[kept] = 0;
-    /* The kernel has not resolved the new path, so nothing of it is known to be canonical. */
+    /* The kernel has not resolved the new path, so no part of it is known to be free of links. */
     w->canonical = 0;
     return behind - n;
 }
@@ -196,8 +197,8 @@ int monarch_is_outside(const struct monarch_control *k, const char *path) {
     return walk_components(&w, path) && monarch_prefix(k, text, w.len, &rel) < 0;
 }
 
-/* Looks up the path so far. Returns -3 if it leads through a link; *next is then the path with
- * which the walk continues. */
+/* Looks up the path walked so far. Returns -3 if the path leads through a link; *next is then the
+ * rest of the path, with which the walk continues. */
 static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, const char **next) {
     const char *rel;
     size_t end;
@@ -214,7 +215,7 @@ static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, co
         return id;
     if (id >= 0 && !last_is_link)
         return w->needs_directory && monarch_entries(w->catalog)[id].kind != MONARCH_DIR
-                   ? MONARCH_OUTSIDE /* a file with a slash behind it: the source says ENOTDIR */
+                   ? MONARCH_OUTSIDE /* a file with a trailing slash: the source returns ENOTDIR */
                    : id;
     int64_t link = last_is_link ? id : first_link(w, (unsigned)out->source, rel, &end);
     if (last_is_link)
@@ -232,12 +233,12 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
     out->entry = MONARCH_OUTSIDE;
     out->source = -1;
     out->path_len = 0;
-    /* The kernel refuses an empty path and one that is too long, even one that would become shorter
-     * here. */
+    /* The kernel refuses an empty path and one that is too long, so both are left to the kernel.
+     * That includes a path that the walk would shorten. */
     if (!*path || strnlen(path, MONARCH_PATH_MAX) == MONARCH_PATH_MAX)
         return;
     if (*path != '/') {
-        w.len = w.canonical = strlen(base) - (base[1] == 0); /* "/" is the empty text */
+        w.len = w.canonical = strlen(base) - (base[1] == 0); /* "/" is stored as "" */
         if (w.len >= MONARCH_PATH_MAX)
             return;
         memmove(out->path, base, w.len);

@@ -7,8 +7,8 @@
 #define MONARCH_PATH_MAX 4096
 
 enum {
-    MONARCH_OUTSIDE = -1, /* under no source, or a path that only the kernel can resolve */
-    MONARCH_UNKNOWN = -2, /* under a source, but the catalog does not (yet) know it */
+    MONARCH_OUTSIDE = -1, /* the path lies under no source, or only the kernel can resolve it */
+    MONARCH_UNKNOWN = -2, /* the path lies under a source, but the catalog does not know it (yet) */
 };
 
 struct monarch_place {
@@ -19,25 +19,25 @@ struct monarch_place {
 };
 
 /* Returns the number of the source whose path or alias is a prefix of the absolute path `path` (`n`
- * bytes), or -1. *rel gets the rest of the path behind the slash; the rest is empty if the path is
+ * bytes), or -1. *rel gets the part of the path after that prefix and its slash, which is empty for
  * the source's root. */
 int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, const char **rel);
 
-/* Whether the path (`n` bytes) holds `//` or a component `.` or `..`, or ends in a slash. */
+/* Returns whether the path (`n` bytes) has `//`, a component `.` or `..`, or a slash at its end. */
 int monarch_is_odd(const char *path, size_t n);
 
-/* Whether an absolute path leads to no source, judged by its text alone, without a system call. A
- * link outside the sources, or one before a `..`, may still make the path lead to a source; only
- * the kernel can tell. */
+/* Returns whether the text of an absolute path leads to no source. No system call is made, so the
+ * answer is not final: a link outside the sources, or one before a `..`, may still lead to a
+ * source. */
 int monarch_is_outside(const struct monarch_control *k, const char *path);
 
-/* Whether the path holds two dots side by side, and so perhaps a component `..`. */
+/* Returns whether the path has two adjacent dots, and so may have a component `..`. */
 int monarch_may_go_up(const char *path);
 
 /* Resolves `path` into *out. A relative path starts from the canonical directory `base`. `base` may
- * be out->path itself, which saves a buffer to callers on small stacks; nothing else of *out is
- * read. With follow = 0 a link as the last component is not followed. The file system is asked
- * (lstat) only about a component before a `..`, and only if the catalog cannot tell whether that
+ * be out->path itself, so that a caller on a small stack needs no further buffer; nothing else of
+ * *out is read. follow = 0: if the last component is a link, it is not followed. The only system
+ * call is an lstat of a component before a `..`, made if the catalog does not know whether that
  * component is a directory. */
 void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,
                      const struct monarch_clients *m, const char *base, const char *path,

@@ -1,5 +1,5 @@
-/* System calls without libc. They return -errno and do not change errno, are not cancellation
- * points, need no symbol of libc, and cannot re-enter our own wrappers. */
+/* System calls without libc. These functions return -errno and leave errno alone, are no
+ * cancellation points, need no symbol of libc, and cannot re-enter the interposed functions. */
 #pragma once
 
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 
 #include "shared/clock.h"
 
-/* Headers before Linux 5.9 and glibc 2.34 do not define these. */
+/* Definitions for headers older than Linux 5.9 and glibc 2.34. */
 #ifndef CLOSE_RANGE_CLOEXEC
 #define CLOSE_RANGE_UNSHARE 2
 #define CLOSE_RANGE_CLOEXEC 4
@@ -62,27 +62,27 @@ static inline long sys_getcwd(char *buf, unsigned long n) {
 static inline long sys_readlink(const char *path, char *buf, unsigned long n) {
     return sys6(SYS_readlinkat, AT_FDCWD, (long)path, (long)buf, (long)n, 0, 0);
 }
-/* Whether the result of mmap or mremap is an address and not an error. */
+/* Returns whether the result of mmap or mremap is an address rather than an error. */
 static inline int is_address(long r) { return r >= 0 || r < -4095; }
 static inline void *sys_map(int fd, unsigned long n, int prot) {
     long p = sys6(SYS_mmap, 0, (long)n, prot, MAP_SHARED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* Maps private memory that holds zeros. */
+/* Maps private zeroed memory. */
 static inline void *sys_new_pages(unsigned long n) {
     long p = sys6(SYS_mmap, 0, (long)n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* Maps the file over [at, at + n), a range that this process has mapped itself. With fd = -1, maps
- * zeros that take no memory. */
+/* Maps the file over [at, at + n), a range that this process itself has mapped before. fd = -1:
+ * maps zeroed memory, which takes no memory until it is touched. */
 static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
     long p = sys6(SYS_mmap, (long)at, (long)n, prot, flags | MAP_FIXED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* Maps as sys_map does, at an address that is a multiple of `align` (a power of two). The range is
- * reserved first, so that no other mapping is overwritten. If it cannot be reserved, the address is
- * any. */
+/* Maps like sys_map, at an address that is a multiple of `align` (a power of two). Reserves the
+ * address range first, so that no other mapping is overwritten. If the reservation fails, the
+ * address may have any alignment. */
 static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned long align) {
     unsigned long room = n + align, page = getauxval(AT_PAGESZ);
     long p = sys6(SYS_mmap, 0, (long)room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
@@ -102,9 +102,9 @@ static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned 
     return 0;
 }
 #ifdef __SANITIZE_THREAD__
-/* ThreadSanitizer does not see our system calls. If a later mapping got the same addresses,
- * accesses to it would look like races with accesses to the old one. So the address range is kept
- * and never reused. */
+/* Makes the range inaccessible instead of unmapping it. ThreadSanitizer does not see these system
+ * calls: if a later mapping got the same addresses, it would take accesses to the new mapping for
+ * races with accesses to the old one. */
 static inline void sys_unmap(const void *p, unsigned long n) {
     sys_map_over((void *)p, -1, n, PROT_NONE);
 }
@@ -113,11 +113,11 @@ static inline void sys_unmap(const void *p, unsigned long n) {
     sys6(SYS_munmap, (long)p, (long)n, 0, 0, 0, 0);
 }
 #endif
-/* Returns a page (of 4096 bytes, or larger if the machine's pages are) that the kernel clears in
- * every forked child, whatever call has made the child. A child of vfork shares the page uncleared.
+/* Returns a page (of the machine's page size, at least 4096 bytes) that the kernel clears in every
+ * forked child, whichever call forked it. A child of vfork shares the page, which is not cleared.
  * Returns NULL before Linux 4.14. */
 static inline void *sys_new_wiped_page(void) {
-    const int wipe_on_fork = 18; /* MADV_WIPEONFORK: older headers have no name for it */
+    const int wipe_on_fork = 18; /* MADV_WIPEONFORK: undefined in older headers */
     void *p = sys_new_pages(4096);
     if (!p || sys6(SYS_madvise, (long)p, 4096, wipe_on_fork, 0, 0, 0) == 0)
         return p;
@@ -142,9 +142,9 @@ static inline long sys_lseek(int fd, long offset, int whence) {
 static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
-/* All signals except the one by which libc's setuid reaches every thread. A thread must not block
- * that signal while it creates a thread: it could wait for a lock that setuid in another thread
- * holds, while setuid waits for its answer to the signal. */
+/* The signal with which libc's setuid interrupts every thread. A thread must not block it while it
+ * creates a thread: it could then wait for a lock that another thread holds in setuid, while setuid
+ * waits for its reaction to the signal. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
 /* Changes the blocked signals as sigprocmask(2) does. Returns the set that was blocked before. */
@@ -160,8 +160,8 @@ static inline void sys_nap(long ns) {
     sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
 }
 
-/* Does the nth step of a wait for another thread that needs microseconds. The first steps yield the
- * processor. Later steps sleep, because a yield does nothing for a thread of lower real-time
+/* Step `n` of a wait for another thread that will need microseconds. The first steps yield the
+ * processor. Later steps sleep, because a yield does not run a thread of lower real-time
  * priority. */
 static inline void sys_relax(unsigned n) {
     struct timespec nap = {0, n < 96 ? 50000 : 1000000};

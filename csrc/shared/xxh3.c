@@ -111,11 +111,11 @@ static uint64_t hash_upto_240(const unsigned char *in, size_t len) {
     return avalanche(acc);
 }
 
-/* The three long-input steps keep `acc` in a local array: the compiler can then hold it in vector
- * registers, which a pointer that may alias the input forbids. */
+/* The three long-input steps keep `acc` in a local array: the compiler then holds it in vector
+ * registers. It could not if `acc` were a pointer that may alias the input. */
 #ifdef __SSE2__
-/* Works on two lanes at a time with intrinsics, because the compiler does not see that the product
- * of two halves is one instruction. */
+/* Intrinsics for two lanes at a time: the compiler does not recognize that the product of two
+ * halves is a single instruction. */
 static inline void accumulate(uint64_t acc[8], const unsigned char *in, const unsigned char *sec) {
     for (int i = 0; i < 8; i += 2) {
         __m128i value = _mm_loadu_si128((const __m128i *)(in + 8 * i));
@@ -154,8 +154,8 @@ static void eat_blocks(uint64_t state[8], const unsigned char *in, size_t blocks
     memcpy(state, acc, sizeof acc);
 }
 
-/* `in` holds the last 1 to 1024 bytes. When there are fewer than 64, the 64 bytes before them must
- * be readable. */
+/* Hashes the last 1 to 1024 bytes, which `in` holds. If there are fewer than 64, the 64 bytes
+ * before them must be readable too. */
 static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len,
                        uint64_t total) {
     uint64_t acc[8], h = total * P64_1;
@@ -196,8 +196,7 @@ void monarch_xxh3_add(struct xxh3_stream *s, const void *data, size_t len) {
     const unsigned char *in = data;
     s->total += len;
     while (len) {
-        /* The last block is hashed differently, so a full block is hashed only once more bytes
-         * follow. */
+        /* The last block is hashed differently, so a full block is held until more bytes follow. */
         if (s->held == XXH3_BLOCK) {
             eat_blocks(s->acc, s->hold + 64, 1);
             memcpy(s->hold, s->hold + XXH3_BLOCK, 64);

@@ -1,5 +1,5 @@
-/* XXH3-64 (seed 0, default secret): the hash of paths and of blocks. It is written from the
- * published specification; tests compare it with the reference library over all length classes. */
+/* XXH3-64 (seed 0, default secret): the hash of paths and of blocks. Written from the published
+ * specification; tests compare it with the reference library for all classes of lengths. */
 #pragma once
 
 #include <stddef.h>
@@ -7,13 +7,14 @@
 
 uint64_t monarch_xxh3(const void *data, size_t len);
 
-/* The same hash, computed over data that arrives in pieces, so that a caller need not hold all of
- * it in memory. */
+/* The same hash, computed incrementally, so that a caller need not hold all data in memory. */
 #define XXH3_BLOCK 1024
 struct xxh3_stream {
     uint64_t acc[8];
     uint64_t total;
-    size_t held; /* bytes in `hold` that are not hashed yet; 64 earlier bytes lie before them */
+    /* bytes in `hold` that are not hashed yet; the 64 bytes before them are kept in front of
+     * them */
+    size_t held;
     unsigned char hold[64 + XXH3_BLOCK];
 };
 void monarch_xxh3_begin(struct xxh3_stream *s);
