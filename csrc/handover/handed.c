@@ -15,7 +15,7 @@
 /* --- the descriptor -----------------------------------------------------------------------------
  */
 
-/* Returns whether the path is spelt as the scan would spell it. */
+/* Returns whether the path is spelled as the scan would spell it. */
 static int is_plain(const char *path) {
     for (const char *at = path, *end;; at = end + 1) {
         end = strchrnul(at, '/');
@@ -27,9 +27,9 @@ static int is_plain(const char *path) {
     }
 }
 
-/* Reads the attributes of the file at the path; returns whether it is the descriptor's file. The
- * attributes are those that the reader's open has brought; the fill compares them with those at the
- * source's server. */
+/* Reads the attributes of the file at the path, and returns whether the descriptor is of that file.
+ * The attributes are those that the kernel cached when the reader opened the file; the fill later
+ * compares them with those at the source's server. */
 static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
     char target[1];
     uint64_t ino = h->entry.ino;
@@ -81,8 +81,8 @@ void monarch_hand_to(struct handed *h, struct job *job) {
 /* --- the order ----------------------------------------------------------------------------------
  */
 
-/* Takes a queued order out of its queue. Returns NULL for an order that asks peers, or for which
- * another descriptor waits: that order stays in its queue. */
+/* Takes a queued order out of its queue and returns it. Returns NULL, and leaves the order queued,
+ * if it asks peers or another descriptor waits for it. */
 static struct job *take_queued(struct pool *p, struct job *job) {
     if (job->is_kept || monarch_way_of(job) != MONARCH_FROM_SOURCE)
         return NULL;
@@ -92,9 +92,9 @@ static struct job *take_queued(struct pool *p, struct job *job) {
     return job;
 }
 
-/* Finds the order of a file that is FILLING. The order may not be found yet: policy sets the file's
- * state before it hands the order over, and a thread takes an order up before it enters the
- * fill. */
+/* Finds the order of a file that is FILLING. There may be none to find yet: policy sets the file's
+ * state before it submits the order, and a thread begins an order before it enters the fill in the
+ * list. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))
@@ -103,8 +103,8 @@ static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job 
     return MONARCH_TAKEN;
 }
 
-/* Places the file in granted room. The program has brought the bytes to this node, so no peer is
- * asked. */
+/* Places the file in granted room. The fill asks no peer, because the program has already brought
+ * the bytes to this node. */
 static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint64_t id,
                                  struct job **job) {
     if (!p->grant.holds)
@@ -119,8 +119,8 @@ static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint
     return MONARCH_TAKEN;
 }
 
-/* Adds the file to the catalog. If the grant does not allow that, or the catalog is full, the file
- * is left to policy. */
+/* Adds the file to the catalog. Leaves that to policy if the grant does not allow it, or if the
+ * catalog is full. */
 static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
     uint64_t id, added = 0;
     if (!p->grant.holds)
@@ -130,7 +130,8 @@ static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struc
         return MONARCH_REFUSED;
     h->id = id;
     if (__atomic_load_n(&p->shared.clients->renames, __ATOMIC_SEQ_CST) != h->renames && added)
-        monarch_set_word(c, &monarch_table(c)[id], id, /* the file may lie elsewhere by now */
+        /* a directory was renamed meanwhile, so the file may have another path by now */
+        monarch_set_word(c, &monarch_table(c)[id], id,
                          monarch_word(MONARCH_BYPASS, MONARCH_CHANGED, 0, 0));
     if (h->is_read)
         monarch_set_bit(&p->shared.clients->read, id);

@@ -1,9 +1,10 @@
-/* The sockets by which readers hand over descriptors, and the threads that take them.
+/* The sockets on which readers hand over descriptors, and the threads that receive them.
  *
  * A descriptor comes with the number of its file's entry, and neither is trusted: the fill checks
- * that the descriptor is of the file that the catalog describes, as it checks a descriptor that it
- * has opened itself. The threads do nothing else, so that a descriptor is closed soon: a lock of
- * the open file (flock) lasts until the last of its descriptors is closed. */
+ * that the descriptor is of the file that the catalog describes, as it does for a descriptor that
+ * it opened itself. The threads have no other work, so that a descriptor is closed soon. That
+ * matters because a lock of the open file description (flock) lasts until the last of its
+ * descriptors is closed. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -21,8 +22,8 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* How many files that were handed over are copied at a time. Most of the time a thread waits for
- * the source to say that its file is unchanged. */
+/* Number of threads, and so of files that are copied at a time. Most of a copy's time goes to
+ * waiting for the source, which must confirm that the file is unchanged. */
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
@@ -30,8 +31,8 @@ struct handovers {
     struct pool *pool;
     int epoll;            /* watches all sockets and `end` */
     int end;              /* an eventfd that tells the threads to end */
-    pthread_mutex_t lock; /* guards all below; no other lock is taken under it */
-    int threads, waiting; /* waiting: how many of them wait for a descriptor */
+    pthread_mutex_t lock; /* guards all fields below; no other lock is taken while it is held */
+    int threads, waiting; /* waiting: how many of the threads wait for a descriptor */
     struct taker {
         struct handovers *all;
         struct worker worker;
@@ -41,7 +42,8 @@ struct handovers {
 /* --- one file -----------------------------------------------------------------------------------
  */
 
-/* Finds or makes the order of the file and gives it a slot, so that it can begin at once. */
+/* Finds or makes the order of the file, and gives the order a slot, so that it can begin at
+ * once. */
 static enum monarch_answer order(struct pool *p, struct handed *h, struct job **job) {
     struct monarch_writer *w = p->shared.writer;
     enum monarch_answer answer = MONARCH_NOT_YET;
@@ -58,8 +60,9 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
     return answer;
 }
 
-/* Keeps the descriptor until policy orders its file. Closes it if another order fills the file, the
- * program has asked for it, or no more descriptors may wait. */
+/* Keeps the descriptor until policy orders the file's fill. Closes it instead if another order
+ * fills the file, if the program has asked for the descriptor back, or if the table of waiting
+ * descriptors is full. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
     int waits = is_refused || answer == MONARCH_NOT_YET || h->id == MONARCH_NO_ENTRY;
@@ -90,8 +93,9 @@ static void take(struct taker *me, struct handed *h) {
     monarch_do_handed(&me->worker, job);
 }
 
-/* Gives up a descriptor that cannot be used, and asks policy for the file's copy. fd: -1 if the
- * descriptor was not received, because this process may have no more descriptors. */
+/* Gives up on a descriptor that cannot be used, and requests a copy of the file from policy
+ * instead. fd: -1 if the descriptor was not received, because this process has as many as it may
+ * have. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
         close(fd);
@@ -112,15 +116,15 @@ static int is_valid(const struct monarch_handover *what, ssize_t n) {
            strnlen(what->path, what->path_len + 1u) == what->path_len;
 }
 
-/* Watches a descriptor. Each message wakes one thread; the end wakes all. */
+/* Adds a descriptor to the epoll set. Each message wakes one thread; the end wakes all. */
 static int watch(const struct handovers *h, int fd, int how) {
     struct epoll_event event = {.events = EPOLLIN | (fd == h->end ? 0 : EPOLLONESHOT),
                                 .data.fd = fd};
     return epoll_ctl(h->epoll, how, fd, &event);
 }
 
-/* Receives the next message. *fd gets the message's descriptor, or -1 if this process may have no
- * more descriptors. Returns whether the message is valid, and so names a file. */
+/* Receives the next message. *fd gets the message's descriptor, or -1 if this process has as many
+ * descriptors as it may have. Returns whether the message is valid, so that it names a file. */
 static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
     union {
@@ -169,8 +173,8 @@ static void start(struct handovers *h) {
     pthread_attr_destroy(&attributes);
 }
 
-/* Changes the count of threads that wait. If no thread is left to wait for the next descriptor,
- * starts one. */
+/* Changes the count of waiting threads by `by`. If the last waiting thread has got a descriptor,
+ * starts another thread to wait for the next one. */
 static void change_waiting(struct handovers *h, int by) {
     pthread_mutex_lock(&h->lock);
     h->waiting += by;
@@ -226,8 +230,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* The count is read anew each time: a thread that was about to start another has done so by the
-     * time it is joined. */
+    /* The count is read again in each iteration: a thread that was starting another one has counted
+     * it by the time the first is joined. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

@@ -1,7 +1,7 @@
-/* Descriptors that wait for the orders of their files. A descriptor waits while policy decides and
- * nothing is granted, or until policy has learned of its file and ordered the file's fill. The
- * order that is made meanwhile does not open the file at the source: it takes the descriptor when
- * it begins. Until then the program can have its descriptor back at any time. */
+/* Descriptors that wait for the orders of their files. A descriptor waits while there is no grant
+ * and policy decides, or until policy has learned of its file and ordered the fill. Its order does
+ * not open the file at the source: when it begins, it takes the descriptor. Until then, the program
+ * can have the descriptor closed at any time. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -20,34 +20,35 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* The table holds at most KEPT descriptors, and at most one in SHARE of all descriptors that the
+/* The table holds at most KEPT descriptors, and at most 1 / SHARE of the descriptors that the
  * process may have. */
 #define KEPT 768
 #define SHARE 4
-/* A descriptor waits for its order for ORDER_NS, and until policy has known of its file for
- * ITERATIONS iterations of the daemon's loop; then it is closed [ns]. */
+/* A descriptor is closed if it has no order after ORDER_NS [ns], and after ITERATIONS iterations of
+ * the daemon's loop in which policy knew of its file. */
 #define ORDER_NS 50000000ULL
 #define ITERATIONS 2
-/* How often the table is looked at: a program that asks for its descriptor back waits no longer
- * than this [ns]. */
+/* Interval at which the thread looks at the table: the longest wait of a program that wants its
+ * descriptor closed [ns]. */
 #define LOOK_NS 20000000L
 #define STACK_BYTES (64 * 1024)
 
 struct kept_table {
     struct pool *pool;
     unsigned most;
-    pthread_mutex_t lock; /* guards the next four; no other lock is taken under it */
+    pthread_mutex_t lock; /* guards the next four fields; no other lock is taken while it is held */
     uint64_t ino[KEPT];
     struct handed *at[KEPT];
-    unsigned count;         /* atomic */
-    struct handed *dropped; /* the thread closes these: a close may ask the source */
-    uint32_t bell; /* futex: rung when the table is no longer empty, when descriptors are dropped,
-                      and at the end */
+    unsigned count; /* atomic */
+    /* closed by the thread, because a close may have to wait for the source */
+    struct handed *dropped;
+    /* futex, rung when the table is no longer empty, when descriptors are dropped, and at the
+     * end */
+    uint32_t bell;
     pthread_t thread;
 };
 
-/* --- the table: under its lock ------------------------------------------------------------------
- */
+/* --- the table, accessed under its lock ------------------------------------------------------- */
 
 static void set_count(struct kept_table *t, unsigned count) {
     __atomic_store_n(&t->count, count, __ATOMIC_RELAXED);
@@ -66,7 +67,8 @@ static void drop(struct kept_table *t, unsigned i) {
     t->dropped = h;
 }
 
-/* Drops the descriptor and keeps the file in the table, because policy has still to learn of it. */
+/* Has the descriptor closed but keeps the file in the table, because policy has not learned of the
+ * file yet. */
 static void drop_descriptor(struct kept_table *t, struct handed *h) {
     struct handed *dropped = h->fd >= 0 ? calloc(1, sizeof *dropped + 1) : NULL;
     if (!dropped)
@@ -123,7 +125,7 @@ int monarch_keep(struct kept_table *t, struct handed *h, int is_asked) {
 
 void monarch_note_kept(struct pool *p, struct job *job) {
     struct kept_table *t = p->kept;
-    /* While the table is empty, orders pay nothing for it. */
+    /* While the table is empty, an order costs no more than this check. */
     if (!t || !__atomic_load_n(&t->count, __ATOMIC_RELAXED) || job->result.kind != MONARCH_FILL ||
         monarch_way_of(job) != MONARCH_FROM_SOURCE)
         return;
@@ -170,11 +172,10 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
     return n;
 }
 
-/* --- the thread that looks after them -----------------------------------------------------------
- */
+/* --- the thread that looks after the table ---------------------------------------------------- */
 
-/* Returns whether the descriptor waits in vain: the daemon's loop has had enough iterations to
- * order the file, and ORDER_NS have passed. */
+/* Returns whether waiting longer is useless: the daemon's loop has had enough iterations to order
+ * the file, and ORDER_NS have passed. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;
@@ -182,8 +183,8 @@ static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64
 }
 
 /* Orders the fill of the descriptor's file within the grant, or asks policy to order it. Returns
- * whether the descriptor goes on waiting. The caller holds the writer's lock, the pool's and the
- * table's. */
+ * whether the descriptor must go on waiting. The caller holds the locks of the writer, the pool and
+ * the table. */
 static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_catalog *c,
                          int *asks) {
     struct pool *p = t->pool;
@@ -202,8 +203,8 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
     return job || answer == MONARCH_REFUSED || answer == MONARCH_NOT_YET;
 }
 
-/* Returns whether the file stays in the table. A file whose descriptor was dropped stays, too,
- * until policy knows of the file. c: NULL while the catalog cannot be looked at. */
+/* Returns whether the file stays in the table. A file whose descriptor was closed also stays until
+ * policy knows of it. c: the catalog, or NULL while it cannot be looked at. */
 static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
                  int *asks) {
     if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))

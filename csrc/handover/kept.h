@@ -1,26 +1,27 @@
-/* Descriptors of readers that wait for the orders of their files. */
+/* The table of readers' descriptors that wait for the orders of their files. */
 #pragma once
 
 #include "handover/handed.h"
 
-/* Makes the table and starts the thread that looks after it. Returns NULL if either fails. */
+/* Makes the table, and starts the thread that looks after the table. Returns NULL if either
+ * fails. */
 struct kept_table *monarch_new_kept(struct pool *p);
-/* Puts a descriptor into the table. is_asked: policy has been asked for the order. Returns 0, and
- * does nothing, if there is no room. */
+/* Puts a descriptor into the table. is_asked: policy was asked to order the fill. Returns 1; or 0,
+ * and does nothing, if there is no room. */
 int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 
-/* Orders fills for descriptors that wait, as far as there is a grant, and closes descriptors that
- * need not wait any longer. */
+/* Orders fills for the descriptors in the table as far as a grant allows, and closes descriptors
+ * that need not wait any longer. */
 void monarch_look_at_kept(struct pool *p);
-/* Call when an order was made. Sets job->is_kept if a descriptor waits for the order. */
+/* Call it for each new order. Sets job->is_kept if a descriptor waits for the order. */
 void monarch_note_kept(struct pool *p, struct job *job);
-/* Call when the order is about to begin. Gives it the descriptor that waits for it, unless the
- * program has asked for the descriptor back. */
+/* Call it before the order begins. Gives the order the descriptor that waits for it, unless the
+ * program has asked for that descriptor back. */
 void monarch_take_kept(struct pool *p, struct job *job);
 
 /* monarch_end_kept stops the table's thread. monarch_join_kept returns whether the thread has ended
  * by `until`. */
 void monarch_end_kept(struct kept_table *t);
 int monarch_join_kept(struct kept_table *t, const struct timespec *until);
-/* Closes the descriptors that are left, and frees the table. */
+/* Closes the descriptors in the table, and frees the table. */
 void monarch_free_kept(struct kept_table *t);
