@@ -136,7 +136,7 @@ void monarch_engine_settle(struct monarch_engine *e) {
     for (struct job *job; (job = monarch_pop(&p->told)); free_job(job))
         monarch_free_slot(p, job);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
-        monarch_unlock_and_ring(p); /* orders may have waited for a slot */
+        monarch_unlock_and_ring(p); /* an order may have waited for a slot */
     else
         pthread_mutex_unlock(&p->lock);
 }
@@ -170,7 +170,7 @@ int monarch_engine_reads_sources(struct monarch_engine *e) {
     return reads;
 }
 
-/* Ends unfinished fills; no thread works on them any more. */
+/* Ends unfinished fills. Call it when no thread works on them any more. */
 static void abandon_fills(struct pool *p) {
     for (struct fill *f; (f = p->fills);) {
         p->fills = f->next;
@@ -196,13 +196,12 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
-        if (e->peers[i]) /* a peer that sends single bytes would hold its thread until the time
-                            limit */
+        if (e->peers[i]) /* one that sends byte by byte holds its thread until the time limit */
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
         left += !monarch_join(p->worker[p->most_threads + i].thread, &until);
-    /* The count is read anew each time: a thread that was about to start others has done so by the
-     * time it is joined. */
+    /* The count is read again in each iteration: a thread that was starting others has counted them
+     * by the time it is joined. */
     for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
         left += !monarch_join(p->worker[i].thread, &until);
     if (p->listener)
@@ -228,8 +227,9 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     return 0;
 }
 
-/* glibc raises its threshold for separate mappings with every large block that is freed, and makes
- * an arena for each thread; both keep a scan's or a manifest's memory for good. */
+/* Fixes two settings of malloc. By default, glibc raises its threshold for separate mappings
+ * whenever a large block is freed, and makes an arena for each thread. Both would keep the memory
+ * of a scan or a manifest forever. */
 void monarch_limit_malloc(void) {
     mallopt(M_MMAP_THRESHOLD, 128 * 1024);
     mallopt(M_ARENA_MAX, 2);

@@ -1,8 +1,8 @@
-/* Start-time fair queueing (Goyal et al., 1996): the smaller a rank's share, the later it is
- * due again. */
+/* Start-time fair queueing (Goyal et al., 1996): after a service, a rank's next due time is later
+ * the smaller its share is. */
 #include "engine/fair_queue.h"
 
-/* Virtual time from one service of a rank to its next one, for a share of 1. */
+/* Virtual time between two services of a rank with share 1. */
 #define LAP (1ULL << 24)
 
 static_assert(MONARCH_DEMANDS == 256, "a place is a byte, and so is the way from one to another");
@@ -77,9 +77,8 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* Readers may be left in `of_ranks`. Each slot was to yield one of them, but a slot whose
-     * demand was taken or answered after `of_ranks` was filled has yielded none. The readers left
-     * are yielded here. */
+    /* Readers may be left in `of_ranks`: a slot whose demand was taken or answered after `of_ranks`
+     * was filled has yielded no reader in its turn. Yield them now. */
     if (l->length) {
         *w = take_first(l);
         return 1;

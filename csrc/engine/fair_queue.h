@@ -1,23 +1,25 @@
-/* The order in which the ranks of a node are served. Ranks are served in proportion to their
- * shares, no rank is starved, and as long as any reader waits, some reader is served. A reader that
- * belongs to no rank is served when the search reaches its slot. */
+/* Start-time fair queueing of the waiting readers. Ranks are served in proportion to their shares,
+ * no rank is starved, and while any reader waits, one is served. A reader that belongs to no rank
+ * is served when the search reaches its slot. */
 #pragma once
 
 #include "shared/catalog.h"
 
 struct fair_queue {
-    const uint32_t *share; /* (MONARCH_RANKS,); 0: the rank's readers count as readers of no rank */
-    uint64_t now;          /* virtual time: when the rank served last was due */
+    /* (MONARCH_RANKS,); 0: the readers of this rank are treated like readers of no rank */
+    const uint32_t *share;
+    uint64_t now;                /* virtual time: the due time of the rank that was served last */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
-    uint8_t next[MONARCH_RANKS]; /* per rank, the slot after that of its reader served last */
+    /* for each rank, the slot after the one of its reader that was served last */
+    uint8_t next[MONARCH_RANKS];
 };
 
-/* Returns the rank if it has a share, else 0: no rank. */
+/* Returns the rank if it has a share, else 0, which means no rank. */
 static inline unsigned monarch_rank_in(const struct fair_queue *q, unsigned rank) {
     return q->share[rank] ? rank : 0;
 }
-/* Returns the virtual time at which the rank is due: `now` at the earliest, because a rank without
- * waiting readers saves up no service. */
+/* Returns the virtual time at which the rank is due. It is `now` at the earliest, so that a rank
+ * saves up no service while none of its readers waits. */
 static inline uint64_t monarch_due(const struct fair_queue *q, unsigned rank) {
     return q->due[rank] > q->now ? q->due[rank] : q->now;
 }
@@ -27,18 +29,21 @@ void monarch_served(struct fair_queue *q, unsigned rank);
 struct waiting {
     uint64_t demand, due;
     uint8_t place;  /* slot of the demand */
-    uint8_t behind; /* distance [slots] from the reader of its rank served last */
+    uint8_t behind; /* distance [slots] from the slot of its rank's reader that was served last */
     uint8_t rank;   /* 0: no rank */
 };
 
-/* Iterator over the waiting readers in the order in which they are to be served. It goes through
- * the demand slots; where it meets a reader of any rank, it yields, in that reader's place, the
- * reader whose rank is due first. */
+/* Iterator over the waiting readers in the order in which they are to be served. It passes through
+ * the demand slots. At a reader of no rank, it yields that reader. At a reader of a rank, it yields
+ * the reader whose rank is due first, whichever rank that is. */
 struct line {
     const struct fair_queue *queue;
-    const uint64_t *demand, *taken; /* per slot; a demand that equals `taken` does not wait */
-    unsigned first, passed;         /* slots [first, first + passed) have been looked at */
-    unsigned length; /* of `of_ranks`, which is filled when the first reader of a rank is met */
+    /* per slot; a demand that equals `taken` is being served, so its reader is skipped */
+    const uint64_t *demand, *taken;
+    unsigned first, passed; /* slots [first, first + passed) have been looked at */
+    /* number of readers in `of_ranks`, which is filled when the iterator meets the first reader of
+     * a rank */
+    unsigned length;
     int is_known;
     struct waiting of_ranks[MONARCH_DEMANDS];
 };

@@ -1,5 +1,5 @@
-/* Places files in granted room, first fit. This file decides exactly as policy would
- * (monarch_py/policies/placement.py), counting the same bytes and inodes. */
+/* Places files in granted room, first fit. The decisions equal those of policy
+ * (monarch_py/policies/placement.py), with the same bytes and inodes counted. */
 #include "engine/grant.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "publish/writer.h"
 #include "shared/doorbell.h"
 
-/* A size that no tier holds; sums of smaller sizes do not overflow [bytes]. */
+/* A size that fits into no tier; sums of smaller sizes do not overflow [bytes]. */
 #define LARGEST (1ULL << 51)
 
 static_assert(MONARCH_ASKED == 2, "a home names two");
@@ -26,9 +26,9 @@ static int is_still_there(const struct pool *p, const struct waiting *reader) {
 /* --- one file -----------------------------------------------------------------------------------
  */
 
-/* Takes room from the first tier that has enough, and returns that tier; -1 for none. Where only
- * part of a tier's room is granted and does not suffice, the tier itself may still be the first
- * fit, so later tiers are not tried. */
+/* Takes room from the first tier that has enough, and returns that tier; -1 if none has. If only
+ * part of a tier's room is granted, and that part is too small, the tier itself may still be the
+ * first that fits. So later tiers are not tried then. */
 static int take_room(struct grant *g, uint64_t size) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -46,7 +46,7 @@ static int take_room(struct grant *g, uint64_t size) {
 }
 
 /* Sets the peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/nodes.py).
- * Returns 1; or 0 for a file that this node does not keep, or of which Python has said nothing. */
+ * Returns 1. Returns 0 if this node does not keep the file, or if Python has not told. */
 static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;
     asked[0] = asked[1] = -1;
@@ -71,7 +71,8 @@ static unsigned state_of(const struct monarch_catalog *c, uint64_t id) {
     return id < c->count ? MONARCH_WORD_STATE(monarch_entries(c)[id].word) : MONARCH_BYPASS;
 }
 
-/* Returns whether somebody has asked for a copy that is neither there nor in the making. */
+/* Returns whether a client or a peer wants a copy of the file, and there is neither a copy nor a
+ * fill. */
 static int is_asked_for(const struct pool *p, const struct monarch_catalog *c, uint64_t id) {
     unsigned state = state_of(c, id);
     return state == MONARCH_WANTED ||
@@ -84,7 +85,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     if (!g->holds || g->placed_count == MONARCH_PLACED)
         return NULL;
     struct monarch_entry *e = &monarch_table(c)[id];
-    /* A number in the word is that of an older copy, which must be removed first. */
+    /* A copy's number in the word is that of an older copy, which must be removed first. */
     if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word) || !find_home(p, id, asked))
         return NULL;
     int tier = take_room(g, e->size);
@@ -93,7 +94,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     struct job *job =
         monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
     if (!job) {
-        g->holds = 0; /* what is left of the room is not known any more; wait for the next grant */
+        g->holds = 0; /* the room that is left is unknown now; wait for the next grant */
         return NULL;
     }
     monarch_set_word(c, e, id, monarch_word(MONARCH_FILLING, 0, (unsigned)tier, g->next_copy));
@@ -101,7 +102,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     return job;
 }
 
-/* Orders the fill; returns whether it did. The caller holds both locks. */
+/* Orders a fill of the entry; returns whether it did. The caller holds both locks. */
 static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
     struct job *job = monarch_place_granted(p, c, id);
     if (job)
@@ -109,18 +110,17 @@ static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
     return job != NULL;
 }
 
-/* --- what somebody waits for --------------------------------------------------------------------
- */
+/* --- demands without an order ----------------------------------------------------------------- */
 
-/* Orders the file that the reader waits for, if the grant allows it. Returns whether the file is
- * left to Python, which must order it or see why it cannot be ordered. c: the catalog; NULL if its
- * lock could not be taken, so that nothing is known of the file. */
+/* Orders the file for which the reader waits, if the grant allows it. Returns whether the file is
+ * left to Python, which must order it or find out why it cannot be ordered. c: the catalog; NULL if
+ * the writer's lock could not be taken, so that the file's state is unknown. */
 static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
     struct grant *g = &p->grant;
     uint64_t id = monarch_demand_entry(reader->demand);
     if (!is_still_there(p, reader))
         return 0;
-    /* If a file is FILLING and has no order, its fill is about to begin, or has just ended. */
+    /* A file that is FILLING and has no order is either about to be filled, or was just filled. */
     int is_filling = c && state_of(c, id) == MONARCH_FILLING;
     g->refused[reader->place] = reader->demand;
     g->is_early[reader->place] = !g->holds || is_filling;
@@ -128,13 +128,14 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
         return 0;
     if (!c || is_asked_for(p, c, id))
         return !(c && order(p, c, id));
-    /* The demand was made after the file's last answer: make the reader look again. */
+    /* The demand came after the readers of this file were last answered: make this reader look
+     * again. */
     monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
     return 0;
 }
 
-/* Notes that the daemon's loop has work. Returns whether the caller must wake the loop, because
- * nobody has done so since its last rest. */
+/* Notes that there is work for the daemon's loop. Returns whether the caller must wake the loop,
+ * because no other caller has done so since the loop's last rest. */
 static int is_first(struct grant *g) {
     return !__atomic_exchange_n(&g->leaves, 1, __ATOMIC_SEQ_CST);
 }
@@ -146,7 +147,8 @@ void monarch_end_rest(struct pool *p) {
 
 void monarch_order_demanded(struct pool *p, struct worker *me) {
     struct monarch_writer *w = p->shared.writer;
-    int has_writer = monarch_lock_soon(w); /* the lock is held for long while the catalog grows */
+    /* the lock is held for a long time while the catalog grows */
+    int has_writer = monarch_lock_soon(w);
     int is_any = 0;
     pthread_mutex_lock(&p->lock);
     for (unsigned i = 0; i < me->unordered_count; i++)
@@ -173,8 +175,7 @@ int monarch_leaves_again(struct pool *p, const struct job *job) {
     return 0;
 }
 
-/* --- from Python --------------------------------------------------------------------------------
- */
+/* --- calls from Python ------------------------------------------------------------------------ */
 
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
                           uint64_t first_copy, uint32_t meets) {
@@ -191,7 +192,7 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
             g->refused[i] = 0;
     memset(g->is_early, 0, sizeof g->is_early);
     g->holds = e->writer != NULL;
-    monarch_unlock_and_ring(p); /* readers may have asked while there was no grant */
+    monarch_unlock_and_ring(p); /* readers may have waited without a grant */
     if (p->listener)
         p->listener->granted(p);
 }
@@ -208,7 +209,7 @@ uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_place
     return n;
 }
 
-/* How many entries get their homes before the lock is let go for other threads. */
+/* Number of entries whose homes are stored before the lock is released to let other threads in. */
 #define TOLD_AT_ONCE 4096
 
 static unsigned home_of(const struct monarch_home *home) {
@@ -217,7 +218,8 @@ static unsigned home_of(const struct monarch_home *home) {
     return home->is_kept ? MONARCH_OWN : 0;
 }
 
-/* Writes the homes of entries into the catalog, where programs see them too. */
+/* Writes the homes of entries into the catalog, where programs see them too. A home says which node
+ * keeps the file. */
 static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const struct monarch_home *homes) {
     for (uint64_t i = 0; i < n;) {

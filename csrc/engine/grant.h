@@ -1,20 +1,20 @@
-/* Fills that the copying threads order themselves, in room that policy has granted. The threads
- * order fills between two iterations of the daemon's loop, for files that somebody waits for. */
+/* Fills that the copying threads order themselves, in room that policy has granted. They do so
+ * between two iterations of the daemon's loop, for files for which a reader or a peer waits. */
 #pragma once
 
 #include "engine/pool.h"
 
-/* Makes the order to fill a file of which no copy is being made. The caller queues the order.
- * Returns NULL if the grant does not allow the fill. The caller holds the writer's lock and the
- * pool's. */
+/* Makes the order to fill a file that has no copy and no fill. The caller puts the order into a
+ * queue, and holds the writer's lock and the pool's. Returns NULL if the grant does not allow the
+ * fill. */
 struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
-/* Orders fills for the demands that the thread has met without an order (me->unordered), as far as
- * the grant allows; the rest is left to Python. The caller holds no lock. */
+/* Orders fills for the demands without an order that the thread has found (me->unordered), as far
+ * as the grant allows. Leaves the others to Python. The caller holds no lock. */
 void monarch_order_demanded(struct pool *p, struct worker *me);
-/* Returns whether the end of this order must wake the daemon's loop. It must if a fill was not
- * published, because Python must see why; or if a reader still waits for a file that was left to
- * the loop, which may have room for it now. Returns 0 if the loop was already woken since its last
- * rest. The caller holds the pool's lock. */
+/* Returns whether the end of this order must wake the daemon's loop. That is so if a fill was not
+ * published, because Python must find out why; or if a reader still waits for a file that was left
+ * to the loop, which may have room for it now. Returns 0 if the loop was woken since its last rest.
+ * The caller holds the pool's lock. */
 int monarch_leaves_again(struct pool *p, const struct job *job);
-/* Wakes the daemon's loop from its rest or sleep. */
+/* Wakes the daemon's loop from a rest or from sleep. */
 void monarch_end_rest(struct pool *p);

@@ -1,4 +1,4 @@
-/* Makes orders from the catalog, queues them, and takes them back. */
+/* Makes orders from the catalog, queues them and withdraws them. */
 #include "engine/orders.h"
 
 #include <stdlib.h>
@@ -25,7 +25,8 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
     job->result.ctime_ns = entry->ctime_ns;
     job->entry = *entry;
     job->expected_sum = sum;
-    /* No peer is asked for an empty file: no peer could tell that the file is unchanged. */
+    /* An empty file's order asks no peer: a peer that sends no bytes cannot vouch that the file is
+     * unchanged. */
     for (int i = 0; i < MONARCH_ASKED + MONARCH_MOVES; i++) {
         int is_asked = i < MONARCH_ASKED && peers && p->peer_threads && entry->size;
         int peer = is_asked ? peers[i] : -1;
@@ -42,7 +43,8 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
     return job;
 }
 
-/* A PAGE_IN does not count as pending: nobody waits for it, and it says nothing of the fills. */
+/* A PAGE_IN does not count as pending: nothing waits for it, and it is no sign that fills are under
+ * way. */
 void monarch_count(struct pool *p, const struct job *job, int more) {
     if (job->result.kind != MONARCH_PAGE_IN)
         p->pending[job->result.in_use][monarch_way_of(job)] += (uint64_t)(int64_t)more;
@@ -60,9 +62,9 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
         monarch_remember(p, job);
 }
 
-/* Takes the orders of `fresh`, which no other thread sees yet, into a queue. Returns how many they
- * are. An order for which a descriptor waits goes to the queue of files in use, so that it does not
- * wait behind files that are filled ahead. */
+/* Puts the orders of `fresh`, which no other thread sees yet, into a queue. Returns their number.
+ * An order for which a descriptor waits goes into the queue of files in use instead, so that it
+ * does not wait behind files that are filled ahead. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
@@ -122,7 +124,7 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < n; i++) {
         struct job *job = monarch_queued_fill(p, ids[i]);
-        /* An order for which a descriptor waits stays: a program has read its file. */
+        /* An order for which a descriptor waits is not withdrawn: a program has read the file. */
         if (!job || job->result.in_use || job->is_kept || job->handed >= 0)
             continue;
         monarch_unqueue(p, job);

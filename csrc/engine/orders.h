@@ -1,4 +1,4 @@
-/* Makes orders, and takes them into the queues. */
+/* Makes orders, and puts them into the queues. */
 #pragma once
 
 #include "engine/schedule.h"
@@ -8,9 +8,9 @@
 struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, int kind,
                               uint64_t id, uint32_t tier, uint64_t copy, uint64_t sum,
                               const int32_t *peers);
-/* Puts the order into the queue of `to` that serves the order's way. The caller holds the pool's
+/* Puts the order into one of the queues `to`, which are indexed by way. The caller holds the pool's
  * lock, and wakes threads afterwards (waking.h). */
 void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *job);
-/* Adds the order to the counts of orders without a result, or takes it off them. more: 1 or -1. The
- * caller holds the pool's lock. */
+/* Adds the order to the counts of orders without a result (more = 1), or takes it off them (more =
+ * -1). The caller holds the pool's lock. */
 void monarch_count(struct pool *p, const struct job *job, int more);

@@ -12,7 +12,7 @@ struct queue {
 
 void monarch_push(struct queue *q, struct job *job);
 void monarch_push_first(struct queue *q, struct job *job);
-/* Takes the first order out; NULL if the queue is empty. */
+/* Removes the first order and returns it; returns NULL if the queue is empty. */
 struct job *monarch_pop(struct queue *q);
-/* Takes the order out of its queue, from any position. */
+/* Removes the order from its queue, at any position. */
 void monarch_take_out(struct job *job);

@@ -1,5 +1,5 @@
-/* Chooses each thread's next work by priority. First comes what a reader waits for, then removals
- * of copies, then files in use, then PAGE_INs, then all other orders. */
+/* Chooses the next work of each thread, by priority: first the units for which a reader waits, then
+ * removals of copies, orders for files in use, PAGE_INs, and all other orders. */
 #include "engine/schedule.h"
 
 #include "copy/fill.h"
@@ -7,16 +7,16 @@
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* Peer threads that fills from one peer leave free for other peers, even if readers wait for these
- * fills. */
+/* Number of peer threads that must stay free for other peers, even if readers wait for the fills
+ * from one peer. */
 #define KEPT_FREE 4
-/* The most orders that one look passes over, because the thread holds the pool's lock meanwhile. */
+/* Most orders that one search may pass over, because it holds the pool's lock. */
 #define MOST_PASSED 64
 
 /* --- orders by entry ---------------------------------------------------------------------------
  */
 
-/* Only orders that have not begun and that a reader may wait for are in the buckets. */
+/* The buckets hold only orders that have not begun and for which a reader may wait. */
 int monarch_is_awaited(const struct job *job) {
     return job->result.kind == MONARCH_FILL || job->result.kind == MONARCH_CHECK;
 }
@@ -39,7 +39,7 @@ static void forget(struct pool *p, const struct job *job) {
         }
 }
 
-/* Returns the next order for the entry in its bucket, from `job` on, or NULL. */
+/* Returns the first order for the entry in a bucket's list, from `job` on, or NULL. */
 static struct job *next_for(struct job *job, uint64_t id) {
     while (job && job->result.id != id)
         job = job->same;
@@ -71,8 +71,7 @@ void monarch_free_slot(struct pool *p, struct job *job) {
     job->slot = -1;
 }
 
-/* --- fills under way ----------------------------------------------------------------------------
- */
+/* --- unfinished fills ------------------------------------------------------------------------- */
 
 int monarch_is_claimed(const struct fill *f, uint64_t unit) {
     return f->claimed[unit / 64] >> (unit % 64) & 1;
@@ -123,8 +122,7 @@ void monarch_remove_fill(struct pool *p, const struct fill *f) {
     take_from_list(p, f);
 }
 
-/* --- what to do next ----------------------------------------------------------------------------
- */
+/* --- the next work ---------------------------------------------------------------------------- */
 
 static void begins(struct pool *p, struct job *job, struct work *w) {
     monarch_unqueue(p, job);
@@ -137,24 +135,24 @@ enum monarch_way monarch_way_of(const struct job *job) {
     return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
-/* Returns whether a thread may go to the order's peer. A peer gets more threads until it has twice
+/* Returns whether a thread may go to the order's peer. Threads may join a peer until it has twice
  * as many as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an overloaded peer leaves
- * some threads to other peers, and each of these leaves some again; a single busy peer gets two
- * thirds of all threads. `at` is the peer that the thread is at already; the thread may stay
- * there. */
+ * some threads to the other peers, and a single busy peer gets two thirds of all threads. `at` is
+ * the peer at which the thread is now; the thread may always stay there. */
 static int can_ask(const struct pool *p, int at, const struct job *job) {
     int peer = job->peer[0];
     return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
 }
 
-/* Does what can_ask does, for work that a reader waits for: the peer's share does not limit such
- * work while more than KEPT_FREE threads are free. */
+/* Like can_ask, for work for which a reader waits: while more than KEPT_FREE threads are free, the
+ * peer's share does not limit such work. */
 static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Does what can_ask does, for work that nobody waits for. A peer also gets only a share of the
- * width, so that one slow peer leaves a part of the width to the others, however narrow it is. */
+/* Like can_ask, for work for which no reader waits. Such work also gets only a share of the width
+ * at each peer, so that one slow peer leaves part of the width to the others, however small the
+ * width is. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -176,7 +174,7 @@ static int has_slot(const struct pool *p, enum monarch_way way) {
     return p->free_slots > (way == MONARCH_FROM_PEER ? MONARCH_SLOTS_OF_SOURCE : 0);
 }
 
-/* Returns the entry's order of this way if it can begin now, else NULL. */
+/* Returns the entry's queued order of this way, if it can begin now, else NULL. */
 static struct job *queued(const struct pool *p, enum monarch_way way, uint64_t id) {
     struct job *job = has_slot(p, way) ? next_for(p->bucket[id % MONARCH_BUCKETS], id) : NULL;
     return job && monarch_way_of(job) == way ? job : NULL;
@@ -199,7 +197,7 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     f->next_unit = unit + 1;
     f->asked_by = monarch_demand_rank(demand);
     /* The unit is checked, because a client may write any number. A file of more than
-     * MONARCH_FILL_UNITS units has no map, and nobody reads it before it is complete. */
+     * MONARCH_FILL_UNITS units has no map, so its copy is read only once it is complete. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
         if (!can_serve(p, me->peer, f->job))
@@ -211,15 +209,15 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
         return 1;
     }
     p->taken[reader->place] = demand;
-    /* The thread that has claimed the unit answers its readers when the unit is done. If it did so
-     * before this demand was made, this demand is answered here. */
+    /* The thread that claimed the unit answers its readers when the unit is done. If it did that
+     * before this demand was made, nobody else would answer this demand, so do it here. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
     return 0;
 }
 
-/* Returns whether a thread has still to look at this demand, which has no order. */
+/* Returns whether a thread should look at this demand, which has no order. */
 static int may_order(const struct pool *p, unsigned place, uint64_t demand) {
     return p->shared.writer && p->grant.refused[place] != demand;
 }
@@ -236,8 +234,8 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
     return find_queued(p, me, id, w);
 }
 
-/* Finds work for a waiting reader. Readers take turns: each search begins after the slot that was
- * served last. Among readers of ranks, the ranks' shares decide. */
+/* Finds work for a waiting reader. Readers are served in rotation: each search begins after the
+ * slot that was served last. Among readers of ranks, the ranks' shares decide. */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct fair_queue *queue = &p->fair[me->way];
     struct line line;
@@ -250,8 +248,8 @@ static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     return 0;
 }
 
-/* Returns the next unclaimed unit after the last demand, or else any unclaimed unit; DONE if there
- * is none. */
+/* Returns the first unclaimed unit after the last demanded one, or else any unclaimed unit. Returns
+ * DONE if all units are claimed. */
 static uint64_t unit_ahead(struct fill *f) {
     uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
     for (; n < f->units && monarch_is_claimed(f, unit); n++)
@@ -260,9 +258,9 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* Returns the fill of which to move a unit ahead of its reader, or NULL. *first gets the first fill
- * in the list that could be served. A later fill is chosen in its place only if readers of ranks
- * have asked for both, and the later one's rank is due earlier. */
+/* Returns the fill of which a unit should be moved ahead of its reader, or NULL. *first gets the
+ * first fill in the list that could be served. A later fill is returned instead only if the readers
+ * of both belong to ranks, and the rank of the later fill is due earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
     const struct fair_queue *queue = &p->fair[way];
     struct fill *chosen = NULL;
@@ -277,7 +275,7 @@ static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct
         *first = chosen ? *first : f;
         chosen = f;
         due = monarch_due(queue, rank);
-        if (!rank) /* only the first fill can get here with a reader of no rank */
+        if (!rank) /* a fill without a rank gets here only as the first */
             break;
     }
     return chosen;
@@ -296,8 +294,8 @@ static void exchange(struct pool *p, struct fill *a, struct fill *b) {
     b->next = next;
 }
 
-/* Finds a unit ahead of a reader: a reader that has waited for a unit wants the next ones soon.
- * Files that readers have waited for take turns, unit by unit. */
+/* Finds a unit to move ahead of a reader: a reader that has waited for a unit will soon want the
+ * next ones. The files for which readers have waited are served in rotation, one unit each. */
 static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     for (struct fill *first = NULL, *f; (f = next_fill(p, way, &first));) {
         uint64_t unit = unit_ahead(f);
@@ -315,13 +313,14 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     return 0;
 }
 
-/* Returns whether no reader has waited for the fill and one of its blocks can be begun. */
+/* Returns whether the fill has a block that can be begun and no reader has waited for the fill. */
 static int has_block(const struct pool *p, enum monarch_way way, const struct fill *f) {
     return f->next_block < f->blocks && !f->asked_ns && !monarch_fill_is_over(f) &&
            monarch_way_of(f->job) == way && can_ask_unasked(p, f->job);
 }
 
-/* Finds a block of a fill that no reader has waited for: such fills are finished one by one. */
+/* Finds a block of a fill for which no reader has waited. Such fills are finished one after the
+ * other. */
 static int find_block(struct pool *p, enum monarch_way way, int in_use, struct work *w) {
     struct fill *f = p->fills;
     while (f && ((int)f->job->result.in_use != in_use || !has_block(p, way, f)))
@@ -355,8 +354,8 @@ static void put_aside(struct late *late, struct job *job) {
     monarch_push(&late->of[peer], job);
 }
 
-/* Returns the first late order whose peer may be asked, or NULL. The search is short, because it
- * passes over only peers that threads are at. */
+/* Returns the first order set aside whose peer may be asked now, or NULL. The search is short: it
+ * passes over a peer only if threads are at that peer. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {
@@ -376,9 +375,9 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
            monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
-/* Moves orders from the front of the queue to its end, as long as programs are reading the orders'
- * files at the source and will hand them over: a fill would open such a file a second time. Returns
- * whether the order that is first then waits for its reader as well. */
+/* Moves orders from the front of the queue to its end while the first order's file is being read at
+ * the source by a program that will hand it over. A fill would open such a file a second time.
+ * Returns whether the order that is first in the end must also wait for such a program. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -390,7 +389,7 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
     return waits_for_reader(p, q->first, now);
 }
 
-/* Takes up the next order of the queue, but passes over orders whose peer has its share of the
+/* Takes the next order of the queue to begin it. Sets aside orders whose peer has its share of the
  * threads. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_way way = me->way;
@@ -420,7 +419,7 @@ static int is_within_width(const struct pool *p, enum monarch_way way) {
     return p->unasked[way] < p->width[way];
 }
 
-/* Takes up an order or a block that no reader has demanded. */
+/* Takes an order or a block for which no reader waits. */
 static int find_unasked(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_way way = me->way;
     int is_ahead =
@@ -428,8 +427,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, way) ||
                       !(find_block(p, way, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* Units ahead of a reader do not count as unasked where they come from a peer: the reader soon
-     * waits for them, and there are threads enough for peers. */
+    /* Units moved ahead of a reader do not count as unasked if they come from a peer: the reader
+     * will soon wait for them, and there are enough threads for peers. */
     if (is_ahead && way == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;
@@ -448,7 +447,7 @@ static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct wo
            find_unasked(p, me, 0, w);
 }
 
-/* Notes that the thread has ended its work: it is at no peer, and counts as resting. */
+/* Notes that the thread has finished its work: it is at no peer, and counts as resting. */
 static void rest(struct pool *p, struct worker *me) {
     go_to(p, me, -1);
     p->unasked[me->way] -= (uint32_t)me->is_unasked;
@@ -473,8 +472,7 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
     return 1;
 }
 
-/* --- who is needed ------------------------------------------------------------------------------
- */
+/* --- which threads there is work for ---------------------------------------------------------- */
 
 static int has_demand(const struct pool *p, enum monarch_way way) {
     for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {

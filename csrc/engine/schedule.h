@@ -3,50 +3,50 @@
 
 #include "engine/pool.h"
 
-/* --- orders by entry --- */
+/* --- orders by entry -------------------------------------------------------------------------- */
 
-/* Returns whether readers may wait for an order of this kind. An order for which they may wait is
- * found by its entry from monarch_remember until it begins. */
+/* Returns whether readers may wait for an order of this kind. Such an order can be found by its
+ * entry from monarch_remember until it begins. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
-/* Returns the order to fill this entry if there is one that no thread has begun, else NULL. */
+/* Returns the queued order to fill this entry, or NULL if there is none. */
 struct job *monarch_queued_fill(const struct pool *p, uint64_t id);
 /* Returns whether an order to fill or to check this entry is queued. */
 int monarch_has_order(const struct pool *p, uint64_t id);
-/* Removes an order from its queue and from the orders that are found by entry. */
+/* Removes an order from its queue and from the table of orders by entry. */
 void monarch_unqueue(struct pool *p, struct job *job);
 
-/* Frees the order's slot in the fills segment, if it has one. Call once readers no longer need the
- * map of its fill. */
+/* Frees the order's slot in the fills segment, if it has one. Call it once readers no longer need
+ * the map of the fill. */
 void monarch_free_slot(struct pool *p, struct job *job);
 
-/* --- fills under way --- */
+/* --- unfinished fills ------------------------------------------------------------------------- */
 
 int monarch_is_claimed(const struct fill *f, uint64_t unit);
 void monarch_claim(struct fill *f, uint64_t unit);
-/* Returns the entry's fill that is under way, or NULL. */
+/* Returns the entry's unfinished fill, or NULL. */
 struct fill *monarch_fill_of(const struct pool *p, uint64_t id);
 void monarch_add_fill(struct pool *p, struct fill *f);
 void monarch_remove_fill(struct pool *p, const struct fill *f);
 
-/* --- what is next --- */
+/* --- the next work ---------------------------------------------------------------------------- */
 
 struct work {
-    struct job *job;   /* the order to begin or to do, or NULL */
-    struct fill *fill; /* else the fill of which to move a unit or a block */
+    struct job *job;   /* the order to begin, or NULL */
+    struct fill *fill; /* if job is NULL: the fill, of which to move a unit or a block */
     uint64_t unit, block;
     int is_unit;
-    int leaves_nobody; /* after this, no thread of the caller's kind is without work */
+    int leaves_nobody; /* once this work is taken, all threads of the caller's kind have work */
 };
 
 enum monarch_way monarch_way_of(const struct job *job);
-/* Returns the roles, as bits, of a thread that has ended its work and looks for more. */
+/* Returns the roles, as bits, of a thread that has finished its work and looks for more. */
 uint32_t monarch_roles_of(const struct worker *me);
-/* Finds the most urgent work within `roles`; returns 0 if there is none. A thread in the middle of
- * other work passes MONARCH_DOES_DEMANDS alone; any other roles say that the thread has ended its
- * previous work. */
+/* Finds the most urgent work within `roles`. Returns 0 if there is none. A thread that interrupts
+ * other work passes MONARCH_DOES_DEMANDS alone; any other roles say that the thread has finished
+ * its work. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
-/* Returns the roles, as bits, of the threads of this way that could do some of the work at hand; 0
- * if there is no work. Units ahead of readers may count as work even if all of them are claimed
- * already. */
+/* Returns the roles, as bits, of the threads of this way that could do some of the work there is; 0
+ * if there is no work. The result may be nonzero without need: it may count the units ahead of
+ * readers in a fill all of whose units are already claimed. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way);

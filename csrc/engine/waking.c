@@ -1,21 +1,22 @@
-/* Which of the copying threads are woken, and when they sleep.
+/* Decides which copying threads are woken, and when a copying thread sleeps.
  *
- * A thread is woken only for work that it can do, and no work is left lying while a thread that
- * could do it sleeps. This is how:
+ * A thread is woken only for work that it can do, and no work is left waiting while a thread that
+ * could do it sleeps. The rules:
  *
- * - Work is made under the pool's lock. Then the bell of its way is rung, which changes the bell's
- *   word and wakes one thread that could do the work. A thread reads the word before it looks for
- *   work, and sleeps only while the word is unchanged, so that a thread that looked too early does
- *   not fall asleep.
- * - A thread that has looked for work and leaves some to threads that sleep wakes one of them, and
- *   does not change the word. The work's own ring changes the word: if that ring has come, only
- *   sleeping threads do not know of the work; if it is still to come, it wakes one more. But a
- *   thread that leaves one peer for another does ring: it makes room at the first peer for orders
- *   that were passed over, and nobody has rung for these.
- * - A thread that accepts every class of work and finds none need not wake others: the queues are
- *   empty.
- * - A demand without an order counts as work of both ways, until a thread has ordered its file or
- *   left it to the daemon's loop (grant.c). */
+ *   - Work is added under the pool's lock. Then the bell of its way is rung, which changes the
+ *     bell's word and wakes one thread that could do the work. A thread reads the word before it
+ *     looks for work, and sleeps only if the word is still the same. So a thread that looked too
+ *     early does not fall asleep.
+ *   - A thread that has looked for work, and leaves some that sleeping threads could do, wakes one
+ *     of them and does not change the word. The ring for that work changes the word: if it has
+ *     come already, only threads that sleep do not know of the work; if it is still to come, it
+ *     wakes one more thread. There is one exception: a thread that leaves a peer for another one
+ *     does ring. It makes room at the first peer for orders that were set aside, for which no
+ *     ring will come.
+ *   - A thread that accepts every class of work and finds none need not wake others: the queues are
+ *     empty.
+ *   - A demand without an order counts as work of both ways, until a thread has ordered its file or
+ *     left the file to the daemon's loop (grant.c). */
 #include "engine/waking.h"
 
 #include "shared/doorbell.h"
@@ -25,8 +26,8 @@ void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who) {
         monarch_bell_ring(&p->shared.clients->engine[way], 1, who);
 }
 
-/* Wakes all threads when the engine stops, even if a client has overwritten the count of sleeping
- * threads. */
+/* Wakes all threads because the engine stops. It must not rely on the count of sleeping threads,
+ * which a client may have overwritten. */
 void monarch_ring_all(struct pool *p, enum monarch_way way) {
     struct monarch_bell *bell = &p->shared.clients->engine[way];
     __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);

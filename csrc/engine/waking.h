@@ -1,16 +1,15 @@
-/* Which of the copying threads are woken, and when they sleep. */
+/* Decides which copying threads are woken, and when a copying thread sleeps. */
 #pragma once
 
 #include "engine/schedule.h"
 
-/* Wakes one thread that can do work that was just made. who: the roles that monarch_whom_it_needs
- * has returned. */
+/* Wakes one thread that can do new work. who: the roles that monarch_whom_it_needs has returned. */
 void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who);
 void monarch_ring_all(struct pool *p, enum monarch_way way);
-/* Releases the pool's lock after a change that may have made work of any kind, and wakes threads
+/* Releases the pool's lock after a change that may have added work of any kind, and wakes threads
  * for it. */
 void monarch_unlock_and_ring(struct pool *p);
-/* Sleeps until the bell of the thread's way is rung, and not at all if the bell's word is no longer
- * `seen`. The sleep ends at `until_ns` [CLOCK_MONOTONIC] at the latest; 0: no limit. Returns 0 if
- * that time has come, else 1. */
+/* Sleeps until the bell of the thread's way is rung, or until `until_ns` [CLOCK_MONOTONIC; 0: no
+ * limit]. Does not sleep if the bell's word differs from `seen`. Returns 0 if the time has come,
+ * else 1. */
 int monarch_sleep(const struct worker *me, uint32_t seen, uint32_t roles, uint64_t until_ns);

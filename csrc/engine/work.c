@@ -1,4 +1,4 @@
-/* What a copying thread does with the work that it finds. */
+/* The loop of a copying thread, and what it does with the work that it finds. */
 #include "engine/work.h"
 
 #include <stdlib.h>
@@ -14,34 +14,35 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* How many results of published copies gather before the daemon is rung: RESULTS_AWAITED if it
- * waits for results, else RESULTS_AT_ONCE. A daemon that waits is also rung while fewer than
- * ORDERS_LEFT orders are queued, because it may have more orders to give. */
+/* Number of results of published copies that accumulate before the daemon is rung: RESULTS_AWAITED
+ * if it waits for results, else RESULTS_AT_ONCE. A daemon that waits is also rung when fewer than
+ * ORDERS_LEFT orders are queued, because it may have more orders. */
 #define RESULTS_AWAITED 64
 #define RESULTS_AT_ONCE 512
 #define ORDERS_LEFT 64
-/* For this long after a reader has waited for a unit of a file, the file is moved unit by unit, and
- * not in longer runs [ns]. */
+/* For this long after a reader has waited for a unit of a file, the file is moved unit by unit
+ * instead of in longer runs [ns]. */
 #define ASKED_NS 500000000ULL
-/* Size of a thread's stack. No function here needs much of it, and files are read into a buffer
- * [bytes]. */
+/* Size of a thread's stack [bytes]. A small one is enough: file content goes into a separate
+ * buffer. */
 #define STACK_BYTES (256 * 1024)
-/* A thread without work keeps the memory of its buffer this long [ns]. */
+/* After this long without work, a thread returns the memory of its buffer [ns]. */
 #define KEEPS_NS 1000000000ULL
-/* How often a thread looks again at an order whose file a program is still reading [ns]. */
+/* Interval at which a thread looks again at an order whose file a program is still reading [ns]. */
 #define READER_NS 50000000ULL
-/* A thread rests REST times as long as its work took, but no longer than MOST_REST_NS [ns]. */
+/* After work, a thread rests for REST times as long as the work took, but for at most MOST_REST_NS
+ * [ns]. */
 #define REST 9
 #define MOST_REST_NS 2000000ULL
-/* After a thread could not be started (RLIMIT_NPROC, memory), the next attempt is made this much
- * later [ns]. */
+/* Delay before the next attempt if a thread could not be started (RLIMIT_NPROC, memory) [ns]. */
 #define RETRY_NS 1000000000ULL
 
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
-/* Returns whether to ring the daemon for this result. A daemon that was rung takes all results, so
- * it is not rung again until then. The result of a copy that was published here waits for others,
- * so that not every file costs an iteration of the daemon's loop. */
+/* Returns whether to ring the daemon for this result. Once rung, the daemon takes all results, so
+ * it is not rung again before it has. A result whose copy was published here need not be taken at
+ * once: it waits until more have accumulated, so that not every file costs an iteration of the
+ * daemon's loop. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -72,15 +73,15 @@ static void push_result(struct pool *p, struct job *job) {
         monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
-/* Reports the order's result, and publishes a whole copy. The result is queued for Python before
- * the writer's lock is released, so that it precedes the result of the copy's removal: Python can
- * order the removal as soon as the copy is visible, but must first set the entry's word under that
+/* Reports the order's result, and publishes the copy if it is complete. The result is queued before
+ * the writer's lock is released, so that it precedes the result of the copy's removal. Python can
+ * order the removal as soon as it sees the copy, but must first set the entry's word under that
  * lock. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
-    /* Taking the lock fails while the catalog grows, because the lock is held for long then. Python
-     * publishes the copy in that case, when it takes the result, and this thread goes on. */
+    /* The lock is held for a long time while the catalog grows. This thread then does not wait for
+     * it: Python publishes the copy when it takes the result. */
     if (!e->writer || !monarch_is_awaited(job) || job->result.status != MONARCH_DONE ||
         !monarch_lock_soon(e->writer)) {
         push_result(p, job);
@@ -88,13 +89,13 @@ static void finish(struct pool *p, struct job *job) {
     }
     int is_published = monarch_publish_result(e->writer, e->control, e->clients, &job->result);
     job->result.is_published = (uint32_t)is_published;
-    push_result(p, job); /* from here on the job may be gone */
+    push_result(p, job); /* from here on, the job may be freed */
     pthread_mutex_unlock(&e->writer->lock);
     if (is_published)
         monarch_answer(e->clients, id, 0, MONARCH_FILL_UNITS);
 }
 
-/* Whoever leaves a fill last ends it. */
+/* Ends this thread's use of the fill. The last thread to leave a finished fill ends the fill. */
 static void leave(struct pool *p, struct fill *f) {
     pthread_mutex_lock(&p->lock);
     int last = --f->users == 0 && monarch_fill_is_over(f);
@@ -108,7 +109,7 @@ static void leave(struct pool *p, struct fill *f) {
     }
 }
 
-/* Queues an unfinished PAGE_IN again, before all other PAGE_INs. */
+/* Puts an unfinished PAGE_IN back into its queue, as the first one. */
 static void put_back(struct pool *p, struct job *job) {
     pthread_mutex_lock(&p->lock);
     monarch_push_first(&p->to_page_in, job);
@@ -127,8 +128,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, way);
-    /* This thread would have found any work itself. What seems to be left is an order that waits
-     * for its reader, so no other thread is woken for it. */
+    /* This thread would have taken any such work itself. If some seems to be left, it is an order
+     * that waits for its reader, so no other thread is woken for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
@@ -139,8 +140,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     return found;
 }
 
-/* Finds the caller's next work, and orders fills for the demands without an order that it meets.
- * Returns 0 if there is no work. */
+/* Finds the caller's next work, and orders fills for the demands without an order that it finds on
+ * the way. Returns 0 if there is no work. */
 static int find_next(struct worker *me, uint32_t roles, struct work *w) {
     int found;
     do {
@@ -152,12 +153,13 @@ static int find_next(struct worker *me, uint32_t roles, struct work *w) {
     return found;
 }
 
-/* The worker of the calling thread. */
+/* The worker that runs in this thread. */
 static __thread struct worker *me;
 
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
-/* Serves demands between two parts of other work. Files begun here nest at most DEEPEST deep. */
+/* Serves demands in the middle of other work. Files begun that way are nested at most DEEPEST
+ * levels deep. */
 #define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;
@@ -186,11 +188,11 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
                           int *whole) {
     uint64_t n = 0, most = 1;
-    /* A peer is asked for a whole block, because it sends the sum that it has recorded of the block
-     * along with the bytes. */
+    /* A peer is asked for a whole block, because it sends the block's recorded sum along with the
+     * bytes. */
     uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
     pthread_mutex_lock(&p->lock);
-    /* A program that has just opened the file is about to ask for its first unit: move that unit
+    /* A program that has just opened the file will ask for the first unit next, so move that unit
      * alone. */
     int is_expected = f->job->result.in_use && *unit == 0;
     if (!is_expected && (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS))
@@ -240,8 +242,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             finish(p, job);
             return;
         }
-        /* A file of one unit is moved at once. A larger one is left to threads with nothing better
-         * to do: this thread may be here only because a reader waits. */
+        /* A file of one unit is moved at once. A larger one is left to threads without more urgent
+         * work: this thread may have begun it only because a reader waits. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_way way = monarch_way_of(job);
@@ -260,7 +262,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
 
 void monarch_do_handed(struct worker *w, struct job *job) {
     me = w;
-    /* The thread serves no reader meanwhile: the program may want its descriptor back. */
+    /* The depth DEEPEST keeps the thread from serving other readers meanwhile: the program may want
+     * its descriptor closed soon. */
     begin(w->pool, job, w->buffer, DEEPEST);
 }
 
@@ -278,22 +281,22 @@ static void do_work(struct pool *p, const struct work *w, char *buffer) {
 
 static void start_more(struct pool *p);
 
-/* Rests after work that began at `since_ns`. Readers' demands wake other threads meanwhile. */
+/* Sleeps after work that began at `since_ns`. Demands of readers wake other threads meanwhile. */
 static void rest(uint64_t since_ns) {
     uint64_t ns = REST * (monarch_now_ns() - since_ns);
     struct timespec t = {0, (long)(ns < MOST_REST_NS ? ns : MOST_REST_NS)};
     nanosleep(&t, NULL);
 }
 
-/* Returns the time at which a sleeping thread must look again without a ring; 0 for never. No ring
- * tells that a reader's claim has ended, or that the thread's buffer can be given back. */
+/* Returns the time at which a sleeping thread must look again without a ring; 0 for never. There is
+ * no ring when a reader's claim ends, or when the thread's buffer should be given back. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;
 }
 
-/* A copying thread's loop. Clients write to the bell as well; a ring without work only wakes a
- * thread. */
+/* The loop of a copying thread. Clients can write to the bell too, so a ring may come without work;
+ * it costs only a wake-up. */
 static void *work(void *arg) {
     me = arg;
     struct pool *p = me->pool;
@@ -320,8 +323,8 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* A thread's buffer takes memory only as far as it was touched: as much as the largest file that
- * the thread has moved. With huge pages it would take all of its memory at once. */
+/* A thread's buffer takes as much memory as the largest file that the thread has moved, because
+ * only touched pages take memory. Huge pages would take all of it at once. */
 char *monarch_map_buffer(void) {
     char *buffer =
         mmap(NULL, MONARCH_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -344,7 +347,7 @@ static int start(struct pool *p, struct worker *w, enum monarch_way way, int num
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     int is_started = pthread_create(&w->thread, &attributes, work, w) == 0;
     pthread_attr_destroy(&attributes);
-    if (is_started) /* as `top -H` shows it */
+    if (is_started) /* the name that `top -H` shows */
         pthread_setname_np(w->thread, way == MONARCH_FROM_PEER ? "monarch-fetch" : "monarch-fill");
     else
         monarch_unmap_buffer(buffer);
@@ -352,8 +355,8 @@ static int start(struct pool *p, struct worker *w, enum monarch_way way, int num
 }
 
 /* Starts the next thread for the sources. The thread is counted once it can be joined.
- * monarch_engine_stop does not miss it: that function joins the calling thread first, and then
- * reads the count again. The caller holds the pool's lock, which is released meanwhile. */
+ * monarch_engine_stop cannot miss it: that function joins the calling thread first and then reads
+ * the count again. The caller holds the pool's lock, which is released meanwhile. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;
@@ -365,8 +368,9 @@ static int start_next(struct pool *p) {
     return is_started;
 }
 
-/* Starts threads for the sources until some of each kind (with and without READS_AHEAD) have no
- * work, or `most_threads` run. Does nothing while another thread does this. */
+/* Starts threads for the sources until there is one without work of each kind (with and without
+ * READS_AHEAD), or until `most_threads` run. Does nothing while another thread is in this
+ * function. */
 static void start_more(struct pool *p) {
     pthread_mutex_lock(&p->lock);
     if (!p->is_starting && (!p->start_after_ns || monarch_now_ns() > p->start_after_ns)) {

@@ -3,14 +3,15 @@
 
 #include "engine/schedule.h"
 
-/* Starts the threads that the engine begins with. Further threads for the sources are started when
- * all threads of a kind have work. Returns 0 if no thread for the sources could be started. A
+/* Starts the threads that the engine begins with. More threads for the sources are started later,
+ * when all threads of a kind have work. Returns 0 if no thread for the sources could be started. A
  * thread ends when the engine is stopping and its bell is rung. */
 int monarch_start_threads(struct pool *p, int peer_threads);
-/* Implements monarch_engine.serve_readers. A nested call does nothing, so that a thread waits for
- * at most two things at once. */
+/* Implements monarch_engine.serve_readers. A nested call does nothing, so that a thread is inside
+ * at most two waits for peers at once. */
 void monarch_serve_readers(struct monarch_engine *e, char *buffer);
-/* Does a FILL that is in no queue and has a slot. The calling thread serves no reader meanwhile. */
+/* Does a FILL that is in no queue and has a slot. The calling thread serves no other reader
+ * meanwhile. */
 void monarch_do_handed(struct worker *w, struct job *job);
 /* Maps a thread's buffer of MONARCH_CHUNK bytes, of which only touched pages take memory. Returns
  * NULL without memory. */
