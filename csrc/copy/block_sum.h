@@ -1,5 +1,5 @@
-/* The checksums of a block, computed while it is copied. They are the block's XXH3-64 and the
- * digest (peers/mac.h) that vouches for the block when it is sent to peers. */
+/* The checksums of a block, computed while the block is copied: its XXH3-64, and its digest
+ * (peers/mac.h), which authenticates the block when it is sent to peers. */
 #pragma once
 
 #include <stddef.h>
@@ -15,11 +15,13 @@ struct block_sum {
 
 struct block_sum_stream {
     struct xxh3_stream xxh3;
-    struct monarch_mac *content; /* NULL: without a digest */
+    struct monarch_mac *content; /* NULL: no digest is made */
 };
 
-/* Begins a stream. content_key: NULL for no digest. Without memory for a digest, none is made. */
+/* Begins a stream. content_key: NULL if no digest is needed. If memory for the digest is lacking,
+ * the stream has no digest. */
 void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
 void monarch_block_sum_add(struct block_sum_stream *s, const void *bytes, size_t n);
-/* Ends the stream. Call after each `begin`. out: NULL if the sum is not needed. */
+/* Ends the stream. Call it once after each monarch_block_sum_begin. out: NULL if the sums are not
+ * needed. */
 void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);

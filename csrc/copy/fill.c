@@ -1,5 +1,5 @@
-/* The fill of one copy. Its units may come in any order and from several threads; readers may read
- * each unit as soon as it is written. */
+/* The fill of one copy. Several threads may write its units, in any order. Readers may read each
+ * unit as soon as it is written. */
 #include "copy/fill.h"
 
 #include <errno.h>
@@ -51,8 +51,8 @@ static int is_settled(const struct monarch_clients *m, const struct monarch_cata
            !(state == MONARCH_ABSENT && monarch_is_requested(m, id));
 }
 
-/* Looks only at the demands that stood when the function began: a reader that is answered and asks
- * again at once, in another slot, is not answered a second time. */
+/* Looks only at demands that were made before the function began: a reader that is answered and
+ * asks again at once, in another slot, is not answered a second time. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
     uint64_t standing[MONARCH_DEMANDS], waiting = 0;
     for (int i = 0; i < MONARCH_DEMANDS; i++)
@@ -78,7 +78,7 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     uint64_t units = (size + unit - 1) / unit, blocks = (size + block - 1) / block;
     struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
     uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
-    /* Digests of a copy of one block would not be kept (sums.h). */
+    /* Digests of a copy with a single block would not be kept (sums.h). */
     const unsigned char *key =
         blocks > 1 ? monarch_holdings_key(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE)) : NULL;
     if (!f || !sums) {
@@ -104,9 +104,9 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     return f;
 }
 
-/* Reserves the copy's blocks before the first is written, so that a full tier is noticed here and
- * not half way. A copy that is written in one go needs no reservation, which would cost more than
- * the write. On tmpfs nothing is reserved: fallocate would clear all the pages first, while readers
+/* Reserves the copy's blocks before the first write, so that a full tier is noticed now and not
+ * midway. A copy that is written in one go needs no reservation, which would cost more than the
+ * write. On tmpfs nothing is reserved: fallocate would first clear all the pages, while readers
  * wait. */
 static int reserve(int fd, uint64_t size) {
     struct statfs fs;
@@ -130,7 +130,7 @@ static int create_copy(struct job *job) {
     if (reserve(fd, job->entry.size) != 0) {
         monarch_fail(job, monarch_tier_status(errno), errno);
         close(fd);
-        monarch_remove_copy(job); /* the copy is ours alone: nobody else has its number */
+        monarch_remove_copy(job); /* the file is of this fill: no other copy ever has its number */
         return -1;
     }
     return fd;
@@ -141,8 +141,8 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
     monarch_holdings_wake(h, job->entry.source, job->entry.hash);
 }
 
-/* Makes the fill visible to readers: resets its map first, then sets the word that the map belongs
- * to. */
+/* Makes the fill visible to readers: resets the slot's map, and then stores the word to which the
+ * map belongs. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -183,7 +183,7 @@ void monarch_close_handed(struct monarch_engine *e, struct job *job) {
         close_source(e, job, job->handed);
 }
 
-/* Returns the reader's descriptor if it can be used, else one that is opened here. On failure,
+/* Returns the reader's descriptor if it can be used, else one that is opened now. On failure,
  * returns -1 and sets *status and errno as monarch_open_source does. */
 static int open_source(struct monarch_engine *e, struct job *job, int *status) {
     if (job->handed >= 0 && monarch_is_usable(e, job, job->handed))
@@ -210,7 +210,7 @@ static int begin_reading(struct monarch_engine *e, struct fill *f) {
     return 0;
 }
 
-/* The fill is shown to readers before the source is asked, so that a reader that opens the file
+/* Shows the fill to readers before asking the source, so that a reader that opens the file
  * meanwhile waits for the copy. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     int is_by_peer = job->peer[0] >= 0, to = create_copy(job);
@@ -282,9 +282,9 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
 }
 
 /* Records a complete block. sum: NULL if it must be computed from the copy. The write-back of a
- * block starts here and is awaited two blocks later, so that dirty pages never pile up. The
- * source's pages, which we do not read again, are dropped; pages that a program maps or reads at
- * this moment stay. */
+ * block is started here and awaited two blocks later, so that dirty pages never accumulate. The
+ * source's pages, which are not read again here, are dropped; the kernel keeps those that a program
+ * maps or reads at this moment. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
     struct block_sum own;
@@ -319,8 +319,8 @@ static void note_read(struct monarch_engine *e, uint64_t n) {
 }
 
 /* Reads from a program's descriptor. If the program has just read the bytes, they come from the
- * page cache, and the source has no load. A thread that slept during the read has waited for the
- * source, so the bytes count as read from it. */
+ * page cache, and the source has no load. If the thread slept during the read, it has waited for
+ * the source, so the bytes count as read from the source. */
 static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                            uint64_t n, uint64_t at) {
     struct rusage before, after;
@@ -334,15 +334,15 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
     return got;
 }
 
-/* Gives up the program's descriptor, because the program has asked for it or must not be held up
- * any longer. A descriptor of our own then takes its number, so that other threads can go on
- * reading from it. Returns 0, or -1 if our open failed; *status and errno say why. */
+/* Closes the program's descriptor, because the program has asked for that or must not be delayed
+ * any longer. A descriptor opened here takes over its number, so that other threads can continue to
+ * read from it. Returns 0, or -1 if that open failed; *status and errno say why. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;
     if (own < 0)
         return -1;
-    if (f->units == 1) /* no other thread works on the fill */
+    if (f->units == 1) /* no other thread works on this fill */
         f->source_ns += monarch_now_ns() - began_ns;
     if (__atomic_compare_exchange_n(&f->job->handed, &handed, -1, 0, __ATOMIC_SEQ_CST,
                                     __ATOMIC_SEQ_CST)) {
@@ -367,7 +367,7 @@ static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int fr
     return got;
 }
 
-/* Writes bytes to the copy, and adds them to the sum; returns whether it could. */
+/* Writes bytes to the copy, and adds them to the sum. Returns whether the write succeeded. */
 static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t at,
                       struct block_sum_stream *stream) {
     int error = monarch_write_fully(f->to, buffer, n, (off_t)at);
@@ -380,14 +380,14 @@ static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t a
     return 1;
 }
 
-/* Gets the file from its pack, if it has one that can be read. Only a file of one unit has one, so
- * that no other thread moves a part of it. */
+/* Copies the file from its pack, if it has one that can be read. Only a file of one unit has a
+ * pack, so no other thread moves a part of the file. */
 static int read_pack(struct monarch_engine *e, struct fill *f, char *buffer) {
     return f->job->pack && __atomic_load_n(&f->from, __ATOMIC_ACQUIRE) < 0 &&
            monarch_pack_read(e, f->job, buffer) == 0;
 }
 
-/* Copies bytes [at, end) from the source; returns whether the copy has them now. */
+/* Copies bytes [at, end) from the source. Returns whether the copy has them now. */
 static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t end,
                        char *buffer, struct block_sum_stream *stream) {
     if (read_pack(e, f, buffer))
@@ -416,7 +416,7 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
         if (got < 0)
             give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
         else if ((uint64_t)got < n)
-            give_up(f, MONARCH_SOURCE_CHANGED, 0); /* the file has shrunk */
+            give_up(f, MONARCH_SOURCE_CHANGED, 0); /* the file is shorter than before */
         if (got != (ssize_t)n)
             return 0;
         if (!write_copy(f, buffer, n, at, stream))
@@ -435,8 +435,9 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
-    /* A sum covers the whole block only if its bytes end where the block ends. The bytes of a peer
-     * must also begin where the block begins. A stream has all bytes only if no peer gave any. */
+    /* The sum covers the whole block only if its bytes end at the block's end, and, if they came
+     * from a peer, begin at the block's start. A stream has seen all bytes only if no peer gave
+     * any. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
@@ -470,9 +471,9 @@ static int close_copy(struct job *job, int fd) {
 void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
     int r = f->failed ? -1 : 0, status;
-    /* A copy that came from one peer alone was found unchanged there before its last block was
-     * sent. A copy that came from two peers was checked as a whole by neither, so the source is
-     * asked. */
+    /* A copy from a single peer needs no further check: the peer checked that its file was
+     * unchanged before it sent the last block. A copy from two peers was checked as a whole by
+     * neither, so ask the source. */
     if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)
@@ -494,7 +495,8 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         if (r == 0 && f->units == 1 && job->peer[0] < 0 && !was_handed && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);
     } else {
-        enum monarch_count whose = f->gave ? MONARCH_PEER_FILES : MONARCH_FILES; /* or its pack */
+        /* includes files from a pack */
+        enum monarch_count whose = f->gave ? MONARCH_PEER_FILES : MONARCH_FILES;
         __atomic_fetch_add(&e->counts[whose], r == 0, __ATOMIC_RELAXED);
     }
     if (r == 0) {

@@ -1,17 +1,17 @@
-/* Measures how many bytes threads get from each endpoint, and how long that takes. The choice of
- * endpoints is made from these numbers (NoPFS, section 4: r_j(p_j) / p_j). */
+/* Measures how many bytes threads receive from each endpoint, and in which time. Policies choose
+ * endpoints by these numbers (NoPFS, section 4: r_j(p_j) / p_j). */
 #include "copy/flow.h"
 
 #include "copy/state.h"
 #include "shared/clock.h"
 
-/* A small file takes less than this from a local disk or the page cache, and more from a network
- * file system, which asks its server twice [ns]. */
+/* Limit between fast and slow sources: a small file takes less than this from a local disk or the
+ * page cache, and more from a network file system, whose server is asked twice [ns]. */
 #define FAST_NS 300000
-/* note() keeps the share of a source's files for which a condition holds. The share is a running
- * mean over about SHARE_STEP files, in units of 1 / SHARE_ALL. */
+/* note() keeps the share of a source's files for which a condition holds, as a running mean over
+ * about SHARE_STEP files in units of 1 / SHARE_ALL. */
 #define SHARE_ALL 1024U
-#define JUDGED 32U /* fills after which a source is judged */
+#define JUDGED 32U /* number of fills after which a source is judged */
 #define SHARE_STEP 32U
 
 static unsigned level_of(uint32_t threads) {
@@ -46,9 +46,8 @@ void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, ui
         }
 }
 
-/* Adds one file to the running mean, and sets the source's bit in *bits if the mean is above one
- * half, else clears it. If two threads write the mean at once, one of the two files is not
- * counted. */
+/* Adds one file to the running mean. Sets the source's bit in *bits if the mean exceeds one half,
+ * else clears it. If two threads write the mean at once, one of their files is not counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);

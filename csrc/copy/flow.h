@@ -1,4 +1,4 @@
-/* How fast the sources and the peers are, and how many threads are at them. */
+/* Measures how fast the sources and the peers are, and how many threads use each. */
 #pragma once
 
 #include "copy/state.h"
@@ -9,10 +9,10 @@
 
 struct endpoint {
     struct monarch_flow flow; /* atomic */
-    uint32_t busy;            /* atomic: threads that visit it now */
+    uint32_t busy;            /* atomic: number of threads that use it now */
 };
 
-/* A thread's visit to an endpoint. */
+/* A thread's use of an endpoint, from monarch_visit to monarch_leave. */
 struct visit {
     struct endpoint *endpoint;
     uint64_t since_ns;
@@ -22,11 +22,11 @@ struct visit {
 struct visit monarch_visit(struct monarch_engine *e, unsigned place);
 /* Ends a visit that got `bytes` bytes. */
 void monarch_leave(const struct visit *v, uint64_t bytes);
-/* Ends a visit whose duration says nothing about the endpoint's speed. */
+/* Ends a visit whose duration should not count for the endpoint's speed. */
 void monarch_leave_unseen(const struct visit *v);
-/* Notes how long a file of one unit took to be opened and read at its source. If most of the last
- * files took less than FAST_NS (flow.c), the source counts as fast. */
+/* Notes how long the open and the read of a one-unit file took at its source. If most recent files
+ * took less than FAST_NS (flow.c), the source counts as fast. */
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
-/* Notes whether the kernel had already dropped pages of a file that a program had just read. If
- * that was so for most of the last files, the source counts as one whose pages are not kept. */
+/* Notes whether the kernel had already dropped pages of a file that a program had just read. If so
+ * for most recent files, the source counts as one whose pages the kernel does not keep. */
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);

@@ -1,5 +1,5 @@
-/* Orders other than fills: check, compare, drop or page in a copy. This file also has the functions
- * that these orders share with fills. */
+/* Orders other than fills: check, compare, drop and page in. This file also has the functions that
+ * these orders share with fills. */
 #include "copy/job.h"
 
 #include <errno.h>
@@ -23,10 +23,10 @@
 #include "shared/xxh3.h"
 
 #ifndef RWF_DONTCACHE
-#define RWF_DONTCACHE 0x80 /* Linux 6.14 */
+#define RWF_DONTCACHE 0x80 /* since Linux 6.14 */
 #endif
 
-/* How much of a copy is brought into memory in one go [bytes]. */
+/* The part of a copy that one call reads into memory [bytes]. */
 #define PART_BYTES (4 * MONARCH_CHUNK)
 
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
@@ -75,8 +75,8 @@ void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]) 
 void monarch_remove_copy(struct job *job) {
     char name[MONARCH_COPY_NAME + 4];
     monarch_copy_name(job, name);
-    /* A copy that is gone already is no error. Nor is a directory of this name, which is not
-     * ours. */
+    /* It is no error if the copy is gone already, or if a directory, which is not Monarch's, has
+     * its name. */
     if (unlinkat(job->copies, name, 0) != 0 && errno != ENOENT && errno != EISDIR)
         job->result.left = errno;
 }
@@ -84,9 +84,9 @@ void monarch_remove_copy(struct job *job) {
 /* --- limits ------------------------------------------------------------------------------------
  */
 
-/* Takes the next free span of time for `n` bytes or operations, at `per_s` each second; returns
- * when the span begins. Unused time is lost, except for the last 20 ms, which make up for threads
- * that wake late. */
+/* Reserves the next free span of time for `n` bytes or operations, at `per_s` each second. Returns
+ * when the span begins. Unused time is lost, except for the last 20 ms, which compensate for
+ * threads that wake late. */
 static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     const uint64_t slack_ns = 20000000;
     uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
@@ -98,7 +98,7 @@ static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     return begin;
 }
 
-/* Sleeps in steps, so that a low rate does not hold up an engine that stops. */
+/* Sleeps in short steps, so that a low rate does not delay the end of an engine that stops. */
 static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
     for (uint64_t now;
          !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {
@@ -157,8 +157,8 @@ int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int
 static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
     monarch_acquire_rate(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
-    /* Reading changes nothing at the source; not even the access time, if we are allowed
-     * O_NOATIME. */
+    /* Reading must change nothing at the source, not even the access time, where O_NOATIME is
+     * permitted. */
     int fd = openat(job->source_root, job->path, flags | O_NOATIME);
     if (fd < 0 && errno == EPERM)
         fd = openat(job->source_root, job->path, flags);
@@ -167,9 +167,9 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         *status = is_gone ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR;
         return -1;
     }
-    /* The attributes that the open brought are enough here, because the server is asked after the
-     * last byte. If they differ from the catalog's, the server is asked now: some file systems know
-     * the size only then. */
+    /* The attributes that the kernel got at the open are enough here, because the server is asked
+     * again after the last byte. If they differ from the catalog's, ask the server now: some file
+     * systems know the size only then. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);
@@ -177,8 +177,8 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         errno = 0;
         return -1;
     }
-    /* Turns read-ahead off: it would ask the source a second time for the bytes of units that were
-     * read already. */
+    /* Turns read-ahead off: it would request from the source bytes of units that were already
+     * read. */
     if (job->entry.size > MONARCH_UNIT)
         posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     return fd;
@@ -198,9 +198,9 @@ int monarch_source_is_unchanged(struct job *job, int fd) {
     return 0;
 }
 
-/* Returns whether it is safe to have the kernel drop the pages that a read brought (RWF_DONTCACHE).
- * Linux 6.14 and 6.15 have the flag, but drop a page without checking whether somebody else has
- * written to it meanwhile. */
+/* Returns whether the kernel can safely drop the pages that a read brought (RWF_DONTCACHE). Linux
+ * 6.14 and 6.15 have the flag, but drop a page without checking whether another process has written
+ * to it meanwhile. */
 int monarch_can_drop_behind(void) {
     struct utsname system;
     unsigned major, minor;
@@ -213,10 +213,10 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
     return !(kept >> job->entry.source & 1);
 }
 
-/* Has the kernel drop the pages that each read brings. Otherwise the pages of many small files fill
- * the memory, and then finding free ones takes as long as copying. Giving pages back after each
- * file (posix_fadvise) may wait for all cores, and would also drop pages that others have read;
- * this flag leaves those alone. */
+/* Has the kernel drop the pages that each read brings. If they stayed, the pages of many small
+ * files would fill the memory, and finding free pages would take as long as copying. posix_fadvise
+ * after each file is no alternative: it may wait for all cores, and would also drop pages that
+ * other processes have read, which this flag leaves alone. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at) {
     size_t done = 0;
@@ -231,7 +231,7 @@ ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int
         refused = r < 0 && r != -EINTR;
     }
     ssize_t r = monarch_read_fully(fd, buf + done, n - done, at + (off_t)done);
-    if (refused && r >= 0) /* this file system cannot drop pages behind a read */
+    if (refused && r >= 0) /* this file system does not support the flag */
         __atomic_fetch_or(&e->kept_sources, 1U << job->entry.source, __ATOMIC_RELAXED);
     return r < 0 ? r : r + (ssize_t)done;
 }
@@ -239,8 +239,8 @@ ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int
 /* --- looking through a file --------------------------------------------------------------------
  */
 
-/* Computes what a fill records of a file: the XXH3-64 of its block sums, each of which is the
- * XXH3-64 of a block. */
+/* Computes the checksum that a fill records: the XXH3-64 of the file's block sums, each of which is
+ * the XXH3-64 of one block. */
 static int sum_of(struct monarch_engine *e, struct job *job, int fd, char *buffer, uint64_t *sum) {
     uint64_t size = job->entry.size, block = e->block_bytes, blocks = (size + block - 1) / block;
     int of_source = job->result.kind == MONARCH_COMPARE;
@@ -259,7 +259,8 @@ static int sum_of(struct monarch_engine *e, struct job *job, int fd, char *buffe
             if (got < 0)
                 r = monarch_fail(job, MONARCH_SOURCE_ERROR, (int)-got);
             else if ((uint64_t)got < n)
-                r = monarch_fail(job, MONARCH_SOURCE_CHANGED, 0); /* it has shrunk */
+                /* the file is shorter than before */
+                r = monarch_fail(job, MONARCH_SOURCE_CHANGED, 0);
             else if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
                 r = monarch_fail(job, MONARCH_ABANDONED, 0);
             else
@@ -328,7 +329,7 @@ static void drop(struct monarch_engine *e, struct job *job) {
     job->result.status = MONARCH_DONE;
 }
 
-/* Returns whether all pages of a chunk are in memory. Nothing of the mapping is touched. */
+/* Returns whether all pages of a chunk are in memory, without touching them. */
 static int is_cached(int fd, uint64_t at, uint64_t n) {
     unsigned char pages[MONARCH_CHUNK / MONARCH_PAGE_BYTES] = {0};
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), count = (n + page - 1) / page;
@@ -342,9 +343,9 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
     return known;
 }
 
-/* Brings the next part of a copy into memory; between parts the thread does what is more urgent.
- * The part is read, and not only requested by read-ahead, because the kernel shortens such a
- * request as it likes. So no more parts are on their way than there are threads. */
+/* Reads the next part of a copy into memory. Between parts, the thread does more urgent work. The
+ * part is really read instead of requested by read-ahead, because the kernel shortens such requests
+ * at will. So the number of threads bounds the parts that are read at a time. */
 static void page_in(struct job *job, char *buffer) {
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
     int fd = open_copy(job);
@@ -353,8 +354,8 @@ static void page_in(struct job *job, char *buffer) {
         return;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE); /* this read does not count as the pages' use
-                                                  * (Linux 6.3) */
+    /* this read does not count as a use of the pages (Linux 6.3) */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE);
     end = end < size ? end : size;
     while (job->result.bytes < end && job->result.error == 0) {
         uint64_t at = job->result.bytes, left = end - at;

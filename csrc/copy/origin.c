@@ -12,24 +12,24 @@
 #include "serving/serving.h"
 #include "shared/clock.h"
 
-/* How often a peer may answer TIMEOUT in a row. A live peer may have to wait for the source itself,
- * and gives this answer after 0.6 s if its source gives nothing. ASKED_TRIES is for bytes that a
- * reader waits for, TRIES for all others, which can wait longer. */
+/* How often in a row a peer may answer TIMEOUT. A live peer gives this answer if it waits for the
+ * source itself and gets nothing within 0.6 s. ASKED_TRIES is for bytes for which a reader waits,
+ * TRIES for all others, which can wait longer. */
 #define ASKED_TRIES 2
 #define TRIES 8
-/* How long to wait for a peer that answers COMING: its source does give something, and asking that
- * source here as well would serve nobody sooner, and all others later. COMING_ASKED_NS, for bytes
- * that a reader waits for, is less than the 5 s that the reader waits for a live daemon. COMING_NS,
- * for all other bytes, is as long as a thread can be spared [ns]. */
+/* How long to wait for a peer that answers COMING, which means that it is receiving the bytes from
+ * the source. Asking the source here as well would serve no reader sooner and delay all others.
+ * COMING_ASKED_NS, for bytes for which a reader waits, is less than the 5 s that the reader waits
+ * for a live daemon. COMING_NS, for all other bytes, is as long as a thread can be spared [ns]. */
 #define COMING_ASKED_NS 4000000000ULL
 #define COMING_NS 30000000000ULL
-/* A peer that is still filling the file gives its last block only when the file is whole. A reader
- * waits for the last block only if no more blocks than this are missing here [blocks]. */
+/* A peer that is still filling the file sends the last block only when its file is complete. A
+ * reader waits for that only if at most this many blocks are missing here [blocks]. */
 #define NEAR_END 4
 /* The pause before a peer that is still starting is asked again [ns]. */
 #define STARTING_NS 100000000L
-/* If a peer fails after a reader has waited for longer than this, the reader gets its bytes from
- * the source, not from the next peer [ns]. */
+/* If a peer fails after a reader has waited for longer than this, the reader's bytes come from the
+ * source instead of from the next peer [ns]. */
 #define SILENCE_NS 500000000ULL
 
 static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a thread's buffer does for a fetch");
@@ -55,16 +55,16 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
     return 0;
 }
 
-/* Returns whether a reader should get the last block from the source at once, because the peer,
- * through no fault of its own, will not send that block soon. */
+/* Returns whether a reader should get the last block from the source at once. That is so if the
+ * peer cannot send the block soon because its own file is not complete. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Asks the peer once. The time counts in the peer's flow only if the peer has the file whole, so
- * that it need not wait for the source, and only if it was really asked: after a failure a peer is
- * left alone for a while. */
+/* Asks the peer once. The duration counts in the peer's flow only if the peer has the whole file,
+ * and so need not wait for the source, and only if a request was sent: after a failure, requests to
+ * a peer are suppressed for a while. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -78,10 +78,10 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
-/* Returns whether the peer is still starting and should be asked again; pauses before it returns 1.
- * Of nodes that are brought up together, the first one would otherwise fetch all files ahead from
- * the source, even those that the other nodes are to read there. Bytes that nobody waits for can
- * wait until the others serve. */
+/* Returns whether the peer is still starting and should be asked again; if so, pauses before. When
+ * nodes are started together, the first one would otherwise fill all files from the source,
+ * including those that the others are to read there. Bytes for which no reader waits can wait until
+ * the others serve. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -93,13 +93,15 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
     return 1;
 }
 
-/* Asks the peer again and again, until it answers or one of the limits above is reached.
- * get->status says what came of it. Two values are no fault of the peer's, and send the caller to
- * the source: MONARCH_PEER_LATER at once, MONARCH_PEER_COMING after the longest wait. */
+/* Asks the peer repeatedly, until it answers or one of the limits above is reached, and stores the
+ * outcome in get->status. Two outcomes are no fault of the peer, but make the caller go to the
+ * source: MONARCH_PEER_LATER, which ends the loop at once, and MONARCH_PEER_COMING after the
+ * longest wait. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
-    uint64_t began = monarch_now_ns(), unasked = began; /* the last time that nobody waited */
+    /* `unasked` is the last time at which no reader waited */
+    uint64_t began = monarch_now_ns(), unasked = began;
     get->status = MONARCH_PEER_TIMEOUT;
     for (int tries = 0, silent = 0; peer; tries++) {
         uint64_t now = monarch_now_ns();
@@ -115,9 +117,9 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
             return;
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
-        /* The peer, too, serves awaited bytes before bytes that nobody waits for. */
+        /* The peer, too, serves bytes for which a reader waits before all others. */
         get->is_awaited = (uint32_t)is_asked;
-        /* A peer whose connection broke is not asked once more, unless it is still starting. */
+        /* A peer whose connection broke is not asked again, unless it is still starting. */
         if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {
             if (!is_starting(e, f, peer, get))
                 return;
@@ -127,8 +129,8 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
     }
 }
 
-/* Adds `node` to the nodes that the fill asks. That node keeps the file, because the peer that was
- * asked has no room for it. Several threads may be told of the same node. */
+/* Adds `node` to the nodes that the fill asks. The peer that was asked has no room for the file,
+ * and has named `node` as the one that keeps it. Several threads may learn of the same node. */
 static void follow(struct fill *f, int which, unsigned node) {
     for (int i = which + 1; i < MONARCH_ASKED + MONARCH_MOVES && node < MONARCH_MAX_PEERS; i++) {
         int known = -1;
@@ -140,7 +142,7 @@ static void follow(struct fill *f, int which, unsigned node) {
     }
 }
 
-/* Returns the peer that the fill asks at this index; -1 behind the last one. */
+/* Returns the peer that the fill asks at this index; -1 after the last one. */
 static int asked_peer(const struct fill *f, int which) {
     return which < MONARCH_ASKED + MONARCH_MOVES
                ? __atomic_load_n(&f->job->peer[which], __ATOMIC_ACQUIRE)
@@ -161,7 +163,8 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .to = f->to,
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
-        get.is_owner = f->peers == 1 || which >= f->peers; /* of two, either may be the owner */
+        /* of two peers, either may be the owner */
+        get.is_owner = f->peers == 1 || which >= f->peers;
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {
             __atomic_fetch_or(&f->gave, 1 << which, __ATOMIC_ACQ_REL);
@@ -178,7 +181,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
             follow(f, which, get.status - MONARCH_PEER_MOVED);
         __atomic_compare_exchange_n(&f->asks, &which, which + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED);
-        /* A waiting reader tolerates one peer timeout; after it, go to the source rather than to
+        /* A waiting reader tolerates one peer timeout. After that, go to the source rather than to
          * the next peer. */
         if (monarch_now_ns() - began > SILENCE_NS && is_awaited(e, f, at, n))
             return 0;
@@ -202,7 +205,8 @@ int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {
     if (there >= 0)
         return there;
     int fd = monarch_open_source(e, f->job, status);
-    /* Several threads may find at once that the peer is gone; one of their descriptors stays. */
+    /* Several threads may find at once that the peer is gone. Only one of their descriptors is
+     * kept. */
     if (fd >= 0 &&
         !__atomic_compare_exchange_n(&f->from, &there, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         close(fd);

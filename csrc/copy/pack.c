@@ -1,4 +1,4 @@
-/* Reads files from a pack. Ordered members that lie side by side are read at once, as a window,
+/* Reads files from a pack. Ordered members that are close together are read at once, as a window,
  * from which each order copies its file. */
 #include "copy/pack.h"
 
@@ -16,18 +16,20 @@
 #include "shared/clock.h"
 #include "shared/xxh3.h"
 
-/* The longest window, counted from the page in which it begins [bytes]. For a file that a program
- * uses windows are shorter, because the program waits for all of it. */
+/* The longest window, counted from the page in which it begins [bytes]. A file that a program uses
+ * gets shorter windows, because the program waits until the whole window is read. */
 #define WINDOW_BYTES MONARCH_CHUNK
 #define SHORT_WINDOW_BYTES (256UL * 1024)
-/* The most windows that are kept. Some are in use by threads, the others wait for their orders. */
+/* The most windows that are kept. Threads use some of them; the others hold members of orders that
+ * were not begun. */
 #define WINDOWS 32
-/* A gap between two ordered members is read along if it has no more bytes than this, or no more
- * than the window's ordered members before it. So at most about half of a read is in vain, and
- * members that only a header separates need no read each [bytes]. */
+/* Size of the largest gap that is always read along with the ordered members on both sides [bytes].
+ * A larger gap is read along if it is no longer than the window's ordered members before it. So at
+ * most about half of a read is wasted, and members that are separated only by a header need one
+ * read together. */
 #define JOINED_BYTES (16UL * 1024)
-/* How many members before or behind a window are looked at for further orders. There are orders
- * before it if other threads began later orders first. */
+/* How many members before and after a window are searched for further orders. There are orders
+ * before it if other threads have begun later orders first. */
 #define LOOKS_BACK 64
 /* For how long a pack is not read after a failed read [ns]. */
 #define RETRY_NS 10000000000ULL
@@ -40,21 +42,21 @@ struct window {
     enum window_state state;
     uint64_t at, length; /* in the pack */
     char *bytes;
-    unsigned users; /* how many threads copy from it */
-    uint32_t left;  /* how many of its members have orders */
-    uint64_t used;  /* the number of its last use, see pack.uses */
+    unsigned users; /* number of threads that copy from the window */
+    uint32_t left;  /* number of its members that have orders */
+    uint64_t used;  /* value of pack.uses at its last use */
 };
 
 struct pack {
     int fd;
     struct statx identity; /* its attributes when the daemon opened it */
     uint64_t count;
-    struct monarch_member *members; /* in the order in which they lie in the pack */
+    struct monarch_member *members; /* in the order of their positions in the pack */
     uint64_t slots;                 /* a power of 2 */
     uint32_t *slot;                 /* hash table: number + 1 of a member; 0: empty */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a window was read */
-    int error;              /* under the lock: errno of the last read, or 0; ESTALE for good */
+    int error;              /* under the lock: errno of the last read, or 0; ESTALE is final */
     uint64_t retry_ns;      /* under the lock: before this time the pack is not read */
     uint64_t uses;
     uint8_t *is_ordered; /* under the lock, per member: whether an order waits for it */
@@ -73,7 +75,8 @@ static int64_t find(const struct pack *p, uint64_t hash, uint64_t size, int64_t 
     return -1;
 }
 
-/* Fills the hash table. If members have the same name the last one counts, as it does for tar. */
+/* Fills the hash table. If several members have the same name, the last one counts, as it does for
+ * tar. */
 static void index_members(struct pack *p) {
     for (uint64_t n = 0; n < p->count; n++) {
         uint64_t i = p->members[n].hash & (p->slots - 1);
@@ -83,7 +86,8 @@ static void index_members(struct pack *p) {
     }
 }
 
-/* Takes the descriptor, unless it returns NULL: there is no memory. */
+/* Makes a pack, which then owns the descriptor. Returns NULL without memory; the descriptor stays
+ * the caller's. */
 static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *members) {
     struct pack *p = calloc(1, sizeof *p);
     uint64_t slots = 2;
@@ -106,7 +110,7 @@ static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *me
     p->fd = fd;
     memcpy(p->members, members, n * sizeof *members);
     index_members(p);
-    posix_fadvise(p->fd, 0, 0, POSIX_FADV_RANDOM); /* read_window asks for each window itself */
+    posix_fadvise(p->fd, 0, 0, POSIX_FADV_RANDOM); /* read_window itself requests each window */
     return p;
 }
 
@@ -125,8 +129,8 @@ void monarch_pack_free(struct pack *p) {
     free(p);
 }
 
-/* Gets the pack's attributes from the server, because cached ones may be older than the bytes that
- * were read. Returns 0 or a negative errno. */
+/* Reads the pack's attributes from the server, because the kernel's cached ones may be older than
+ * the bytes that were read. Returns 0 or -errno. */
 static int identity_of(int fd, struct statx *x) {
     unsigned mask = STATX_TYPE | STATX_SIZE | STATX_MTIME | STATX_CTIME;
     return statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, mask, x) == 0 ? 0 : -errno;
@@ -171,8 +175,8 @@ static int is_in_group(const struct monarch_control *c, uint32_t gid) {
     return 0;
 }
 
-/* Whether the mode lets this user read the file. The pack may be open to users to whom the source
- * refuses the file itself. */
+/* Returns whether the mode lets this user read the file. The check is needed because the pack may
+ * be readable for users who may not read the file at the source. */
 static int may_read(const struct monarch_engine *e, const struct monarch_entry *entry) {
     const struct monarch_control *c = e->control;
     if (!c || c->reads_everything)
@@ -232,7 +236,7 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     if (p->error != ESTALE) {
         job->pack = p;
         job->member = (uint32_t)member;
-        /* Else a peer gives the file, and the member is read only if the peer does not. */
+        /* if a peer is asked first, the member is read only if the peer fails */
         if (job->peer[0] < 0)
             await_member(p, job->member);
     }
@@ -244,9 +248,9 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* An empty window, or else the one of those without waiting orders that was used the longest ago.
- * NULL if there is none: a window for which orders wait stays, because all of it would be read
- * again. */
+/* Returns an empty window; or else, of those for which no order waits, the one whose last use is
+ * the oldest. Returns NULL if there is none: a window for which orders wait is kept, because it
+ * would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
@@ -261,20 +265,19 @@ static struct window *free_window(struct pack *p) {
     return oldest;
 }
 
-/* Whether an order waits for the member and no window has it. */
+/* Returns whether an order waits for the member and no window holds it. */
 static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Returns the first of a run of neighbouring members that must be read and that ends with this one.
- */
+/* Returns the first member of the run of adjacent members to be read that ends with this one. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
     return member;
 }
 
-/* Sets the bounds of a window that begins with this member and ends with an ordered one. */
+/* Sets the bounds of a window that begins with this member and ends with an ordered member. */
 static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t most) {
     const struct monarch_member *m = p->members;
     uint64_t end = end_of(&m[member]), wanted = m[member].size;
@@ -317,8 +320,8 @@ static struct window *begin_window(struct pack *p, uint64_t member, uint64_t mos
     return w;
 }
 
-/* Returns 0 if the pack is unchanged, ESTALE if it has changed, or the errno of asking for its
- * attributes. */
+/* Returns 0 if the pack is unchanged, ESTALE if it has changed, or the errno with which its
+ * attributes could not be read. */
 static int look_again(const struct pack *p) {
     const struct statx *was = &p->identity;
     struct statx now;
@@ -330,8 +333,8 @@ static int look_again(const struct pack *p) {
     return is_same ? 0 : ESTALE;
 }
 
-/* Reads a window, and finds out whether the pack is still what its index describes: as of a file,
- * the server is asked after the last byte was read. Returns 0 or an errno. */
+/* Reads a window, and checks that the pack is still the one that its index describes. The server is
+ * asked for that after the last byte was read, as for a file. Returns 0 or an errno. */
 static int read_window(struct monarch_engine *e, struct pack *p, const struct window *w) {
     off_t at = (off_t)w->at, n = (off_t)w->length;
     struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
@@ -347,7 +350,7 @@ static int read_window(struct monarch_engine *e, struct pack *p, const struct wi
     return got == n ? look_again(p) : ESTALE;
 }
 
-/* Keeps the errno of a read, or 0. The caller holds the lock. */
+/* Stores the errno of a read, or 0. The caller holds the lock. */
 static void note_error(struct pack *p, int error) {
     if (p->error == ESTALE)
         return;
@@ -355,7 +358,7 @@ static void note_error(struct pack *p, int error) {
     p->retry_ns = monarch_now_ns() + RETRY_NS;
 }
 
-/* Reads a prepared window without the lock, which the caller holds. */
+/* Reads a prepared window. The caller holds the lock, which is released during the read. */
 static void fill_window(struct monarch_engine *e, struct pack *p, struct window *w) {
     pthread_mutex_unlock(&p->lock);
     int error = read_window(e, p, w);
@@ -369,13 +372,13 @@ static void fill_window(struct monarch_engine *e, struct pack *p, struct window 
     pthread_cond_broadcast(&p->changed);
 }
 
-/* Whether the pack may be read now. */
+/* Returns whether the pack may be read now. */
 static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Reads the next window behind `w`. A thread calls it while another thread reads `w`, for which it
- * waits: several reads in flight hide the source's latency. Returns whether a window was read. */
+/* Reads the next window after `w`. A thread calls it while it waits for another thread to read `w`:
+ * several concurrent reads hide the source's latency. Returns whether a window was read. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;
@@ -405,8 +408,8 @@ static void await_change(struct pack *p) {
     pthread_cond_timedwait(&p->changed, &p->lock, &until);
 }
 
-/* The window that has the order's member, read; NULL if it cannot be read, or if no window is
- * free. The caller holds the lock, which is released meanwhile. */
+/* Returns the window that has the order's member, once it is read; NULL if it cannot be read, or if
+ * no window is free. The caller holds the lock, which is released meanwhile. */
 static struct window *ready_window(struct monarch_engine *e, const struct job *job,
                                    struct pack *p) {
     uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;
@@ -425,8 +428,8 @@ static struct window *ready_window(struct monarch_engine *e, const struct job *j
     return NULL;
 }
 
-/* Notes that no order waits for the job's member any more, and empties its window if all orders
- * have left it. The caller holds the lock. */
+/* Notes that no order waits for the job's member any more. Empties the member's window if no order
+ * needs it. The caller holds the lock. */
 static void leave(struct pack *p, struct job *job) {
     struct window *w = window_of(p, &p->members[job->member]);
     if (p->is_ordered[job->member] && w && w->left)
@@ -437,7 +440,7 @@ static void leave(struct pack *p, struct job *job) {
     job->pack = NULL;
 }
 
-/* Reads the order's member without a window; returns 0 or an errno. */
+/* Reads the order's member alone, without a window. Returns 0 or an errno. */
 static int read_alone(struct monarch_engine *e, struct pack *p, const struct monarch_member *m,
                       char *buffer) {
     struct window alone = {.at = m->offset, .length = m->size, .bytes = buffer};
