@@ -1,5 +1,5 @@
-/* Writes the catalog: adds entries, moves them to a larger segment, and takes in what clients ask
- * for. */
+/* Writes the catalog: adds entries, moves them to a larger segment, and takes the requests of
+ * clients. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -49,8 +49,8 @@ static void put_inode(struct monarch_catalog *c, const struct monarch_entry *e, 
     c->inodes_used++;
 }
 
-/* A copy's slot holds the lower half of its hash in the upper half, and the entry's number + 1 in
- * the lower half. */
+/* A slot of the index by copy has the lower half of the hash in its upper half, and the entry's
+ * number + 1 in its lower half. */
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
     uint64_t *slots = (uint64_t *)((char *)c + c->copies_at);
     uint64_t hash = monarch_mix(ino + tier), i = monarch_first_slot(hash, c->slots);
@@ -87,15 +87,15 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
     put_path(c, e, id);
 }
 
-/* Merges an entry that is added a second time. The scan adds a file that a client has told of
- * before. It adds a directory once by its name and once with the number of names in it, in either
- * order. */
+/* Merges an entry that is added a second time. That happens when the scan adds a file that a client
+ * has reported before. The scan also adds each directory twice, in either order: once by its name,
+ * and once with the number of names in it. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
-    /* A file that was replaced before its directory was listed gets no place in the listing. It is
-     * compared with the source by itself from then on, because the directory will not change again
-     * for this replacement. */
+    /* A file that was replaced before its directory was listed gets no place in the listing, and is
+     * compared with the source individually from then on. The directory will not show this
+     * replacement by another change of its times. */
     if (e->place != MONARCH_NO_PLACE && (is_same || mine->kind == MONARCH_DIR))
         mine->place = e->place;
     if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)
@@ -152,17 +152,16 @@ static void set_flags(struct monarch_entry *e, unsigned which, unsigned flags) {
 static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
     struct monarch_entry *e = monarch_table(c) + id;
     uint64_t old_ino = e->ino;
-    /* Enough slots must remain free for all entries that can still be added. */
+    /* Enough slots must stay free for all entries that can still be added. */
     if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
         return -1;
     uint32_t version = e->version;
     __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
-    /* The fields by which readers find the entry are not replaced, nor are its word and its
-     * place. */
+    /* Replaces neither the fields by which readers find the entry, nor its word and its place. */
 #define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
     REPLACE(ino);
     REPLACE(size);
-    REPLACE(copy_ino); /* 0: there is no copy */
+    REPLACE(copy_ino); /* 0: the file has no copy */
     REPLACE(sum);
     REPLACE(blksize);
     REPLACE(mtime_ns);
@@ -231,7 +230,7 @@ int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
 }
 
 #ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#define MADV_COLLAPSE 25 /* since Linux 6.1 */
 #endif
 
 void monarch_collapse(const char *path) {
@@ -242,8 +241,8 @@ void monarch_collapse(const char *path) {
     if (fstat(fd, &st) == 0 && st.st_size >= MONARCH_HUGE_PAGE) {
         uint64_t bytes = (uint64_t)st.st_size, huge = bytes / MONARCH_HUGE_PAGE * MONARCH_HUGE_PAGE;
         char *map = sys_map_aligned(fd, bytes, PROT_READ | PROT_WRITE, MONARCH_HUGE_PAGE);
-        /* Collapses one huge page at a time, so that the pages made so far remain if memory runs
-         * short. */
+        /* Collapses one huge page at a time, so that if memory runs short, the huge pages made
+         * before remain. */
         for (uint64_t at = 0; map && at < huge; at += MONARCH_HUGE_PAGE)
             if (madvise(map + at, MONARCH_HUGE_PAGE, MADV_COLLAPSE) != 0)
                 break;
@@ -280,8 +279,8 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
     }
 }
 
-/* Takes the bits of one word. The summary bit is cleared first, so that a client that sets a bit of
- * this word meanwhile sets the summary bit again. */
+/* Takes the bits of one word. Clears the summary bit first: a client that sets a bit of this word
+ * meanwhile then sets the summary bit again. */
 static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
     uint64_t n = 0;
     __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);

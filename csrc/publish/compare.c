@@ -1,5 +1,5 @@
-/* Compares files and directories of the catalog with the source. Several threads ask the source, as
- * in a scan. */
+/* Compares files and directories of the catalog with the source. Several threads query the source,
+ * as in a scan. */
 #include <errno.h>
 #include <pthread.h>
 #include <sys/stat.h>
@@ -8,7 +8,7 @@
 #include "shared/pace.h"
 
 #define MAX_THREADS 64
-#define A_THREAD 32 /* entries that make one more thread worth its start */
+#define A_THREAD 32 /* number of entries for which it is worth starting one more thread */
 
 struct comparison {
     const struct monarch_catalog *catalog;
@@ -16,7 +16,7 @@ struct comparison {
     const uint64_t *ids;
     struct monarch_entry *fresh;
     uint8_t *found;
-    uint64_t n, next /* atomic */, until_ns;
+    uint64_t n, next /* next: atomic */, until_ns;
     struct monarch_pace pace;
 };
 
@@ -32,8 +32,8 @@ static int is_same(const struct monarch_entry *e, const struct statx *now) {
                                   : S_ISREG(now->stx_mode) && now->stx_size == e->size;
 }
 
-/* Asks the server even where the kernel has cached the attributes: a user who names files knows
- * that the cached attributes may be old. */
+/* Asks the server even if the kernel has cached the attributes: a user who names files for a
+ * comparison suspects that what is cached is old. */
 static enum monarch_compared compare(const struct comparison *x, const struct monarch_entry *e,
                                      struct monarch_entry *fresh) {
     struct statx now;

@@ -1,4 +1,4 @@
-/* The daemon's side of listings: which names lie in which directory, and whether they still do. */
+/* The daemon's side of listings: which names each directory has, and whether it still has them. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -28,8 +28,8 @@ void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory) {
         __atomic_store_n(&table[directory].copy_ino, 0, __ATOMIC_SEQ_CST);
 }
 
-/* Does what monarch_catalog_parent does, but tries the directory `last` first, because neighbours
- * in the catalog mostly lie in one directory. */
+/* Like monarch_catalog_parent, but tries the directory `last` first, because successive entries
+ * mostly lie in one directory. */
 static int64_t parent_of(const struct monarch_catalog *c, const struct monarch_entry *e,
                          int64_t last) {
     const char *path = monarch_pool(c, e->path);
@@ -50,7 +50,8 @@ static int is_complete(const uint32_t *names, uint64_t n) {
     return 1;
 }
 
-/* The first free place behind the names of directories that were listed before. */
+/* Returns the first free index in `names`, after the names of directories that were listed
+ * before. */
 static uint64_t names_used(const struct monarch_catalog *c, unsigned from) {
     uint64_t used = 0;
     for (uint64_t id = 0; id < c->count; id++) {
@@ -112,8 +113,8 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsign
 
 /* --- whether a listing still holds ------------------------------------------------------------ */
 
-/* Returns the mount's id, which follows the device in struct statx. Older headers have no name for
- * that field. */
+/* Returns the mount's id. Older headers do not define this field of struct statx; it follows the
+ * device. */
 static uint64_t mount_of(const struct statx *x) {
     uint64_t id;
     memcpy(&id, &x->stx_dev_minor + 1, sizeof id);
@@ -146,7 +147,7 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f) {
     memcpy(f->fsid, &s.f_fsid, sizeof f->fsid);
 }
 
-/* Opens a directory to read its names. Returns NULL if it cannot be read. */
+/* Opens a directory to read its names. Returns NULL if that fails. */
 static DIR *open_names(int root, const char *path) {
     int fd = openat(root, *path ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
@@ -224,8 +225,8 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
             compare_file(x, &table[ids[n]]);
         return n;
     }
-    /* Without a listing, the known names may be only some of the directory's, and their entries may
-     * lie anywhere in the catalog. */
+    /* Without a listing, the catalog may know only some of the directory's names, and their entries
+     * may be anywhere in it. */
     for (uint64_t id = 0; id < count; id++)
         if (table[id].source == d->source &&
             monarch_catalog_parent(x->catalog, &table[id]) == d - table) {
@@ -235,10 +236,10 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
     return n;
 }
 
-/* Stores the directory's present times in its entry. The directory is marked as changed, so the
- * catalog answers no reader about it, and the times only serve to see when it changes again. If the
- * catalog is replaced meanwhile, the times are lost, and the directory's files are compared once
- * more. */
+/* Stores the directory's current times in its entry, where they only serve to detect its next
+ * change: the directory is marked as changed, so no reader gets an answer about it from the
+ * catalog. If the catalog is replaced meanwhile, the times are lost, and the directory's files are
+ * compared once more. */
 static void note_times(const struct comparison *x, const struct monarch_entry *d) {
     struct monarch_entry *mine = (struct monarch_entry *)d, now;
     char target[1];
@@ -260,8 +261,8 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
         if (e->source != number)
             continue;
         if (e->kind != MONARCH_DIR) {
-            /* A file that a client found after the scan is in no listing, so it is compared by
-             * itself. */
+            /* A file that a client found after the scan is in no listing, so it is compared
+             * individually. */
             if (e->place == MONARCH_NO_PLACE && !monarch_is_changed(m, source->dev, e->ino)) {
                 compare_file(&x, e);
                 looked++;
@@ -273,9 +274,9 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
             continue;
         others += !monarch_is_changed(m, source->dev, e->ino);
         monarch_mark_changed(m, source->dev, e->ino);
-        /* The times are stored before the names are compared, so that a change in between is seen
-         * the next time. Before the catalog is listed, the old times stay, and the directory counts
-         * as changed each time: the scan may still add names that it looked at before the
+        /* The times are stored before the names are compared, so that the next call sees a change
+         * in between. While the catalog has no listings, the old times stay, so that the directory
+         * counts as changed in each call: the scan may still add names that it looked at before the
          * change. */
         if (is_listed)
             note_times(&x, e);

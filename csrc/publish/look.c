@@ -1,4 +1,4 @@
-/* Reads the attributes of one file at its source, as the catalog keeps them. */
+/* Reads the attributes of one file at its source, in the form in which the catalog keeps them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 static int to_ns(const struct statx_timestamp *t, int64_t *ns) {
     if (t->tv_sec > 9000000000LL || t->tv_sec < -9000000000LL)
-        return 0; /* beyond what 64 bits of nanoseconds hold (1684 to 2255) */
+        return 0; /* beyond the range of 64-bit nanoseconds (1684 to 2255) */
     *ns = t->tv_sec * 1000000000LL + t->tv_nsec;
     return 1;
 }

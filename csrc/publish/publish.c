@@ -1,4 +1,5 @@
-/* Publishes copies: sets entries' words, and the index that finds an entry by its copy's inode. */
+/* Publishes copies: sets the entries' words, and the index that maps a copy's inode to its
+ * entry. */
 #include "publish/writer.h"
 
 #include <time.h>
@@ -15,16 +16,17 @@ int monarch_lock_soon(struct monarch_writer *w) {
     return pthread_mutex_timedlock(&w->lock, &until) == 0;
 }
 
-/* Sets the entry's word, and the guess of it in the index by path. Readers check each guess against
- * the word, so the order of the two stores does not matter. After both, the guess fits the word. */
+/* Sets the entry's word, and the guess of it in the index by path. The two stores may come in any
+ * order, because readers check each guess against the word. After both, the guess matches the
+ * word. */
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word) {
     uint64_t old = e->word;
     int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
-    /* The slot or the stamp of a copy that is gone still leads to this entry. But the entry must
-     * forget the copy's inode number: a larger catalog would index the number again, for the tier
-     * of the entry's next copy. */
+    /* The slot or the stamp of a removed copy still leads to this entry. But the entry must forget
+     * the copy's inode number. A larger catalog would otherwise index that number again, under the
+     * tier of the entry's next copy. */
     if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
         __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
@@ -63,9 +65,9 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
     for (uint64_t i = 0; i < n; i++) {
         struct monarch_entry *e = &table[ids[i]];
         unsigned tier = MONARCH_WORD_TIER(words[i]);
-        /* An entry keeps the inode number of a dropped copy for descriptors that are still open.
-         * Now that the file system has given the number to a new copy, no such descriptor is
-         * left. */
+        /* An entry keeps the inode number of a dropped copy for the sake of descriptors that are
+         * still open. The file system has now given the number to a new copy, so no such descriptor
+         * is left. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])
@@ -94,10 +96,10 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* A client may mark a change after the filter was read here. No stale copy becomes visible then,
- * because every open asks the filter itself. Python asks the filter once more when it takes the
- * result, and takes back the room of such a copy. It cannot rely on having taken in the mark: that
- * may have been before the file was PRESENT. */
+/* A client may mark a change after this function has read the filter. No stale copy becomes visible
+ * then, because every open checks the filter itself. Python checks the filter again when it takes
+ * the result, and frees the room of such a copy. It must check there: it may have processed the
+ * mark earlier, when the file was not PRESENT yet. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);
