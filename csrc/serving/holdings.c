@@ -1,6 +1,6 @@
 /* Answers the peer server's questions about this node's copies, from the catalog. These functions
- * never wait (peers/files.h). Whole blocks are sent with their sums. A copy whose bytes are no
- * longer those that its fill wrote is reported to the daemon, which drops it. */
+ * never wait (peers/files.h). Whole blocks are sent with their recorded sums. If a copy's bytes are
+ * no longer those that its fill wrote, the copy is reported to the daemon, which drops it. */
 #include "serving/serving.h"
 
 #include <stdlib.h>
@@ -13,9 +13,9 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long a check of a block counts: CHECKED_NS; but only DOUBTED_NS for an asker that says that
- * the block came wrong, because the block may have rotted since. An asker that lies about this
- * costs one check a second [ns]. */
+/* How long the check of a block stays valid: CHECKED_NS; but only DOUBTED_NS for a peer that says
+ * that the block arrived wrong, because the block may have rotted since. A peer that lies about
+ * this costs one check a second [ns]. */
 #define CHECKED_NS 60000000000ULL
 #define DOUBTED_NS 1000000000ULL
 
@@ -35,15 +35,16 @@ static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
 static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uint64_t sum) {
     if (held->sums)
         return sum == held->sums->sums[block];
-    /* For a copy of one block, the catalog's sum tells as much. */
+    /* A copy of one block needs no block sum: the catalog's sum of the file identifies its content
+     * too. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
-    /* Without sums, a copy counts as good while its entry has it. The sums of a dropped copy, which
-     * may have rotted, are gone. */
+    /* If there are no sums, the copy counts as good while the entry still has its word. The sums of
+     * a dropped copy are gone, and the copy may have rotted. */
     return monarch_has_word(h, held->id, held->word);
 }
 
-/* Tells the daemon of a rotten copy: this node's own programs read it, too. */
+/* Reports a rotten copy to the daemon, because this node's own programs read the copy too. */
 static void note_rotten(holdings *h, const struct open_copy *held) {
     uint64_t i = 0;
     pthread_mutex_lock(&h->checking);
@@ -57,14 +58,14 @@ static void note_rotten(holdings *h, const struct open_copy *held) {
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 
-/* Askers whose readers wait ask for a block in many parts. The block is looked through once for all
- * parts. */
+/* A peer whose reader waits asks for a block in many parts. The block is checked once for all of
+ * them. */
 static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     holdings *h = arg;
     const struct open_copy *held = file;
     uint64_t now = monarch_now_ns();
     int is_good;
-    if (held->slot >= 0) /* the bytes are as they come from the source */
+    if (held->slot >= 0) /* the bytes come from the source just now */
         return 1;
     int agreed = sum && agrees(h, held, block, *sum);
     if (sum && !agreed)
@@ -79,8 +80,7 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     return is_good;
 }
 
-/* --- from Python --------------------------------------------------------------------------------
- */
+/* --- calls from Python ------------------------------------------------------------------------ */
 
 holdings *monarch_holdings_new(struct monarch_clients *clients, const struct monarch_fills *fills,
                                uint64_t block_bytes, const unsigned char *content_key) {
@@ -165,8 +165,8 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
         monarch_sums_drop(h->sums, copy);
 }
 
-/* Returns whether the file that an asker waits for is settled. A file that is to be filled here, or
- * is being filled, is not settled: the asker will be woken again. */
+/* Returns whether the file for which a request waits is settled: the request can be answered now. A
+ * file that is being filled here, or will be, is not settled: its request will be woken again. */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

@@ -1,5 +1,5 @@
-/* Finds the copy that a peer's request means, and how much of it is there. As for a reader in the
- * library, the word of an entry and the map of its fill are the truth. */
+/* Finds the copy that a peer's request names, and how much of it can be sent. As for a reader in
+ * the library, only the entry's word and the fill's map count. */
 #include "serving/open_copy.h"
 
 #include <fcntl.h>
@@ -11,13 +11,14 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* Demand slots that peers' requests may take; the others are left to this node's own readers. */
+/* Number of demand slots that requests of peers may take; the others are left to this node's
+ * readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
-/* A source that has given nothing for this long counts as stuck; the asker's own way to the source
- * may work. Together with the time of an answer this is less than the 2 s that a reader may wait in
- * such a case [ns]. */
+/* A source that has returned no data for this long counts as stuck, and the peer had better try its
+ * own way to the source. This time and that of an answer together are less than the 2 s that a
+ * reader may wait in such a case [ns]. */
 #define STUCK_NS 1000000000ULL
-/* How often a file that changes while it is looked up is looked up again. */
+/* How often the attributes of a file are read again if they change during the read. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;
@@ -27,8 +28,8 @@ static void want(holdings *h, uint64_t id) {
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 
-/* Makes a demand as a reader of this node does, so that the unit comes before what nobody waits
- * for. The engine or the daemon's loop takes the demand away. */
+/* Makes a demand, as a reader of this node does, so that the unit is filled before those for which
+ * no reader waits. The engine or the daemon's loop removes the demand. */
 static void demand(holdings *h, uint64_t id, uint64_t unit) {
     uint64_t *to = NULL, none = 0;
     for (int i = 0; i < DEMANDS; i++) {
@@ -43,10 +44,10 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
         monarch_ring_for_demand(h->clients);
 }
 
-/* Returns whether the request becomes a demand. An asker for a whole block of many units has time,
- * unless it says otherwise. A request for one unit becomes a demand in any case. Otherwise two
- * nodes that have given as many orders as they may, all for each other's small files, would wait
- * for each other; a demand gets an order even then. */
+/* Returns whether the request becomes a demand. A request for a whole block of many units does not,
+ * unless it says that a reader waits. A request for one unit always does. Otherwise two nodes could
+ * wait for each other, each with the most orders that it may give, all for small files of the
+ * other; but a demand gets an order even then. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -63,8 +64,8 @@ static void note_whole(holdings *h, struct open_copy *held) {
     held->sums = monarch_sums_hold(h->sums, MONARCH_WORD_COPY(held->word), held->blocks);
 }
 
-/* Opens the copy that `word` names. Its number is never given to another copy, so no other copy can
- * be opened by mistake. */
+/* Opens the copy that `word` identifies. The copy's number is never reused, so this cannot open
+ * another copy by mistake. */
 static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer_request *wanted,
                                           uint64_t id, uint64_t word, int slot,
                                           struct monarch_peer_opened *out) {
@@ -97,8 +98,7 @@ static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer
     return MONARCH_PEER_OK;
 }
 
-/* Returns whether the asker has to wait, because it is not known yet which files this node
- * keeps. */
+/* Returns whether the request must wait until it is known which files this node keeps. */
 static int waits(const holdings *h, const struct monarch_peer_request *wanted) {
     int patience = __atomic_load_n(&h->patience, __ATOMIC_ACQUIRE);
     return patience == MONARCH_EVERYBODY_WAITS ||
@@ -111,9 +111,9 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Makes this node the keeper of a file, because a peer takes the node for the file's owner, and
- * notes the file for the daemon. Returns 0 if this node has given the file to another node, or if
- * too many files wait until the daemon hears of them. */
+/* Makes this node the keeper of a file, because a peer takes this node for the file's owner, and
+ * notes the file for the daemon. Returns whether this node keeps the file. It does not if it has
+ * passed the file on to another node, or if too many files wait to be reported to the daemon. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -126,13 +126,13 @@ static int begin_to_keep(holdings *h, uint64_t id) {
     return home == MONARCH_KEPT_HERE;
 }
 
-/* Returns whether this node fills the file when a peer asks for it. */
+/* Returns whether this node fills the file for this request. */
 static int keeps(holdings *h, uint64_t id, const struct monarch_peer_request *wanted) {
     return monarch_home_here(h, id) == MONARCH_KEPT_HERE ||
            (wanted->is_owner && !waits(h, wanted) && begin_to_keep(h, id));
 }
 
-/* Asks the daemon for the copy of a file that has neither a copy nor a fill. */
+/* Asks the daemon to fill a file that has neither a copy nor a fill. */
 static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
                                               const struct monarch_peer_request *wanted) {
     if (!keeps(h, id, wanted))
@@ -142,9 +142,9 @@ static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
     return MONARCH_PEER_LATER;
 }
 
-/* Returns whether the entry is of the very file that the request means; *word gets the entry's word
- * at that time. An entry gets other attributes only when it has no copy, so a word and attributes
- * that are read at one time are of one file. */
+/* Returns whether the entry describes exactly the file that the request names; *word gets the
+ * entry's word at that moment. An entry's attributes change only while it has no copy, so a word
+ * and attributes that were read at one moment belong to one file. */
 static int is_meant(const holdings *h, const struct monarch_entry *e,
                     const struct monarch_peer_request *wanted, uint64_t *word) {
     for (int i = 0; i < LOOKS; i++) {
@@ -173,8 +173,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         return MONARCH_PEER_CHANGED;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
         return open_copy(h, wanted, id, word, -1, out);
-    /* While it is not known yet which files this node keeps, `home` may come from the file's hash
-     * alone, and a plan may still change it. */
+    /* As long as it is unknown which files this node keeps, `home` may be derived from the file's
+     * hash alone, and a plan may still change it. */
     if (!wanted->is_awaited && waits(h, wanted))
         return MONARCH_PEER_LATER;
     if (home >= MONARCH_MOVED_TO)
@@ -184,8 +184,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     case MONARCH_WANTED:
         return begin_filling(h, id, wanted);
     case MONARCH_FILLING: {
-        /* The node does not become the keeper of a file that is being filled: the fill may wait for
-         * the very node that asks. */
+        /* This node does not become the keeper of a file that it is already filling: the fill may
+         * be waiting for the very node that asks. */
         if (home != MONARCH_KEPT_HERE)
             return not_kept(h, wanted);
         int slot = monarch_fill_slot(h->fills, word);
@@ -223,8 +223,8 @@ int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word) {
     return has_it;
 }
 
-/* Once a fill is over, its map may be given to another fill. The entry's word then says what came
- * of the fill. */
+/* Once a fill is over, its map may belong to another fill. The entry's word then tells how the fill
+ * ended. */
 static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));
@@ -234,8 +234,8 @@ static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     return is_there ? held->size : MONARCH_PEER_NEVER;
 }
 
-/* The last block is held back until the source was found unchanged: only then do the bytes belong
- * together, and the asker has no other way to know. */
+/* The last block is held back until the source was found unchanged. Only then do the bytes belong
+ * together, and the peer has no other way to know that. */
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     holdings *h = arg;
     struct open_copy *held = file;
@@ -246,7 +246,8 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     uint64_t failed = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE);
     uint64_t whole = __atomic_load_n(&f->whole, __ATOMIC_ACQUIRE);
     uint64_t stop = (held->blocks - 1) * held->block_bytes;
-    /* A file of more units than the map has bits is not read before it is whole. */
+    /* If a file has more units than the map has bits, its copy is not read before it is
+     * complete. */
     for (uint64_t u = unit_bytes ? at / unit_bytes : 0; unit_bytes && done < held->size; u++) {
         if (!monarch_unit_is_done(f, u))
             break;
@@ -266,8 +267,8 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
-/* Returns whether the bytes that a request waits for may still come. Once it is known which files
- * this node keeps, that depends on the bytes' source alone. */
+/* Returns whether the bytes for which a request waits may still come. Once it is known which files
+ * this node keeps, that depends only on whether the source returns data. */
 int monarch_copy_is_coming(void *arg) {
     const holdings *h = arg;
     if (__atomic_load_n(&h->patience, __ATOMIC_ACQUIRE) != MONARCH_NOBODY_WAITS)

@@ -1,4 +1,4 @@
-/* The copies that are sent to peers. */
+/* The node's holdings, and the copies that are being sent to peers. */
 #pragma once
 
 #include <pthread.h>
@@ -6,14 +6,14 @@
 #include "peers/files.h"
 #include "serving/serving.h"
 
-/* How many of the last checks of blocks are remembered. */
+/* How many recent checks of blocks are remembered. */
 #define CHECKS 4096
 
 struct checked {
     uint64_t word, block, at_ns;
 };
 
-/* A copy that was found rotten, of which the daemon has not heard yet. */
+/* A copy that was found rotten and was not reported to the daemon yet. */
 struct rotten {
     uint64_t id, word;
 };
@@ -23,33 +23,34 @@ struct monarch_holdings {
     const struct monarch_fills *fills;
     uint64_t block_bytes, device[MONARCH_MAX_SOURCES];
     int copies[MONARCH_MAX_TIERS];
-    pthread_rwlock_t lock; /* guards `catalog`, which is replaced when it grows */
+    pthread_rwlock_t lock; /* guards `catalog`, which is replaced when the catalog grows */
     const struct monarch_catalog *catalog;
-    uint16_t *home;    /* atomic: of every entry, see monarch_holdings_keep */
+    uint16_t *home;    /* atomic, by entry: see monarch_holdings_keep */
     int patience;      /* atomic: enum monarch_patience */
     uint32_t next_tag; /* atomic: tag of the next demand */
     struct monarch_sums *sums;
     unsigned char content_key[MONARCH_KEY_BYTES]; /* key of digests */
-    pthread_mutex_t checking;                     /* guards the next five */
+    pthread_mutex_t checking;                     /* guards the next five fields */
     struct checked checked[CHECKS];
     struct rotten rotten[MONARCH_ROTTEN];
     uint64_t rotten_count;
-    uint64_t moved_here[MONARCH_MOVED]; /* entries of which the daemon has not heard yet */
+    uint64_t moved_here[MONARCH_MOVED]; /* entries that were not reported to the daemon yet */
     uint64_t moved_count;
-    pthread_mutex_t waking; /* held while the server is woken, so that nobody stops it then */
+    /* held while the server is woken, so that it is not stopped meanwhile */
+    pthread_mutex_t waking;
     struct monarch_peer_server *server;
 };
 
 /* A copy that is being sent to a peer. */
 struct open_copy {
-    uint64_t id, word, size, blocks, block_bytes, sum; /* sum: the file's */
-    int fd, slot;   /* slot: of the fill's map; -1 for a copy that was whole when it was opened */
-    int is_hasty;   /* missing bytes become a demand, see is_hasty in open_copy.c */
-    int is_doubted; /* the asker says that the bytes came wrong */
-    /* The copy is whole by now. An answer that has begun is finished, whatever becomes of the
-     * copy. */
+    uint64_t id, word, size, blocks, block_bytes, sum; /* sum: that of the whole file */
+    int fd, slot;   /* slot: of the fill's map; -1 if the copy was complete when it was opened */
+    int is_hasty;   /* missing bytes are demanded, see is_hasty in open_copy.c */
+    int is_doubted; /* the peer says that the bytes arrived wrong before */
+    /* The copy is complete by now. An answer that was begun is finished even if the copy is
+     * dropped. */
     int is_whole;
-    struct monarch_sums_held *sums; /* of the blocks of a whole copy; NULL: not known */
+    struct monarch_sums_held *sums; /* of the blocks of a complete copy; NULL: unknown */
 };
 
 static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint64_t id) {
@@ -57,11 +58,11 @@ static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint6
                                   : MONARCH_KEPT_ELSEWHERE;
 }
 
-/* Returns whether the entry now has this very word, and so this copy. */
+/* Returns whether the entry still has this word, and so this copy. */
 int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word);
 
-/* Callbacks for the server (peers/files.h says what each does): which copy a request means, and how
- * much of it can be sent. `arg` is the holdings, `file` a struct open_copy. */
+/* Callbacks for the server, described in peers/files.h: they find the copy for a request, and tell
+ * how much of it can be sent. `arg` is the holdings, `file` a struct open_copy. */
 enum monarch_peer_status monarch_open_copy(void *arg, const struct monarch_peer_request *wanted,
                                            struct monarch_peer_opened *out);
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at);

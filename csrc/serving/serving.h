@@ -1,35 +1,36 @@
-/* What this node's daemon holds and serves to its peers. */
+/* The copies that this node's daemon serves to its peers. */
 #pragma once
 
 #include "native.h"
 #include "peers/peers.h"
 
-/* What a node holds: whole copies, copies that are being filled from the source, and files that it
- * keeps and has no copy of yet. When a peer asks for one of these last files, the node wants it
- * from then on, as if a program of its own had opened it. */
+/* What a node can give to peers: complete copies, copies that are being filled from the source, and
+ * files that the node keeps but has not copied yet. If a peer asks for one of the latter, the node
+ * fills it, as if one of its own programs had opened it. */
 struct monarch_holdings;
 
 /* How many rotten copies, and how many files that this node has begun to keep, are remembered until
- * they are taken. Further ones are not noted, and are found again. */
+ * they are taken. Any more are forgotten, and will be found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
-/* What this node answers for a file of which it has no copy. */
+/* This node's answer for a file of which it has no copy. */
 enum monarch_home_here {
     MONARCH_KEPT_ELSEWHERE,
     MONARCH_KEPT_HERE,
-    MONARCH_MOVED_TO, /* plus the number of another node: there was no room here */
+    /* plus the number of another node, which keeps the file because this node had no room for it */
+    MONARCH_MOVED_TO,
 };
 
 #ifndef MONARCH_CDEF
-/* A file's version, as nodes tell it to each other. It includes the time of the inode's change: a
- * file whose time of modification was set back is another version. */
+/* Returns a file's version, which nodes compare with each other. It includes the inode's change
+ * time, so that a file whose modification time was set back has another version. */
 static inline int64_t monarch_times_of(const struct monarch_entry *e) {
     return (int64_t)monarch_mix((uint64_t)e->mtime_ns ^ monarch_mix((uint64_t)e->ctime_ns));
 }
 #endif
 
-/* Returns NULL without memory. The segments are those of the session. content_key:
- * MONARCH_KEY_BYTES, for digests. */
+/* Makes the holdings of the session with these segments. content_key: MONARCH_KEY_BYTES, the key of
+ * digests. Returns NULL without memory. */
 struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
                                               const struct monarch_fills *fills,
                                               uint64_t block_bytes,
@@ -37,49 +38,50 @@ struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
 void monarch_holdings_source(struct monarch_holdings *h, uint32_t source, uint64_t device);
 /* Sets the directory of a tier's copies. */
 void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies);
-/* Sets the catalog. Once this returns, no thread reads the catalog before it. NULL: nothing is
- * held. */
+/* Sets the catalog. After this call, no thread reads the previous catalog. NULL: this node holds
+ * nothing. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
 /* Sets for each of these files whether this node keeps it (enum monarch_home_here). The node may
- * have copies of other files, too, but it never fills such a file because a peer asks for it:
+ * also have copies of other files, but it never fills one of those because a peer asks for it:
  * requests are not passed on. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
-/* Takes the files that this node has begun to keep because peers take it for the files' owner: the
- * nodes before it in a file's order may have no room for the file. `ids` gets the files' entries
+/* Takes the files that this node has begun to keep because a peer took it for the owner: the nodes
+ * that precede it in the file's order may have no room. `ids` gets the files' entries
  * (MONARCH_MOVED,). Returns how many files it took. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* Which askers wait for a file that is not there, while it is not known yet which files this node
- * keeps. Other askers are told that the file will not come. At first everybody waits. */
+/* Which peers' requests wait for a missing file while it is unknown which files this node keeps.
+ * Other requests are answered that the file will not come. At first all requests wait. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
-    MONARCH_WHO_HAS_TIME_WAITS, /* askers whose bytes no reader waits for */
+    MONARCH_WHO_HAS_TIME_WAITS, /* requests for bytes for which no reader waits */
     MONARCH_NOBODY_WAITS,
 };
 void monarch_holdings_patience(struct monarch_holdings *h, int patience);
 struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
-/* Wakes the askers that wait for this file, because some of it has come, or nothing more will come.
- * h: NULL if nobody can ask. */
+/* Wakes the requests that wait for this file, because some of its bytes have come or no more will
+ * come. h: NULL if this node has no server. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
-/* Returns the key with which a fill makes digests of blocks. Returns NULL if `h` is NULL: nobody
- * asks. */
+/* Returns the key with which a fill makes the digests of blocks; NULL if `h` is NULL, because this
+ * node has no server. */
 const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
-/* Records the sums of the blocks of a copy that is whole now. sums: NULL if the copy is gone.
- * digests: NULL if they are not known. h: NULL if nobody asks. */
+/* Records the block sums of a copy that has just become complete. sums: NULL if the copy was
+ * removed. digests: NULL if they are not known. h: NULL if this node has no server. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
                            const struct monarch_digest *digests, uint64_t blocks);
-/* Wakes the askers of files that are settled without a copy, so that they are told. */
+/* Wakes the requests for files that will get no copy, so that they are answered. */
 void monarch_holdings_answer(struct monarch_holdings *h);
-/* Takes the copies that are not what their fills have written. `ids` gets the copies' entries,
- * `words` the copies' words: (MONARCH_ROTTEN,) each. An entry may have another word by now. Returns
- * how many copies it took. */
+/* Takes the copies whose bytes are no longer those that their fills wrote. `ids` gets the copies'
+ * entries and `words` the entries' words at that time, (MONARCH_ROTTEN,) each; an entry may have
+ * another word by now. Returns how many copies it took. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
 void monarch_holdings_free(struct monarch_holdings *h);
 
-/* Connects the engine with peers: the peer that orders name by `number`, and the holdings whose
- * askers are told of what the engine fills. Set both back (NULL) before they are freed. */
+/* Connect the engine with the peers: monarch_engine_peer sets the peer that orders call `number`,
+ * monarch_engine_holdings the holdings that are told of the engine's fills. Set both to NULL before
+ * they are freed. */
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer);
 void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h);

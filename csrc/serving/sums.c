@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How many hash chains there are. Copies are numbered upwards, so that all chains are equally
- * long. */
+/* Number of hash chains. Copies are numbered consecutively, so all chains have the same length. */
 #define CHAINS 16384
 
 typedef struct monarch_sums_held kept;
@@ -15,7 +14,7 @@ struct monarch_sums {
     kept *chain[CHAINS];
 };
 
-/* Returns the place in the chain where the copy's sums are, or would be. */
+/* Returns the link in the chain that points to the copy's sums, or at which they would be added. */
 static kept **find(struct monarch_sums *s, uint64_t copy) {
     kept **k = &s->chain[copy % CHAINS];
     while (*k && (*k)->copy != copy)
