@@ -1,4 +1,4 @@
-/* Batches of the entries that a scan's threads have found, on their way to Python. */
+/* Batches of entries that a scan's threads have found, until Python takes them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,8 +40,7 @@ static struct monarch_batch *new_batch(void) {
     return b;
 }
 
-/* Moves the entries of `b` behind those of `to`. Returns 0, and moves nothing, if `to` has too
- * little room. */
+/* Appends the entries of `b` to `to`. Returns 0, and appends none, if `to` has too little room. */
 static int merge(struct monarch_batch *to, struct monarch_batch *b) {
     if (!to || to->count + b->count > to->capacity || to->pool_used + b->pool_used > to->pool_bytes)
         return 0;
@@ -59,9 +58,9 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
     return 1;
 }
 
-/* Hands a thread's batch over to Python; *batch is empty then, or NULL. A thread finds few files in
- * a short time, so the entries are added to the last batch that Python has not taken, while that
- * has room. An iteration of Python's loop is then spent on many files. */
+/* Hands a thread's batch to Python; afterwards *batch is an empty batch or NULL. A thread finds few
+ * files in a short time. So its entries are appended to the last batch that Python has not taken,
+ * if that has room, and one iteration of Python's loop handles many files. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch) {
     if (!*batch || !(*batch)->count)
         return;

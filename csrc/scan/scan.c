@@ -10,10 +10,10 @@
 #include "shared/doorbell.h"
 #include "shared/joining.h"
 
-/* A look at a remote source makes its thread sleep. A thread that hardly ever sleeps (at most once
- * for LOOKS_EACH_SLEEP looks, judged after LOOKS looks) keeps a processor busy, which the job may
- * need, so it lowers its priority for good. A thread that waits for its source must not do so: the
- * files that it finds are to be filled ahead of the job. */
+/* A thread lowers its priority for good if it hardly ever sleeps: at most once in LOOKS_EACH_SLEEP
+ * looks, judged after LOOKS looks. Such a thread has a local source and keeps a processor busy,
+ * which the job may need. A thread that sleeps in its looks waits for a remote source, and must
+ * keep its priority: the files that it finds are to be filled ahead of the job. */
 #define LOOKS 64
 #define LOOKS_EACH_SLEEP 8
 
@@ -50,7 +50,7 @@ static void *scan_thread(void *arg) {
 }
 
 /* Subtracts `missing` threads that could not be started from the scan's counts. Wakes the running
- * threads, because they may be waiting for what the missing ones would have found. */
+ * threads, because they may be waiting for work that the missing threads would have found. */
 static void lack(struct monarch_scan *s, int started, int missing) {
     s->thread[started] = 0; /* pthread_create may have written to it */
     pthread_mutex_lock(&s->lock);
@@ -62,8 +62,7 @@ static void lack(struct monarch_scan *s, int started, int missing) {
         monarch_count_scan_error(s, EAGAIN);
 }
 
-/* --- from Python --------------------------------------------------------------------------------
- */
+/* --- calls from Python ------------------------------------------------------------------------ */
 
 static void add_first(struct monarch_scan *s, const char *path) {
     struct task *t = monarch_new_task(s, path, 0);
@@ -119,7 +118,7 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
     if (!s)
         return NULL;
     s->is_deep = is_deep;
-    for (uint64_t i = n; i > 0; i--) /* the last one that is added is taken first */
+    for (uint64_t i = n; i > 0; i--) /* the one that is added last is taken first */
         add_first(s, directories[i - 1]);
     return begin(s);
 }
@@ -149,7 +148,7 @@ int monarch_scan_stop(struct monarch_scan *s, int limit_ms) {
     monarch_wake_scan(s);
     pthread_cond_broadcast(&s->room);
     pthread_mutex_unlock(&s->lock);
-    for (int i = 0; s->thread[i]; i++) /* calloc left a zero behind the last one started */
+    for (int i = 0; s->thread[i]; i++) /* calloc left a zero after the last thread */
         left += !monarch_join(s->thread[i], &until);
     if (left)
         return left;

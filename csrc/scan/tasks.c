@@ -1,5 +1,5 @@
-/* The tasks of a scan: directories to list, and portions of their names to look at. This file also
- * decides which task comes first, and how many names may be looked at now. */
+/* The tasks of a scan: directories to list, and portions of their names to look at. Decides which
+ * task comes first, and how many names may be looked at now. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,8 +27,8 @@ static int leads_through(const char *path, const char *above) {
     return !n || (strncmp(path, above, n) == 0 && (!path[n] || path[n] == '/'));
 }
 
-/* Returns whether a want names the directory. A want also names the directories above the wanted
- * one, because the walk reaches it through them. */
+/* Returns whether a want covers the directory. A want covers the wanted directory, and all
+ * directories above it, through which the walk reaches it. */
 static int is_named(const struct want *w, const char *directory) {
     return leads_through(w->directory, directory) ||
            (w->is_deep && leads_through(directory, w->directory));
@@ -48,7 +48,7 @@ static void append(struct queue *q, struct task *t) {
     q->portions += t->names > 0;
 }
 
-/* Takes the first task of a queue that is not empty. */
+/* Removes the first task of a nonempty queue and returns it. */
 struct task *monarch_take_first_task(struct queue *q) {
     struct task *t = q->first;
     q->first = t->next;
@@ -107,7 +107,7 @@ int monarch_has_tasks(const struct monarch_scan *s) {
     return s->wanted.first || s->wanted_portions.first || s->portions.first || s->todo;
 }
 
-/* Takes the first task that may begin; there must be one. */
+/* Removes the first task that may begin, and returns it; there must be one. */
 struct task *monarch_take_task(struct monarch_scan *s) {
     struct task *t = s->todo;
     if (s->wanted.first)
@@ -122,8 +122,8 @@ struct task *monarch_take_task(struct monarch_scan *s) {
     return t;
 }
 
-/* A thread hands over its batch before it waits for work, so that its files do not wait for another
- * thread whose directory hangs. */
+/* Hands over the thread's batch before it waits for work. Otherwise the entries in it could wait
+ * for another thread that hangs in a directory. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);
@@ -152,10 +152,9 @@ void monarch_wake_scan(struct monarch_scan *s) {
     pthread_cond_broadcast(&s->may_go_on);
 }
 
-/* --- from Python --------------------------------------------------------------------------------
- */
+/* --- calls from Python ------------------------------------------------------------------------ */
 
-/* Moves the directories that a want names from the list `*at` to the queue of wanted
+/* Moves the directories that a want covers from the list `*at` to the queue of wanted
  * directories. */
 static void move_wanted(struct monarch_scan *s, const struct want *w, struct task **at) {
     for (struct task *t; (t = *at);) {
@@ -195,8 +194,8 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Wakes one thread for each portion of these names, because more threads would find nothing to do.
- * A woken thread wakes another if there is more work. */
+/* Wakes one thread for each portion of these names, because more threads would find no work. A
+ * woken thread wakes another if more work is left. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
     int64_t portions = names / PORTION + 1;
     if (portions >= s->threads)
@@ -210,8 +209,8 @@ static void wake_for(struct monarch_scan *s, int64_t names) {
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
     pthread_mutex_lock(&s->lock);
     int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
-    /* wanted == 0 keeps what is left of the last allowance, which the threads may not have used
-     * yet. It ends only an allowance of all names. */
+    /* wanted == 0 keeps the rest of the last allowance, which the threads may not have used yet.
+     * Only an allowance of all names ends now. */
     if (wanted || s->may_look[1] == ALL_NAMES)
         s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;

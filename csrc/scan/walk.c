@@ -1,4 +1,4 @@
-/* Lists directories, and looks at the files that they name. */
+/* Lists directories, and looks at the files in them. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include "scan/scan.h"
 #include "shared/sys.h"
 
-/* How deep listings nest in one thread: a thread may begin one in the middle of another. */
+/* Most listings that one thread nests: a thread may begin a listing in the middle of another. */
 #define DEEPEST 4
 
 static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
@@ -26,9 +26,9 @@ static _Thread_local uint64_t looks; /* how many names this thread has looked at
 
 uint64_t monarch_looks(void) { return looks; }
 
-/* Looks for a file that the catalog has already because a program has handed it over: its
- * attributes were read then. Returns whether the directory still has this file (`ino`) under this
- * name; if so, only its place in the directory must be reported. */
+/* Looks up a file that the catalog already has because a program has handed it over, with
+ * attributes that were read then. Returns whether the directory still has this file (`ino`) under
+ * this name. If so, only the file's place in the directory must be reported. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
@@ -63,7 +63,7 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
             monarch_count_scan_error(s, -r);
         return;
     }
-    /* A file system that is mounted on this directory is not part of the source. */
+    /* A file system that is mounted on this directory does not belong to the source. */
     if (e.kind == MONARCH_DIR && !is_on_source(s, path)) {
         e.kind = MONARCH_OTHER;
         e.ino = ino;
@@ -74,10 +74,10 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
         monarch_add_task(s, monarch_new_task(s, path, 0));
 }
 
-/* Reports a directory a second time once all its names are read: with their number, and with its
- * present attributes. If the attributes differ from those before the names were read, the directory
- * has changed meanwhile and the names may fit neither state, so the catalog drops their number.
- * Only a scan of the whole source does this, because listings are made once
+/* Reports a directory again once all its names are read, with their number and its current
+ * attributes. If the attributes differ from those that were read before the names, the directory
+ * has changed meanwhile, and the names may match neither state; so the catalog drops their number.
+ * Only a scan of the whole source reports directories again, because listings are made only once
  * (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
@@ -113,9 +113,9 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
     }
 }
 
-/* Looks at names that this thread has listed and has given to no other thread. While no names may
- * be looked at, the thread lists wanted directories, because all other threads may be waiting here
- * too. */
+/* Looks at names that this thread has listed and kept for itself. While no names may be looked at,
+ * the thread lists wanted directories: all other threads may be waiting here too, so that nobody
+ * else would list them. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
@@ -160,8 +160,8 @@ static struct task *new_portion(struct monarch_scan *s, const struct task *direc
     return t;
 }
 
-/* Reads the names of a directory and shares them out, except the last portion, which is left in
- * *rest. Returns how many names there are, or -1 if not all could be read. */
+/* Reads the names of a directory and distributes them in portions, except the last portion, which
+ * is stored in *rest. Returns the number of names, or -1 if not all could be read. */
 static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch,
                           const struct task *directory, DIR *d, struct task **rest) {
     const char *path = directory->path;
@@ -196,7 +196,7 @@ static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch,
     return errno ? -1 : (int64_t)names;
 }
 
-/* Reports the directory that a walk begins with; returns whether it lies on the source's file
+/* Reports the directory that the walk begins with. Returns whether it lies on the source's file
  * system. */
 static int report_first(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                         int fd) {
@@ -212,9 +212,9 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
 
 #define OPEN_DIRECTORY (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
-/* Opens a directory that somebody has named, part by part: each part must be a directory of the
- * source, not a link or "..". Directories below it are known by names that were read, and need no
- * such check. */
+/* Opens a directory that a client or user has named, component by component: each must be a
+ * directory of the source, not a link or "..". Directories below it need no such check, because the
+ * walk has read their names. */
 static int open_by_parts(int root, const char *path) {
     char part[NAME_MAX + 1];
     int fd = openat(root, ".", OPEN_DIRECTORY);
@@ -241,7 +241,7 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-/* How coarse the times of a server may be, and how far off its clock [ns]. */
+/* Margin for the granularity of a server's times and for the error of its clock [ns]. */
 #define YOUNG_NS 2000000000LL
 
 static int is_settled(const struct monarch_scan *s, int fd) {
@@ -259,7 +259,7 @@ void monarch_walk_directory(struct monarch_scan *s, struct monarch_batch **batch
     int fd = open_directory(s, t);
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     if (!d) {
-        if (errno != ENOENT) /* the directory was removed after it was named */
+        if (errno != ENOENT) /* ENOENT: the directory was removed after it was named */
             monarch_count_scan_error(s, errno);
         if (fd >= 0)
             close(fd);
