@@ -1,5 +1,5 @@
 /* Gets ranges of files from a peer. Requests are sent ahead of the answers, every wait has a limit,
- * and bytes count only if their sum was right. */
+ * and bytes are accepted only if their sum is right. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -15,15 +15,15 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* The most requests under way: these and the frames of their answers always fit into the sockets'
- * buffers, so that two ends that write to each other never wait for each other. */
+/* The most outstanding requests. These, and the frames of their answers, always fit into the
+ * buffers of the sockets. So two ends that both send never block each other. */
 #define AHEAD 64
 /* A peer that sends less than this counts as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* How many bytes a thread should find when it wakes: to take them at once costs less than to take
- * them in parts, with a sleep between them. If bytes come more slowly, the thread wakes after
- * WAKE_NS [ns]. That makes no reader wait longer, because a reader waits for a whole answer. */
+/* Number of bytes for which a waiting thread is woken: taking them at once costs less than taking
+ * them in parts with a sleep in between. If bytes arrive more slowly, the thread wakes after
+ * WAKE_NS [ns]. No reader waits longer for that, because a reader waits for a whole answer. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 #define WAKE_NS 200000000ULL
 
@@ -37,18 +37,22 @@ typedef struct monarch_peer_link link_t;
 
 struct monarch_peer_link {
     int fd;
-    uint32_t first_byte_ms, between_ms, bound_ms; /* bound_ms: the one of the two that holds now */
-    uint64_t frames, tag; /* frames received and requests sent: the numbers of the next seals */
-    struct monarch_mac *hears, *says, *content; /* says: for asking; the others: for taking */
-    size_t least;                               /* what the socket's low-water mark is set to */
-    char *buffer;                               /* of the fetch that is under way */
-    size_t from, until; /* where `buffer` has bytes of a small answer that are not taken yet */
+    /* bound_ms: whichever of the two limits applies now */
+    uint32_t first_byte_ms, between_ms, bound_ms;
+    /* frames received and requests sent: these are the numbers of the next seals */
+    uint64_t frames, tag;
+    /* says: for the thread that requests; the others: for the thread that takes */
+    struct monarch_mac *hears, *says, *content;
+    size_t least;       /* the socket's low-water mark, as last set */
+    char *buffer;       /* of the running fetch */
+    size_t from, until; /* range of `buffer` that holds bytes of a small answer not taken yet */
 };
 
 /* The answer that is being read. */
 struct answer {
     get *g;
-    /* came: bytes whose sum is right or not known yet. The deadline is for the whole answer. */
+    /* came: bytes received, including those whose sum has not come yet. The deadline is for the
+     * whole answer. */
     uint64_t came, deadline_ns;
     struct xxh3_stream stream;
 };
@@ -57,8 +61,8 @@ struct answer {
  */
 
 /* Waits until `n` bytes can be read at once, the socket can hold no more, the connection has ended,
- * or `deadline` has come. Returns TIMEOUT only if the deadline was over before the call. One wake
- * for many packets makes receiving cheap. */
+ * or `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call. A
+ * single wake-up for many packets makes receiving cheap. */
 static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
     uint64_t now = monarch_now_ns();
@@ -75,7 +79,7 @@ static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
 
 static uint64_t bound_from(const link_t *l, uint64_t now) { return now + l->bound_ms * 1000000ULL; }
 
-/* Returns how many bytes can be read without a wait. */
+/* Returns the number of bytes that can be read without waiting. */
 static uint64_t readable(const link_t *l) {
     int n = 0;
     return ioctl(l->fd, FIONREAD, &n) == 0 && n > 0 ? (uint64_t)n : 0;
@@ -89,7 +93,8 @@ static size_t take_ahead(link_t *l, void *to, size_t n) {
     return n;
 }
 
-/* Takes all of `n` bytes before the deadline. Bytes that come one by one do not extend it. */
+/* Receives exactly `n` bytes before the deadline, which does not move when bytes arrive one by
+ * one. */
 static enum monarch_peer_status take(link_t *l, void *to, size_t n, uint64_t deadline) {
     for (size_t got = take_ahead(l, to, n); got < n;) {
         ssize_t r = recv(l->fd, (char *)to + got, n - got, MSG_DONTWAIT);
@@ -117,7 +122,7 @@ static enum monarch_peer_status put(link_t *l, const void *from, size_t n) {
     return MONARCH_PEER_OK;
 }
 
-/* Makes the next request. Its number counts as used only once the request was sent. */
+/* Makes the next request. Its number is used up only once the request was sent. */
 static struct monarch_peer_request request_of(const link_t *l, const get *g, uint64_t tag) {
     struct monarch_peer_request q = {.magic = MONARCH_PEER_REQUEST,
                                      .source = g->source,
@@ -160,8 +165,8 @@ static int store(get *g, const char *from, uint64_t n, uint64_t at) {
     return 0;
 }
 
-/* Takes one part of the bytes. The part is small enough to be still in the processor's cache when
- * it is hashed and written. */
+/* Receives one part of the bytes. A part is small enough to stay in the processor's cache while it
+ * is hashed and written. */
 static enum monarch_peer_status take_part(link_t *l, struct answer *a, size_t n,
                                           uint64_t deadline) {
     get *g = a->g;
@@ -205,8 +210,8 @@ static void begin_piece(link_t *l, struct answer *a) {
     monarch_mac_begin(l->content, 0);
 }
 
-/* Judges the bytes before a SUM. If they do not match the sum, they have usually rotted at the node
- * that sent them. Whether somebody in between has changed them as well makes no difference. */
+/* Decides about the bytes before a SUM. If they do not match the sum, they have usually rotted at
+ * the node that sent them; the answer is the same if they were also changed on the way. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -222,9 +227,9 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
     return MONARCH_PEER_OK;
 }
 
-/* Receives a small answer in one call with its frames; as a rule it comes in one piece. It is
- * received into the end of the buffer, because its bytes are moved to the beginning later. Nothing
- * behind the answer is received, unless the answer is an END alone. */
+/* Receives a small answer in one call with its frames, because it usually arrives in one piece. The
+ * bytes go to the end of the buffer, since they are later moved to its beginning. Nothing after the
+ * answer is received, unless the answer is a lone END. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());
@@ -244,8 +249,8 @@ static enum monarch_peer_status take_small(link_t *l, const get *g) {
     }
 }
 
-/* Takes the next frame and checks its seal. The seal of a SUM is checked later, with its bytes'
- * digest (judge). */
+/* Receives the next frame and checks its seal. The seal of a SUM is checked later, with the digest
+ * of its bytes (judge). */
 static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame *f, uint64_t tag) {
     uint64_t deadline = bound_from(l, monarch_now_ns());
     enum monarch_peer_status status = take(l, f, sizeof *f, deadline);
@@ -260,16 +265,16 @@ static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame 
     return f->tag == tag ? MONARCH_PEER_OK : MONARCH_PEER_CUT;
 }
 
-/* Returns whether an END may have this status. A status that tells what is wrong with the
- * connection is never sent: this end sets it. */
+/* Returns whether an END may have this status. A status about the connection itself is never sent,
+ * only set by this end. */
 static int is_an_end(const struct answer *a, uint64_t status) {
     if (status == MONARCH_PEER_OK)
         return a->g->received == a->g->length;
     return status <= MONARCH_PEER_TIMEOUT || status / MONARCH_PEER_MOVED == 1;
 }
 
-/* Takes one answer, and sets its status in *g. Returns 0, or -1 if what follows on the link cannot
- * be understood. */
+/* Receives one answer and sets its status in *g. Returns 0, or -1 if the following bytes on the
+ * link cannot be understood. */
 static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
                        monarch_peer_arrived arrived, void *arg) {
     struct answer a = {.g = g};
@@ -303,8 +308,7 @@ static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
     return -1;
 }
 
-/* --- from Python --------------------------------------------------------------------------------
- */
+/* --- calls from Python ------------------------------------------------------------------------ */
 
 static void free_link(link_t *l) {
     monarch_mac_free(l->hears);
@@ -319,10 +323,10 @@ static void set_options(int fd, uint32_t between_ms) {
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    /* For this low-water mark the kernel makes room for the bytes of two wakes, so that the peer
-     * goes on sending while the bytes of one wake are stored. The lock (Linux 5.14) keeps the
-     * kernel from making more room: with more bytes under way, the network's queues, which others
-     * use too, would fill until one overflows. */
+    /* For this low-water mark, the kernel provides buffers for the bytes of two wake-ups, so that
+     * the peer continues to send while the bytes of one wake-up are stored. The lock (Linux 5.14)
+     * keeps the kernel from providing more: with more bytes in flight, the queues of the network,
+     * which others use too, would fill until one overflows. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
 }
@@ -351,8 +355,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     uint64_t asked = 0, tag = l->tag;
     int r = 0;
     for (uint64_t i = 0; r == 0 && i < n; i++) {
-        /* Requests are sent half of AHEAD at a time, so that most answers cost no call for
-         * requests. */
+        /* Requests are sent in groups of AHEAD / 2, so that most answers need no extra call for a
+         * request. */
         if (asked < n && asked - i <= AHEAD / 2) {
             uint64_t more = AHEAD - (asked - i) < n - asked ? AHEAD - (asked - i) : n - asked;
             enum monarch_peer_status status = ask(l, gets + asked, more);
@@ -367,8 +371,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     return r;
 }
 
-/* Begins a fetch. Returns the buffer that is to be freed later, or NULL if the caller gave one.
- * l->buffer is NULL without memory. */
+/* Begins a fetch. Returns a buffer that the caller must free later, or NULL if the caller gave one.
+ * Without memory, l->buffer is NULL. */
 static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     char *own = buffer ? NULL : monarch_new_buffer(MONARCH_PEER_CHUNK);
     l->buffer = buffer ? buffer : own;
@@ -381,8 +385,8 @@ static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     return own;
 }
 
-/* Ends a fetch. A peer that has said more than it was asked for would not be understood the next
- * time, so its link is cut. */
+/* Ends a fetch. If the peer has sent more than was requested, the next answer could not be
+ * understood, so the link is cut. */
 static void end(link_t *l, char *own) {
     if (l->from < l->until)
         monarch_peer_link_cut(l);
@@ -403,7 +407,7 @@ int monarch_peer_request(link_t *l, const get *g, uint64_t *tag) {
     ssize_t r = send(l->fd, &q, sizeof q, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (r != sizeof q) {
         if (r > 0)
-            monarch_peer_link_cut(l); /* what would follow could not be understood */
+            monarch_peer_link_cut(l); /* the following bytes could not be understood */
         return -1;
     }
     *tag = l->tag++;

@@ -1,6 +1,6 @@
-/* The protocol of one connection: a request is read, its file is opened, its bytes are framed and
- * sent. A step that has to wait returns, and says for what. It waits for the peer itself only if it
- * may (`may_block`). */
+/* The protocol of one connection: reads a request, opens its file, frames the bytes and sends them.
+ * A step that must wait returns, and tells for what. It waits for the peer itself only if
+ * `may_block` is set. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -12,8 +12,8 @@
 #include "peers/connection.h"
 #include "shared/xxh3.h"
 
-/* After YIELD_BYTES the thread goes on to the next connection; after STAY_BYTES the server checks
- * whether a thread may stay with this one [bytes]. */
+/* After YIELD_BYTES, the thread continues with another connection. After STAY_BYTES, the server
+ * checks whether a thread may still stay with this one [bytes]. */
 #define YIELD_BYTES (4 << 20)
 #define STAY_BYTES (1 << 20)
 
@@ -37,8 +37,8 @@ static void queue(connection *c, uint32_t kind, uint64_t value) {
     queue_with(c, kind, value, NULL);
 }
 
-/* Sends the frames that wait. more: bytes of the file follow at once, and should share a segment
- * with the frames. */
+/* Sends the queued frames. more: bytes of the file follow at once, and should share a segment with
+ * the frames. */
 static io_state flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
     while (c->sent < all) {
@@ -75,8 +75,8 @@ static enum monarch_peer_status why_late(stage_t *stage) {
     return stage->files->is_coming(stage->files->arg) ? MONARCH_PEER_COMING : MONARCH_PEER_TIMEOUT;
 }
 
-/* Begins or continues a wait for bytes that are not there yet: the answer so far is sent first. A
- * wait that has reached its limit ends the answer. */
+/* Begins or continues a wait for bytes that are not there yet; sends the answer so far before. Ends
+ * the answer if the wait has reached its limit. */
 static io_state wait_for_bytes(connection *c, stage_t *stage) {
     uint64_t now = monarch_now_ns();
     if (c->due_ns && now >= c->due_ns)
@@ -90,8 +90,8 @@ static io_state wait_for_bytes(connection *c, stage_t *stage) {
     return MONARCH_PEER_TO_WAIT;
 }
 
-/* Ends a wait for bytes. The peer's own time limit begins anew, because the wait was no fault of
- * the peer's. */
+/* Ends a wait for bytes. The peer's own time limit starts anew, because the wait was not the peer's
+ * fault. */
 static void end_wait(connection *c, stage_t *stage) {
     if (c->due_ns)
         give(c, stage->bounds->stall_ms);
@@ -110,11 +110,12 @@ static io_state read_request(connection *c, stage_t *stage) {
             return MONARCH_PEER_TO_READ;
         if (r <= 0)
             return MONARCH_PEER_TO_CLOSE;
-        /* The limit runs from the first byte on: a request gains no time by coming byte by byte. */
+        /* The time limit starts with the first byte: a request that arrives byte by byte gets no
+         * extra time. */
         if (c->got == 0)
             give(c, stage->bounds->stall_ms);
         c->got += (unsigned)r;
-        /* A peer that does not begin with the magic speaks another protocol. */
+        /* A peer whose first bytes are not the magic speaks another protocol. */
         if (c->got >= 4 && c->in.request.magic != MONARCH_PEER_REQUEST)
             return MONARCH_PEER_TO_CLOSE;
     }
@@ -130,7 +131,7 @@ static io_state read_request(connection *c, stage_t *stage) {
 
 static io_state open_file(connection *c, stage_t *stage) {
     const struct monarch_peer_request *q = &c->in.request;
-    /* Both ends of the range have to lie in the file. The comparison does not overflow. */
+    /* Both ends of the range must lie in the file. This comparison cannot overflow. */
     if (q->first > q->size || q->length > q->size - q->first)
         return finish(c, stage, MONARCH_PEER_REFUSED);
     enum monarch_peer_status status = stage->files->open(stage->files->arg, q, &c->file);
@@ -140,8 +141,8 @@ static io_state open_file(connection *c, stage_t *stage) {
         c->file.file = NULL;
         return finish(c, stage, status);
     }
-    /* `due_ns` stays: the time that the request has waited for the file counts in its wait for the
-     * bytes. */
+    /* `due_ns` stays: the time that the request has waited for the file counts as part of its wait
+     * for the bytes. */
     c->at = q->first;
     c->end = q->first + q->length;
     c->state = MONARCH_PEER_FRAMING;
@@ -154,7 +155,7 @@ static io_state open_file(connection *c, stage_t *stage) {
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* Hashes the bytes [at, end) of the file. digest: NULL if nobody needs it. Returns 0, or -1 on
+/* Hashes the bytes [at, end) of the file. digest: NULL if it is not needed. Returns 0, or -1 on
  * failure. */
 static int hash_range(const connection *c, stage_t *stage, uint64_t at, uint64_t end, uint64_t *sum,
                       struct monarch_digest *digest) {
@@ -195,10 +196,10 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* Gets the sum and the digest of a piece. Those of a whole block were recorded, as a rule, when its
- * copy was made, so that the receiver notices bytes that have rotted since; others are computed
- * from the bytes. bytes: the piece in memory, or NULL to read it. Returns CUT if there is no sum:
- * without one the bytes count for nothing at the receiver. */
+/* Gets the sum and the digest of a piece. Those of a whole block were usually recorded when its
+ * copy was made, so that the receiver notices bytes that have rotted since. Others are computed
+ * from the bytes. bytes: the piece in memory, or NULL to read it from the file. Returns CUT if
+ * there is no sum, because the receiver rejects bytes without one. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;
@@ -214,8 +215,9 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
                : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Returns whether a piece may be sent. A sum that is computed of a part of a block does not show
- * what has rotted there since the block's sum was recorded, so the whole block is checked first. */
+/* Returns whether a piece may be sent. The sum of a part of a block is computed now, so it does not
+ * show whether the part has rotted since the block's sum was recorded. So the whole block is
+ * checked first. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;
@@ -226,15 +228,15 @@ static int is_sound(const connection *c, stage_t *stage) {
             stage->files->check(arg, c->file.file, block, &sum));
 }
 
-/* Returns whether all of a small answer is there and nothing of it was sent. */
+/* Returns whether a small answer is completely there and no byte of it was sent. */
 static int is_small(const connection *c, uint64_t there) {
     return c->frames == 0 && c->at == c->in.request.first && c->end - c->at <= MONARCH_PEER_SMALL &&
            there >= c->end && c->piece_end == c->end;
 }
 
 /* Sets the connection's state after one call has sent `sent` bytes of DATA, content, SUM and END,
- * as if each part had been sent by itself. If SUM and END were not begun, they are made again
- * later, and the numbers of their seals are free again. */
+ * as if each part had been sent separately. If no byte of SUM and END was sent, they are made again
+ * later, and the numbers of their seals can be used again. */
 static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
     give(c, stage->bounds->stall_ms);
@@ -332,7 +334,7 @@ static io_state send_bytes(connection *c, stage_t *stage, uint64_t *left) {
             return MONARCH_PEER_TO_YIELD;
         off_t at = (off_t)c->at;
         uint64_t n = c->frame_end - c->at;
-        /* A blocking call blocks anew for each 64 KiB, so each call is limited. */
+        /* A blocking call can block for each 64 KiB anew, so the size of each call is limited. */
         if (c->blocks)
             n = least(n, *left);
         ssize_t r = sendfile(c->fd, c->file.fd, &at, n);
@@ -340,14 +342,16 @@ static io_state send_bytes(connection *c, stage_t *stage, uint64_t *left) {
             continue;
         if (r < 0 && errno == EAGAIN)
             return MONARCH_PEER_TO_SEND;
-        /* The file has shrunk or cannot be read: the frame's promise cannot be kept. */
+        /* The file is shorter than before or cannot be read, so the bytes that the frame has
+         * announced cannot be sent. */
         if (r <= 0)
             return MONARCH_PEER_TO_CLOSE;
         give(c, stage->bounds->stall_ms);
         c->at += (uint64_t)r;
         __atomic_fetch_add(stage->bytes, (uint64_t)r, __ATOMIC_RELAXED);
         *left -= least(*left, (uint64_t)r);
-        /* The socket is full. Another call would only say so, and cost the look-up of 16 pages. */
+        /* The socket is full. Another call would only confirm that, and cost the look-up of 16
+         * pages. */
         if ((uint64_t)r < n)
             return MONARCH_PEER_TO_SEND;
     }
@@ -366,9 +370,9 @@ static io_state send_end(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-/* Sets whether calls on the socket block. Waiting is cheapest within sendfile, which takes no
- * flags: it needs no further call, no timer of high resolution, and no second look-up of the pages
- * that were not sent. */
+/* Sets whether calls on the socket block. Blocking in sendfile, which has no flags for one call, is
+ * the cheapest way to wait: it needs no further call, no timer of high resolution, and no second
+ * look-up of the pages that were not sent. */
 static void set_blocking(connection *c, int blocks) {
     if (c->blocks == blocks)
         return;

@@ -1,4 +1,5 @@
-/* One connection of a server: what its threads (server.c) and its protocol (connection.c) share. */
+/* One connection of a server: the state that its threads (server.c) and its protocol (connection.c)
+ * share. */
 #pragma once
 
 #include "peers/files.h"
@@ -9,66 +10,66 @@
 #define MONARCH_PEER_FRAMES 4
 
 enum monarch_peer_state {
-    MONARCH_PEER_READING, /* reads a request */
-    MONARCH_PEER_OPENING, /* opens the file that the request names */
-    MONARCH_PEER_FRAMING, /* between two frames of the answer */
-    MONARCH_PEER_SENDING, /* sends the bytes of a DATA frame */
-    MONARCH_PEER_ENDING,  /* sends the last frame */
+    MONARCH_PEER_READING, /* a request is being read */
+    MONARCH_PEER_OPENING, /* the requested file is being opened */
+    MONARCH_PEER_FRAMING, /* it is between two frames of the answer */
+    MONARCH_PEER_SENDING, /* the bytes of a DATA frame are being sent */
+    MONARCH_PEER_ENDING,  /* the last frame is being sent */
 };
 
 /* What a connection needs to go on. */
 enum monarch_peer_io_state {
-    MONARCH_PEER_GO,       /* nothing: it goes on at once */
+    MONARCH_PEER_GO,       /* nothing: it can continue at once */
     MONARCH_PEER_TO_YIELD, /* nothing, but other connections should be served first */
     MONARCH_PEER_TO_READ,
     MONARCH_PEER_TO_SEND,
-    MONARCH_PEER_TO_WAIT, /* bytes that are not there yet */
+    MONARCH_PEER_TO_WAIT, /* bytes of the file that are not there yet */
     MONARCH_PEER_TO_CLOSE,
 };
 
 struct monarch_peer_connection {
-    /* These fields are the server's, under its lock. */
-    int fd; /* -1: none */
+    /* The fields up to `deadline_ns` are the server's, and are used under its lock. */
+    int fd; /* -1: this place is free */
     uint32_t generation;
     struct monarch_mac *hears, *says; /* keys of requests and of frames; valid while `fd` is */
-    int is_busy;      /* a thread works on it, and owns the fields from `due_ns` on */
-    int is_waiting;   /* it waits to be woken */
-    uint32_t wait_at; /* its index in the server's `waits` */
+    int is_busy;      /* a thread works on the connection, and owns the fields from `due_ns` on */
+    int is_waiting;   /* the connection waits to be woken */
+    uint32_t wait_at; /* index of the connection in the server's `waits` */
     uint64_t deadline_ns;
 
-    uint64_t due_ns; /* when its wait for bytes ends in any case; 0: it does not wait */
+    uint64_t due_ns; /* end of the longest wait for bytes; 0: the connection does not wait */
     enum monarch_peer_state state;
     union {
         struct monarch_peer_request request;
         char bytes[sizeof(struct monarch_peer_request)];
     } in;
     unsigned got;
-    uint64_t heard, said; /* requests received and frames made so far: the numbers of the next
-                             seals */
+    /* requests received and frames made so far: these are the numbers of the next seals */
+    uint64_t heard, said;
     struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
-    unsigned frames, sent; /* frames in `out`, and how many of their bytes were sent */
+    unsigned frames, sent; /* frames in `out`; bytes of them that were sent */
     struct monarch_peer_opened file;
-    uint64_t at, end, frame_end, piece, piece_end; /* one SUM covers a piece */
-    int blocks;                                    /* whether calls on its socket block */
+    uint64_t at, end, frame_end, piece, piece_end; /* a piece is the range that one SUM covers */
+    int blocks;                                    /* whether calls on the socket block */
 };
 
-/* What monarch_peer_step needs. Except for the fields that are the thread's own, the threads of one
- * server share it. */
+/* What monarch_peer_step needs. The threads of one server share it, except for the fields that each
+ * thread has for itself. */
 struct monarch_peer_stage {
     const struct monarch_peer_files *files;
     const struct monarch_peer_bounds *bounds;
     uint64_t *requests, *bytes;  /* atomic */
     char *buffer;                /* the thread's own, MONARCH_PEER_CHUNK */
-    struct monarch_mac *content; /* the thread's own: makes digests */
-    int may_block; /* the step may wait MONARCH_PEER_STAY_MS for the socket to take more */
+    struct monarch_mac *content; /* the thread's own: computes digests */
+    int may_block; /* the step may wait up to MONARCH_PEER_STAY_MS until the socket accepts more */
 };
 
-/* How long a thread waits for one peer that takes nothing [ms]. */
+/* How long a thread waits for a single peer that does not receive [ms]. */
 #define MONARCH_PEER_STAY_MS 50
 
-/* Works on a connection until it has to wait for something, or until others should be served.
- * Returns what the connection needs to go on. TO_SEND under `may_block` says that the function has
- * waited for the socket in vain. */
+/* Works on a connection until it must wait, or until others should be served. Returns what the
+ * connection needs to continue. If `may_block` is set, TO_SEND says that the wait for the socket
+ * ended in vain. */
 enum monarch_peer_io_state monarch_peer_step(struct monarch_peer_connection *c,
                                              const struct monarch_peer_stage *stage);
 /* Closes the file that the connection has open. */
@@ -77,15 +78,16 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 /* --- server.c ---------------------------------------------------------------------------------
  */
 
-/* Makes the connections that wait for this file look again. Call when the answers of `files` about
- * the file may have changed. */
+/* Makes the connections that wait for this file check again. Call it when the answers of `files`
+ * about the file may have changed. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
-/* Makes connections look again to which `open` has answered LATER: those for whose requests
- * `is_settled` is true. */
+/* Makes those connections check again to which `open` has answered LATER, and for whose requests
+ * `is_settled` returns true. */
 void monarch_peer_wake_if(struct monarch_peer_server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg);
 struct monarch_peer_server *monarch_peer_serve(const struct monarch_peer_files *files,
                                                const struct monarch_peer_bounds *bounds,
                                                const unsigned char *content_key);
-void monarch_peer_end(struct monarch_peer_server *s); /* closes all connections, joins, frees */
+/* closes all connections, joins the threads, frees the server */
+void monarch_peer_end(struct monarch_peer_server *s);

@@ -1,6 +1,6 @@
-/* GMAC, computed by the libcrypto that is installed. The library is looked for when it is first
- * needed: a daemon without peers needs none, and one build works with every version since OpenSSL
- * 1.1.0, because the functions have kept their types. */
+/* GMAC, computed by the libcrypto that is installed. The library is loaded when it is first needed:
+ * a daemon without peers does not need it, and one build works with every version since OpenSSL
+ * 1.1.0, because the functions' types have not changed. */
 #include "peers/mac.h"
 
 #include <dlfcn.h>
@@ -10,11 +10,11 @@
 
 /* EVP_CTRL_AEAD_GET_TAG of <openssl/evp.h>. */
 #define GET_TAG 0x10
-/* The most bytes for one EVP_EncryptUpdate, which takes an int; a multiple of the cipher's block
- * [bytes]. */
+/* Most bytes for one call of EVP_EncryptUpdate, which takes an int; a multiple of the cipher's
+ * block size [bytes]. */
 #define MOST_AT_ONCE (1UL << 30)
 
-/* The types are those of <openssl/evp.h>, with `void` for its structs. */
+/* The function types are those of <openssl/evp.h>, with `void` in place of its structs. */
 static struct {
     void *(*context_new)(void);
     void (*context_free)(void *context);
@@ -30,7 +30,8 @@ static int is_there;
 
 struct monarch_mac {
     void *context;
-    int works; /* nothing failed since `begin`: a broken library must not make all MACs alike */
+    /* no call has failed since `begin`; otherwise a broken library could make all MACs equal */
+    int works;
 };
 
 static int find(void *library) {
@@ -52,8 +53,8 @@ static int find(void *library) {
     return 1;
 }
 
-/* Looks first among the libraries that are loaded: Python's hashlib has usually loaded one, and two
- * versions in one process are of no use. */
+/* Looks first among the loaded libraries: Python's hashlib has usually loaded one, and a second
+ * version in the process would be useless. */
 static void load(void) {
     const char *names[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};
     const int ways[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW};
@@ -83,7 +84,7 @@ struct monarch_mac *monarch_mac_new(const unsigned char *key) {
 
 void monarch_mac_free(struct monarch_mac *m) {
     if (m)
-        evp.context_free(m->context); /* which clears the key */
+        evp.context_free(m->context); /* clears the key, too */
     free(m);
 }
 

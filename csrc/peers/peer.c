@@ -1,7 +1,7 @@
-/* One peer as its askers see it: its idle links, and what to do when one breaks. Python connects,
- * and decides whether the peer is left alone for a while (monarch_py/peers/peer.py). Python is
- * called for nothing else, so that a fetch over a link that works never waits for the
- * interpreter. */
+/* One peer as its users see it: its idle links, and what happens when a link breaks. Python makes
+ * the connections, and decides whether requests to the peer are suppressed for a while
+ * (monarch_py/peers/peer.py). Python is called for nothing else, so that a fetch over a working
+ * link never waits for the interpreter. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -9,35 +9,36 @@
 
 #include "peers/connection.h"
 
-/* The most idle links that are kept: more links than threads that ask at a time are of no use. */
+/* Most idle links that are kept. More links than threads that fetch at a time would be useless. */
 #define IDLE_LINKS 16
-/* Of answers of this size or larger, LARGE_AT_ONCE are asked for at a time: more would come no
- * sooner, and each wake of either side would be for fewer bytes. IN_LINE of them are asked for on
- * one link, so that the second request is there before the first answer has gone. The sender's
- * socket then never runs empty, and the kernel alone clocks it, which halves the cost. Also, two of
- * the server's threads can stay with the two links, and the others are left for everybody else
- * (can_stay in server.c). */
+/* Answers of at least LARGE_BYTES use slots: LARGE_AT_ONCE of them are requested at a time. More
+ * would not arrive sooner, and each wake-up on either side would handle fewer bytes. IN_LINE of
+ * them are requested on one link, so that the second request has arrived before the first answer is
+ * sent. The sender's socket then never runs empty, and the kernel alone clocks it, which halves the
+ * cost. Also, two of the server's threads can stay with the two links, which leaves the others to
+ * all other connections (can_stay in server.c). */
 #define LARGE_BYTES (1024 * 1024)
 #define LARGE_AT_ONCE 4
 #define IN_LINE 2
-/* A thread that has waited this long for a slot, while no answer has come, goes on without one: the
- * threads that have the slots may be waiting for the peer's source. As long as answers come, the
- * limit is twice as long. Together with the limit for a first byte this is less than the 2 s that a
- * reader may wait [ns]. */
+/* A thread that has waited this long for a slot, during which no answer has come, goes on without
+ * one: the threads that have the slots may be waiting for the peer's source. While answers come,
+ * the limit is twice as long. Together with the limit for a first byte, this is less than the 2 s
+ * that a reader may wait [ns]. */
 #define SLOT_NS 500000000ULL
-/* Nodes that are brought up together serve within this time of each other [ns]. */
+/* Nodes that are started together are all serving within this time [ns]. */
 #define START_NS 10000000000ULL
 
 typedef struct monarch_peer peer;
 
-/* A thread's use of a link: the thread waits there for the answer with this tag. `follower` is the
- * use whose answer comes next on the link. All fields are under the peer's lock. */
+/* A thread's use of a link. The thread waits there for the answer with this tag. `follower` is the
+ * use whose answer comes next on the link. All fields are protected by the peer's lock. */
 struct use {
     struct use *next;
     struct monarch_peer_link *link;
     uint64_t tag;
     int has_asked, can_be_followed;
-    int is_following; /* it waits until the link is handed on to it, or is known to be broken */
+    /* the thread waits until the link is passed to it, or is known to be broken */
+    int is_following;
     struct use *follower;
 };
 
@@ -47,15 +48,15 @@ struct monarch_peer {
     void *arg;
     pthread_mutex_t lock;
     pthread_cond_t slot_free, handed;
-    /* Slots in use, threads that wait for one, and slots that were passed on to waiting threads;
-     * under the lock. */
+    /* Slots in use, threads that wait for one, and slots that were passed to waiting threads; under
+     * the lock. */
     unsigned slots, waiting, passed;
-    uint64_t came_ns; /* when the last answer for a slot came; under the lock */
+    uint64_t came_ns; /* time of the last answer of a request with a slot; under the lock */
     unsigned idle;
     int has_failed;   /* the peer has failed since it last worked; under the lock */
     int has_worked;   /* the peer has ever worked; atomic */
-    int has_ended;    /* the peer is asked nothing any more; under the lock */
-    struct use *uses; /* under the lock */
+    int has_ended;    /* no request may be sent to the peer any more; under the lock */
+    struct use *uses; /* all uses whose thread has the link; under the lock */
     uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
 };
@@ -83,7 +84,7 @@ int monarch_peer_is_starting(const peer *p) {
            monarch_now_ns() - p->made_ns < START_NS;
 }
 
-/* Closes the links that nobody uses. */
+/* Closes the idle links. */
 static void forget_idle(peer *p) {
     struct monarch_peer_link *links[IDLE_LINKS];
     pthread_mutex_lock(&p->lock);
@@ -126,7 +127,7 @@ static struct monarch_peer_link *take_idle(peer *p) {
     return l;
 }
 
-/* Notes that a fetch worked. l: a link that nobody uses now; NULL if it was handed on. */
+/* Notes that a fetch worked. l: a link that is idle now; NULL if it was passed to a follower. */
 static void note_success(peer *p, struct monarch_peer_link *l) {
     pthread_mutex_lock(&p->lock);
     int is_kept = l && p->idle < IDLE_LINKS, is_well_again = p->has_failed;
@@ -147,13 +148,13 @@ static void note_failure(peer *p) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Reports that the peer or the way to it is not well. NO_ROOM is our own fault, and
- * is not reported. */
+/* Reports that the peer, or the connection to it, does not work. NO_ROOM is this node's own fault,
+ * and is not reported. */
 static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
         p->report(p->arg, status, began_ns);
-    /* The failure is noted after it was reported, so that the next success is reported later than
-     * the failure. */
+    /* The failure is noted after it was reported, so that the next success cannot be reported
+     * before it. */
     note_failure(p);
     forget_idle(p);
 }
@@ -175,7 +176,8 @@ static void enter(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Ends the use of a link. A link that works is handed on to the follower; me->link is NULL then. */
+/* Ends the use of a link. A link that works is passed to the follower, and me->link is then
+ * NULL. */
 static void leave(peer *p, struct use *me, int works) {
     struct use **at = &p->uses;
     pthread_mutex_lock(&p->lock);
@@ -196,8 +198,8 @@ static void leave(peer *p, struct use *me, int works) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Finds a link on which another thread may ask. Returns the last use in that link's line, or NULL;
- * *first gets the use that has the link. */
+/* Finds a link on which another thread may send a request. Returns the last use in that link's
+ * line, or NULL; *first gets the use that has the link. */
 static struct use *find_line(const peer *p, struct use **first) {
     for (struct use *u = p->uses; u; u = u->next) {
         unsigned n = 1;
@@ -211,9 +213,9 @@ static struct use *find_line(const peer *p, struct use **first) {
     return NULL;
 }
 
-/* Asks on a link on which an answer is under way, and waits for the end of that answer, whose time
- * is limited. Returns whether the caller has the link then: it has not if no answer is under way,
- * or if the answer broke the link. */
+/* Sends a request on a link whose answer to an earlier request is still arriving, and waits for the
+ * end of that answer, which has a time limit. Returns whether the caller then has the link. It has
+ * not if there was no such link, or if the earlier answer broke the link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);
@@ -228,7 +230,7 @@ static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     return me->link != NULL;
 }
 
-/* Does what monarch_peer_fetch does, over the link of `me`; monarch_peer_hang_up ends it. */
+/* Like monarch_peer_fetch, over the link of `me`; monarch_peer_hang_up can end it. */
 static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_t n, char *buffer,
                  monarch_peer_arrived arrived, void *arg) {
     int r;
@@ -242,7 +244,8 @@ static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_
     return r;
 }
 
-/* Returns why a link broke: the status of the answer that failed, if that says more than CUT. */
+/* Returns why a link broke: the status of the answer that failed, if it is more specific than
+ * CUT. */
 static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++)
         if (gets[i].status == MONARCH_PEER_TIMEOUT || gets[i].status == MONARCH_PEER_WRONG_BYTES ||
@@ -251,10 +254,10 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     return MONARCH_PEER_CUT;
 }
 
-/* Makes the holder check blocks that came wrong, by asking for one byte of each: to send a part of
- * a block, the holder has to look through all of it, and so finds out whether it has rotted since
- * its sum was recorded. The request goes over a new link, because what would follow on the old one
- * cannot be understood. */
+/* Makes the holder check blocks that arrived wrong, by requesting one byte of each. To send a part
+ * of a block, the holder must check all of it, and so finds out whether it has rotted since its sum
+ * was recorded. The request needs a new link, because the following bytes on the old one cannot be
+ * understood. */
 static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         uint32_t status;
@@ -283,8 +286,8 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     return -1;
 }
 
-/* Takes a slot. A thread that comes later does not overtake threads that wait. Returns 0 if no slot
- * was free in time. */
+/* Takes a slot. A newcomer never gets one ahead of a thread that already waits. Returns 0 if no
+ * slot became free in time. */
 static int acquire_slot(peer *p) {
     uint64_t began = monarch_now_ns(), now = began;
     pthread_mutex_lock(&p->lock);
@@ -333,8 +336,9 @@ static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_li
             note_success(p, me.link);
             return 0;
         }
-        /* The peer closes links that were idle for long, and may have been restarted: a closed link
-         * is no failure yet. Silence is a failure, because its time limit has passed. */
+        /* The peer closes links that were idle for a long time, and may have been restarted, so a
+         * closed link is no failure yet. Silence is a failure, because its time limit has
+         * passed. */
         int was_closed =
             monarch_peer_link_frames(me.link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
         monarch_peer_link_close(me.link);
@@ -365,11 +369,12 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
                      monarch_peer_arrived arrived, void *arg) {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < n && bytes < LARGE_BYTES; i++)
-        bytes += gets[i].is_awaited ? 0 : gets[i].length; /* awaited bytes need no slot */
+        /* bytes for which a reader waits need no slot */
+        bytes += gets[i].is_awaited ? 0 : gets[i].length;
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, 0, buffer, arrived, arg);
-    /* A request without a slot shares no link: nobody waits behind it, and it waits behind
-     * nobody. */
+    /* A request without a slot does not share a link: no other request waits behind it, nor does it
+     * wait behind another. */
     int has_slot = acquire_slot(p);
     int r = ask(p, gets, n, has_slot && n == 1, buffer, arrived, arg);
     if (has_slot)

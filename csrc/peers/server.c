@@ -1,6 +1,6 @@
-/* The threads of the peer server. Each connection is a small state machine that one thread at a
- * time works on, when its socket is ready, when what it waits for may be there, or when its time is
- * over. */
+/* The threads of the peer server. Each connection is a small state machine. One thread at a time
+ * works on it: when its socket is ready, when the bytes for which it waits may be there, or when
+ * its time is over. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -18,14 +18,14 @@
 #include "peers/connection.h"
 #include "shared/buffer.h"
 
-/* How late a deadline may be noticed while any connection has a request [ms]. */
+/* Latest notice of a passed deadline while any connection has a request [ms]. */
 #define TICK_MS 100
-/* How late a deadline may be noticed while no connection has a request: an idle server wakes only
+/* Latest notice of a passed deadline while no connection has a request; an idle server wakes only
  * this often [ms]. */
 #define IDLE_TICK_MS 5000
-/* Size of a socket's send buffer. It is larger than the bytes that can be under way, so that the
- * kernel goes on sending without the thread. The thread that fills the buffer is woken only once
- * for each third of it [bytes]. */
+/* Size of a socket's send buffer [bytes]. It is larger than the number of bytes that can be in
+ * flight, so that the kernel continues to send while the thread does other work. The thread that
+ * fills the buffer is woken only when a third of it is free. */
 #define SEND_ROOM (4 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -34,25 +34,27 @@ typedef struct monarch_peer_server server;
 struct monarch_peer_server {
     struct monarch_peer_files files;
     struct monarch_peer_bounds bounds;
-    pthread_mutex_t lock; /* guards the server's fields of connections, and the next three lines */
+    /* guards the server's fields of connections, and the fields in the next three lines */
+    pthread_mutex_t lock;
     uint64_t open, wakes, accepted, dropped;
-    uint32_t waiting, *waits; /* connections that wait, in no particular order */
-    uint32_t used;            /* only places before this one were ever used */
+    uint32_t waiting, *waits; /* connections that wait for bytes, in no particular order */
+    uint32_t used;            /* places from this one on were never used */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
-    int epoll, stop, stopping, idle_tick_ms; /* stopping: atomic; stop: eventfd, readable then */
+    /* stopping: atomic; stop: an eventfd, which becomes readable then */
+    int epoll, stop, stopping, idle_tick_ms;
     int has_send_room;
     unsigned char content_key[MONARCH_KEY_BYTES];
     uint32_t threads;
     pthread_t *thread;
-    connection *at; /* bounds.connections */
+    connection *at; /* bounds.connections elements */
 };
 
 static uint64_t name_of(const server *s, const connection *c) {
     return (uint64_t)(c - s->at) << 32 | c->generation;
 }
 
-/* Claims the connection that an event names. Returns NULL if the connection has ended since, or if
- * a sweep holds it. */
+/* Claims the connection to which an event belongs. Returns NULL if that connection has ended, or if
+ * a sweep has claimed it. */
 static connection *claim(server *s, uint64_t name) {
     connection *c = &s->at[name >> 32];
     pthread_mutex_lock(&s->lock);
@@ -74,8 +76,8 @@ static void close_locked(server *s, connection *c) {
     s->open--;
 }
 
-/* Asks for the connection's next event. Called under the same lock as the end of `is_busy`, so that
- * an event that comes at once finds the connection free, and nobody has closed the descriptor in
+/* Requests the connection's next event. The caller clears `is_busy` under the same lock. So an
+ * event that comes at once finds the connection free, and the descriptor cannot be closed in
  * between. */
 static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
@@ -96,8 +98,8 @@ static void end_to_wait(server *s, connection *c) {
     s->at[last].wait_at = c->wait_at;
 }
 
-/* Gives a connection back after a step. Returns 0 if the thread has to go on with it, because what
- * it waits for may have come since the thread looked. */
+/* Releases a connection after a step. Returns 0 if the thread must continue with it, because the
+ * bytes for which it waits may have come since the thread looked. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_io_state next, uint64_t wakes) {
     int is_done = 1;
@@ -119,9 +121,8 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
     return is_done;
 }
 
-/* Returns whether a thread may wait for its connection's socket, which costs less than going
- * through epoll. A thread may do so only as long as there are threads for all other active
- * connections. */
+/* Returns whether a thread may wait in a call on its connection's socket, which costs less than a
+ * wait by epoll. That is allowed only while there are threads for all other active connections. */
 static int can_stay(server *s) {
     return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&
            __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads;
@@ -137,8 +138,8 @@ static enum monarch_peer_io_state step(server *s, connection *c, struct monarch_
     return next;
 }
 
-/* Works on a connection that the calling thread has claimed. Returns 1 if more can be sent on it,
- * and the thread still has it. */
+/* Works on a connection that the calling thread has claimed. Returns 1 if the thread still has the
+ * connection, and can send more on it. */
 static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, int stays) {
     for (int is_done = 0; !is_done;) {
         pthread_mutex_lock(&s->lock);
@@ -156,7 +157,7 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
  */
 
 /* Claims the next connection, from *from on, whose time is over. Returns NULL if there is none.
- * *waited gets whether the connection waited for bytes, and not for its peer. */
+ * *waited gets whether the connection was waiting for bytes rather than for its peer. */
 static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);
@@ -185,7 +186,7 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     int waited = 0;
     for (connection *c; (c = take_late(s, &from, now, &waited));) {
         if (waited) {
-            work_on(s, c, stage, 0); /* the answer ends, and the connection goes on */
+            work_on(s, c, stage, 0); /* the answer ends, and the connection continues */
         } else {
             __atomic_fetch_sub(&s->active, (uint64_t)is_active(c), __ATOMIC_SEQ_CST);
             hand_back(s, c, stage, MONARCH_PEER_TO_CLOSE, 0);
@@ -193,7 +194,7 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     }
 }
 
-/* Ends a connection's wait: it goes on as soon as it can send, in whichever thread is free. */
+/* Ends a connection's wait: whichever thread is free continues it once its socket accepts bytes. */
 static void wake(server *s, connection *c) {
     end_to_wait(s, c);
     c->deadline_ns = monarch_now_ns() + s->bounds.stall_ms * 1000000ULL;
@@ -215,7 +216,7 @@ void monarch_peer_wake_if(server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg) {
     pthread_mutex_lock(&s->lock);
-    s->wakes++; /* a thread that looks just now looks again */
+    s->wakes++; /* makes a thread that is checking just now check again */
     for (uint32_t i = s->waiting; i-- > 0;) {
         connection *c = &s->at[s->waits[i]];
         if (c->state == MONARCH_PEER_OPENING && is_settled(arg, &c->in.request))
@@ -226,17 +227,17 @@ void monarch_peer_wake_if(server *s,
 
 static void *serve(void *arg) {
     server *s = arg;
-    alignas(MONARCH_PAGE_BYTES) char buffer[MONARCH_PEER_CHUNK]; /* see buffer.h */
+    alignas(MONARCH_PAGE_BYTES) char buffer[MONARCH_PEER_CHUNK]; /* aligned as in buffer.h */
     struct monarch_peer_stage stage = {
         &s->files, &s->bounds, &s->requests, &s->bytes, buffer, monarch_mac_new(s->content_key), 0};
-    /* Signals are blocked, because sendfile raises SIGPIPE when the peer is gone, and has no
+    /* Signals are blocked because sendfile raises SIGPIPE when the peer is gone, and has no
      * MSG_NOSIGNAL. */
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
     while (stage.content && !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
         struct epoll_event event;
-        /* All threads look for deadlines: any one of them may be held up by its disk. */
+        /* All threads watch the deadlines, because any one of them may be delayed by its disk. */
         int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : s->idle_tick_ms;
         /* A thread takes one event at a time, so that another can take the next one while this one
          * reads its disk. */
@@ -252,12 +253,11 @@ static void *serve(void *arg) {
     return NULL;
 }
 
-/* --- from Python --------------------------------------------------------------------------------
- */
+/* --- calls from Python ------------------------------------------------------------------------ */
 
-/* Returns whether sockets can have send buffers of SEND_ROOM. A socket that asks for a size keeps
- * that size. So if the administrator allows less than SEND_ROOM, sockets ask for no size, and the
- * kernel grows their buffers as needed. */
+/* Returns whether sockets can have send buffers of SEND_ROOM. A socket for which a size was set
+ * keeps that size. So if the administrator allows less than SEND_ROOM, no size is set, and the
+ * kernel grows the buffers as needed. */
 static int can_have_send_room(void) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), room = SEND_ROOM;
     socklen_t n = sizeof room;
@@ -268,8 +268,8 @@ static int can_have_send_room(void) {
     return is_told && room >= 2 * SEND_ROOM; /* the kernel doubles it for its own needs */
 }
 
-/* Sets the socket's options. With these, the kernel finds peers that have vanished without closing
- * their connections. */
+/* Sets the socket's options, among them those by which the kernel detects peers that have vanished
+ * without closing their connections. */
 static void set_options(int fd, const struct monarch_peer_bounds *bounds, int has_send_room) {
     int on = 1, idle_s = 30, room = SEND_ROOM;
     unsigned timeout_ms = bounds->stall_ms;
@@ -284,9 +284,9 @@ static void set_options(int fd, const struct monarch_peer_bounds *bounds, int ha
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 }
 
-/* Returns a free place, or else the place of the connection that has been without a request for the
- * longest: its peer opens another connection when it needs one. Returns bounds.connections if all
- * are at work. */
+/* Returns a free place. If there is none, returns the place of the connection that has been without
+ * a request for longest; its peer opens another connection when it needs one. Returns
+ * bounds.connections if all connections have requests. */
 static uint32_t find_place(server *s) {
     uint32_t idle = s->bounds.connections;
     for (uint32_t i = 0; i < s->bounds.connections; i++) {
@@ -360,7 +360,7 @@ void monarch_peer_end(server *s) {
     struct monarch_peer_stage stage = {.files = &s->files, .bounds = &s->bounds};
     uint64_t one = 1;
     __atomic_store_n(&s->stopping, 1, __ATOMIC_SEQ_CST);
-    /* No thread reads the eventfd, so that it wakes every thread. */
+    /* No thread reads from the eventfd, so it stays readable and wakes every thread. */
     while (s->stop >= 0 && write(s->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
     pthread_mutex_lock(&s->lock);
