@@ -1,12 +1,12 @@
-/* Counts a plan's accesses to each unit, and finds the first and the next access to it. */
+/* Counts a plan's accesses to each unit, and finds the first and the next access to each. */
 #include "plan/plan.h"
 
-/* How far ahead a counter is prefetched. */
+/* How many accesses ahead a counter is prefetched. */
 #define AHEAD 32
 
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units) {
     for (uint64_t i = 0; i < n; i++) {
-        /* The number may be -1 or too large: a prefetch cannot fail. */
+        /* The number may be -1 or too large, but a prefetch of an invalid address does no harm. */
         if (i + AHEAD < n)
             __builtin_prefetch(&counts[accesses[i + AHEAD]], 1);
         if (accesses[i] < 0)

@@ -1,26 +1,29 @@
-/* Deals the samples of each step of an epoch to nodes that hold them, and to the ranks of these
- * nodes. If samples have several holders, a step chooses so that as many samples as possible go to
- * a holder: a maximum matching of samples with the nodes' places, found by augmenting paths. */
+/* Deals the samples of each step of an epoch to nodes that hold them, and then to the ranks of
+ * these nodes. If samples have several holders, as many samples as possible go to a holder: a
+ * maximum matching of samples with the places of nodes, found by augmenting paths. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The step that is being dealt: arrays over the nodes, and over the step's samples. The samples of
- * a node form a linked list, in which a sample is named by its place in the step. */
+/* The state of the step that is being dealt: arrays over the nodes, and over the step's samples.
+ * The samples of a node form a linked list, in which a sample is represented by its index in the
+ * step. */
 struct step {
     const struct monarch_deal *deal;
     const int32_t *samples;
     int32_t count;
-    int32_t *node;           /* of each sample; -1: it waits for a place */
-    int32_t *next, *before;  /* in the list of the sample's node */
-    int32_t *first;          /* of each node: the head of its list */
-    int32_t *room, *taken;   /* of each node: its places; how many held samples it takes */
-    int32_t *share, *least;  /* of each node: how many samples it loads; the fewest it takes */
-    int32_t *moved, *queue;  /* of each node: the search for a free place */
-    uint8_t *seen, *is_dead; /* of each node: reached; leads to no free place */
-    int32_t *cursor;         /* of each node: where its next sample goes */
-    int32_t *by_node;        /* the step's samples, by node, loads first */
+    int32_t *node;          /* by sample: its node; -1: it has no place yet */
+    int32_t *next, *before; /* by sample: links of its node's list */
+    int32_t *first;         /* by node: head of its list */
+    /* by node: number of its places; number of samples taken that it holds */
+    int32_t *room, *taken;
+    /* by node: number of samples that it loads; fewest samples that it takes */
+    int32_t *share, *least;
+    int32_t *moved, *queue;  /* by node: state of the search for a free place */
+    uint8_t *seen, *is_dead; /* by node: the search has reached it; it leads to no free place */
+    int32_t *cursor;         /* by node: where its next sample goes */
+    int32_t *by_node;        /* the step's samples, ordered by node, each node's loads first */
 };
 
 static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
@@ -49,8 +52,8 @@ static void unlink_from(struct step *s, int32_t i) {
     s->node[i] = -1;
 }
 
-/* Returns the first holder of a sample, its owner, if that node has a free place; else the holder
- * with the most free places; -1 if no holder has one. */
+/* Returns the sample's first holder, which is its owner, if that node has a free place; else the
+ * holder with the most free places; -1 if no holder has a free place. */
 static int32_t freest(const struct step *s, int32_t i) {
     const int32_t *holders = holders_of(s, i);
     int32_t best = -1, most = 0;
@@ -83,7 +86,7 @@ static int32_t reach(struct step *s, int32_t i, int32_t *tail) {
 }
 
 /* Finds a place for sample `i`, whose holders are all full, by moving other samples to other nodes
- * that hold them. If that is impossible, the sample goes on waiting. */
+ * that hold them. If that is impossible, the sample keeps waiting. */
 static void augment(struct step *s, int32_t i) {
     int32_t head = 0, tail = 0, free_node = reach(s, i, &tail);
     while (free_node < 0 && head < tail) {
@@ -130,8 +133,8 @@ static void match(struct step *s) {
                 augment(s, i);
 }
 
-/* Takes samples away from the nodes that have the most, until enough samples wait to give every
- * node its least. Returns how many samples then wait. */
+/* Takes samples away from the nodes that have most, until there are enough waiting samples to give
+ * every node its least number. Returns the number of waiting samples. */
 static int32_t give_up(struct step *s, int32_t waiting) {
     uint32_t nodes = s->deal->nodes;
     int32_t needed = 0;
@@ -160,12 +163,12 @@ static int64_t shares_at(const struct step *s, int32_t level) {
     return sum;
 }
 
-/* Shares out the waiting samples. Every node gets the same number, but more if its least requires
- * it and fewer if its room does not suffice. The rest goes one by one to the nodes that have taken
- * the fewest. */
+/* Distributes the waiting samples. Every node gets the same number of them, except that a node gets
+ * more if its least number requires that, and fewer if it lacks room. The rest goes one by one to
+ * the nodes that have taken the fewest. */
 static void fill_up(struct step *s, int32_t waiting) {
     int32_t low = 0,
-            high = waiting + 1; /* shares_at(low) <= waiting < shares_at(high), or all full */
+            high = waiting + 1; /* shares_at(low) <= waiting < shares_at(high), or all are full */
     while (high - low > 1) {
         int32_t middle = low + (high - low) / 2;
         if (shares_at(s, middle) <= waiting)
@@ -187,15 +190,16 @@ static void fill_up(struct step *s, int32_t waiting) {
     }
 }
 
-/* Lists the samples of each node, its loads first, and deals them to the node's ranks in turn. */
+/* Lists each node's samples, with the loads first, and deals them to the node's ranks in turn. */
 static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads) {
     const struct monarch_deal *d = s->deal;
     uint32_t per_node = d->ranks / d->nodes;
     int32_t at = 0;
     for (uint32_t n = 0; n < d->nodes; n++) {
-        s->first[n] = at;                /* from now on: where the node's samples begin, */
-        s->cursor[n] = at + s->share[n]; /* where its next held sample goes, */
-        s->queue[n] = at;                /* and where its next load goes */
+        /* from now on, `first` is where the node's samples begin, */
+        s->first[n] = at;
+        s->cursor[n] = at + s->share[n]; /* `cursor` where its next held sample goes, */
+        s->queue[n] = at;                /* and `queue` where its next load goes */
         at += s->share[n] + s->taken[n];
     }
     uint32_t loading = 0;
@@ -221,9 +225,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     }
 }
 
-/* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many, or
- * one more if the step does not divide. With a cap, a rank takes from `least` samples to `cap`
- * times an equal batch. */
+/* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many,
+ * except that some take one more if the step is not divisible. With a cap, a rank takes at least
+ * `least` samples and at most `cap` times an equal share. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;
@@ -250,7 +254,7 @@ static void deal_step(struct step *s, int32_t *out, int64_t *ends, int32_t *load
     hand_out(s, out, ends, loads);
 }
 
-/* Allocates the arrays of a step, one after the other. Returns the memory, or NULL without it. */
+/* Allocates the arrays of a step as one block. Returns the block, or NULL without memory. */
 static int32_t *lay_out(struct step *s, uint64_t samples, uint64_t nodes) {
     int32_t *memory = calloc(4 * samples + 9 * nodes, sizeof *memory), *at = memory;
     if (memory == NULL)

@@ -1,12 +1,13 @@
-/* A dataset's digest: a sum over its files, so that scans in different orders agree. */
+/* The digest of a dataset: a sum over its files, so that the digest does not depend on the order in
+ * which a scan found them. */
 #include "plan/plan.h"
 #include "shared/xxh3.h"
 
 void monarch_plan_digest(const char *pool, const uint64_t *starts, const uint64_t *sizes,
                          uint64_t n, uint64_t *sum) {
     for (uint64_t i = 0; i < n; i++) {
-        /* The first hash is made of the name's hash and the size. The second hash is made of the
-         * name's hash, the size and the first hash. So if one sum agrees by accident, the other can
+        /* The first hash is of the name's hash and the size; the second one also includes the
+         * first. So if the first sums of two datasets are equal by accident, the second ones can
          * still differ. */
         uint64_t mixed[3] = {monarch_xxh3(pool + starts[i], starts[i + 1] - starts[i]), sizes[i],
                              0};

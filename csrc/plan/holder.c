@@ -1,9 +1,10 @@
-/* Finds the nodes that use each file most. The accesses of some files are collected over all
- * epochs, two bytes each, and then counted file by file: the result is exact, and one pass takes as
- * many files as memory allows. */
+/* Finds the nodes that use each file most. One pass collects the accesses of a range of files over
+ * all epochs, two bytes each, and then counts them file by file. The result is exact, and a pass
+ * covers as many files as memory allows. */
 #include "plan/plan.h"
 
-/* Accesses that are handled together, so that their memory can be prefetched all at once. */
+/* Number of accesses that are processed together, so that their memory can be prefetched at
+ * once. */
 #define AHEAD 512
 
 struct found {
@@ -34,7 +35,8 @@ int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                 node++;
                 left = per_node;
             }
-            /* Numbers below `low`, and -1, become very large, and so are skipped. */
+            /* The unsigned subtraction makes numbers below `low`, and -1, very large, so they are
+             * skipped. */
             uint64_t unit = (uint64_t)accesses[rank] - low;
             if (unit >= units)
                 continue;
@@ -50,7 +52,7 @@ int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks,
     return append(&f, cursors, slots, room);
 }
 
-/* Returns the node with the highest count; of several, the one that is first in `slots`. */
+/* Returns the node with the highest count; among equals, the one that comes first in `slots`. */
 static int32_t best_of(const uint16_t *slots, uint64_t n, const uint32_t *counts) {
     int32_t best = -1;
     uint32_t most = 0;

@@ -1,4 +1,4 @@
-/* MT19937 (Matsumoto and Nishimura, 1998), seeded as their init_genrand does it. */
+/* MT19937 (Matsumoto and Nishimura, 1998), seeded by its init_genrand. */
 #include "plan/plan.h"
 
 #define WORDS 624

@@ -1,12 +1,12 @@
-/* Shuffles, each as the sampler's own library does it, draw for draw.
+/* Shuffles that repeat those of the samplers' libraries, draw for draw.
  *
- * The items of a large dataset lie far apart in memory. So the places to exchange are worked out
- * some hundred ahead and prefetched together, before any of them is used. */
+ * The items of a large dataset are far apart in memory. So the positions to exchange are computed
+ * some hundred ahead, and prefetched together before they are used. */
 #include <stdlib.h>
 
 #include "plan/plan.h"
 
-/* How many places are worked out at a time. The number is even, large enough to hide the memory's
+/* Number of positions that are computed at a time. It is even, large enough to hide the memory's
  * latency, and small enough for the first-level cache. */
 #define AHEAD 512
 
@@ -20,7 +20,7 @@ static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint6
 
 /* --- torch ------------------------------------------------------------------------------------ */
 
-/* Fisher-Yates from the front. n is below 2**32 / 20, so that 32 bits hold everything. */
+/* Fisher-Yates from the front. n is below 2**32 / 20, so 32-bit draws suffice. */
 static void randperm(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
     uint32_t with[AHEAD];
     for (uint64_t i = 0; i < n; i++)
@@ -37,10 +37,10 @@ static void randperm(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
     }
 }
 
-/* The first of two draws is the upper half. */
+/* Combines two draws; the first one is the upper half. */
 static uint64_t pair(const uint32_t *draws) { return (uint64_t)draws[0] << 32 | draws[1]; }
 
-/* "Inside out": each new item takes a place among those before it. */
+/* The "inside-out" shuffle: each new item takes the place of one of the items before it. */
 static void randperm_large(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
     uint32_t draws[2 * AHEAD];
     for (uint64_t i = 0; i < n; i += AHEAD) {
@@ -79,11 +79,11 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
 
 /* --- libstdc++ -------------------------------------------------------------------------------- */
 
-/* minstd_below draws as std::uniform_int_distribution(0, below - 1) does from a generator of this
- * many numbers, which is no power of two: a number that falls into the incomplete last part is
- * drawn again. */
+/* minstd_below draws like std::uniform_int_distribution(0, below - 1) from a generator with this
+ * modulus. The number of its values is no power of two: a value in the incomplete last part of the
+ * range is drawn again. */
 #define MINSTD_MODULUS 2147483647U
-#define MINSTD_NUMBERS 2147483645U /* max() - min(): one less than the count of its numbers */
+#define MINSTD_NUMBERS 2147483645U /* max() - min(): one less than the number of its values */
 
 static uint32_t minstd_draw(uint32_t *state) {
     *state = (uint32_t)((uint64_t)*state * 16807 % MINSTD_MODULUS);
@@ -104,8 +104,9 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
     return drawn;
 }
 
-/* Draws as std::uniform_int_distribution(0, below - 1) does from std::mt19937. From GCC 11 on, the
- * result is the upper half of a product (Lemire, 2019) if the generator's numbers fill a word. */
+/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. Since GCC 11, the
+ * result is the upper half of a product (Lemire, 2019) for generators whose numbers use all bits of
+ * a word. */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;
@@ -124,7 +125,7 @@ static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int b
 }
 
 struct source {
-    uint32_t *minstd; /* its state */
+    uint32_t *minstd; /* the generator's state */
     struct monarch_mersenne *mersenne;
     int by_division;
 };
@@ -135,8 +136,8 @@ static uint32_t below(struct source *s, uint32_t bound) {
     return minstd_below(s->minstd, bound);
 }
 
-/* Draws the places with which the items from `at` on are exchanged. Two items share one draw while
- * the generator has enough numbers for both. */
+/* Draws the positions with which the items from `at` on are exchanged. One draw serves two items
+ * while the generator's range is large enough for both. */
 static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
     for (uint64_t j = 0; j < some; j += 2) {
         uint32_t second = (uint32_t)(at + j + 2);
