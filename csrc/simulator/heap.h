@@ -1,4 +1,5 @@
-/* A heap of events, by time and then by number, so that a run repeats to the bit. */
+/* A heap of events, ordered by time and then by the asker's number, so that two runs are identical
+ * to the bit. An asker is a thread, or anything else that waits for events. */
 #pragma once
 
 #include <stdint.h>
@@ -8,7 +9,8 @@ struct event {
     uint32_t who;
 };
 
-/* Has room for one event of each asker (`who`): an asker has at most one event at a time. */
+/* An asker (`who`) has at most one event at a time, so the heap has room for one event per
+ * asker. */
 struct heap {
     struct event *event;
     uint32_t n;
@@ -40,12 +42,12 @@ static inline struct event heap_pop(struct heap *h) {
     return first;
 }
 
-/* Takes out the event of `who`, which must be there. */
+/* Removes the event of `who`, which must exist. */
 static inline void heap_drop(struct heap *h, uint32_t who) {
     uint32_t i = 0;
     while (h->event[i].who != who)
         i++;
     for (; i; i = (i - 1) / 2)
         h->event[i] = h->event[(i - 1) / 2];
-    heap_pop(h); /* the first event, which is there twice now */
+    heap_pop(h); /* the first event, which is in the heap twice now */
 }

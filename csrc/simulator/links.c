@@ -22,7 +22,7 @@ static uint32_t way_in(const struct links *l, const struct transfer *t) {
     return l->job->nodes + t->to;
 }
 
-/* Gives the same rate to all transfers on one link that have none yet, and takes the rate from both
+/* Gives this rate to all transfers on a link that have no rate yet, and subtracts it from both
  * links of each transfer. */
 static void give(struct links *l, uint32_t link, double each) {
     for (uint32_t i = 0; i < l->n; i++) {
@@ -38,8 +38,8 @@ static void give(struct links *l, uint32_t link, double each) {
     }
 }
 
-/* Shares out the rates. The link that can give each of its transfers least is filled first. The
- * rest is shared out in the same way. */
+/* Computes all rates. The link that can give its transfers the lowest rate is saturated first; the
+ * others follow by the same rule, with what is left. */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {
@@ -61,7 +61,7 @@ static void share_out(struct links *l) {
             }
         if (full == links)
             return;
-        give(l, full, least > 0 ? least : 0); /* rounding may leave less than 0 */
+        give(l, full, least > 0 ? least : 0); /* rounding may leave slightly less than 0 */
     }
 }
 
@@ -77,7 +77,7 @@ static void find_next(struct links *l) {
     }
 }
 
-/* Accounts for the time up to `now`, in which no transfer's rate has changed. */
+/* Subtracts the bytes moved until `now`. No rate has changed since the last call. */
 static void account(struct links *l, double now) {
     for (uint32_t i = 0; i < l->n; i++)
         l->transfer[i].left -= l->transfer[i].rate * (now - l->since);

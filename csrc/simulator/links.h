@@ -1,36 +1,37 @@
-/* Links that transfers share, as TCP connections do in a fluid model. The rates are max-min fair
- * (Bertsekas and Gallager, Data Networks, 6.5.2). Each change costs time in proportion to all
- * transfers under way, so that this model suits some tens of nodes. */
+/* Links that transfers share like TCP connections in a fluid model. The rates are max-min fair
+ * (Bertsekas and Gallager, Data Networks, 6.5.2). Each change takes time proportional to the number
+ * of current transfers, so this model suits some tens of nodes. */
 #pragma once
 
 #include "simulator/simulator.h"
 
-/* An asker has one transfer at a time. */
+/* A transfer; each asker has at most one at a time. */
 struct transfer {
     uint32_t who, from, to;
-    double left;     /* [bytes], at `since` */
+    double left;     /* bytes left at time `since` */
     double rate;     /* [bytes/s] */
-    double earliest; /* it does not arrive before, however fast the links are [s] */
+    double earliest; /* the transfer ends no earlier than this, however fast the links are [s] */
 };
 
 struct links {
     const struct monarch_sim_job *job;
-    struct transfer *transfer; /* the transfers under way */
-    double *room;              /* 2 x nodes: rate that each link, out, then in, has left */
-    uint32_t *users;           /* 2 x nodes: transfers on each link without a rate yet */
-    uint32_t n, next;          /* next: the transfer that is over first */
+    struct transfer *transfer; /* the current transfers */
+    double *room;              /* 2 x nodes (out, then in): the rate that is left on each link */
+    uint32_t *users;           /* 2 x nodes: transfers on each link that have no rate yet */
+    uint32_t n, next;          /* next: the transfer that ends first */
     int has_rates;
-    double since, end; /* end: when `next` is over */
+    double since, end; /* end: when the transfer `next` ends */
 };
 
-/* askers : how many can ask */
+/* Returns 1, or 0 without memory. askers : number of askers, each of which may have a transfer */
 int links_open(struct links *l, const struct monarch_sim_job *job, uint32_t askers);
 void links_close(struct links *l);
 
 void links_ask(struct links *l, double now, struct transfer asked);
-/* Returns when the next transfer is over; infinity for none. */
+/* Returns when the next transfer ends; infinity if there is none. */
 double links_next(struct links *l);
-/* Takes out the next transfer, at the time when it is over. */
+/* Removes the next transfer and returns it. Call it at the time when that transfer ends. */
 struct transfer links_take(struct links *l, double now);
-/* Returns when `bytes` asked for at `now` would be there, if no transfer came or went. */
+/* Returns when `bytes` requested at `now` would have arrived if no transfer began or ended
+ * meanwhile. */
 double links_guess(const struct links *l, double now, uint32_t from, uint32_t to, double bytes);

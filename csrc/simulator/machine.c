@@ -27,8 +27,7 @@ static inline double serve(double *is_free, double now, double seconds, int take
     return end;
 }
 
-/* A class gives its rate to all its threads together, and to each thread an equal part of the rate
- * (NoPFS, section 4). */
+/* All threads of a class share its rate, each with an equal part (NoPFS, section 4). */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take) {
     size_t at = (size_t)node * m->job->classes + cls;

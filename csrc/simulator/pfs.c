@@ -34,7 +34,7 @@ void pfs_close(struct pfs *p) {
 
 static double each(const struct pfs *p, uint32_t clients) { return p->job->pfs[clients] / clients; }
 
-/* Returns the share that is served now, or NULL. */
+/* Returns the kind of requests that is served now, or NULL. */
 static struct share *served(struct pfs *p) {
     for (int i = 0; i < 2; i++)
         if (p->share[i].ends.n)
@@ -64,7 +64,7 @@ static void begin(struct share *s, struct request *r) {
     heap_push(&s->ends, s->end[r->node], r->node);
 }
 
-/* Puts a request into its node's line. A request that is being served is not interrupted. */
+/* Inserts a request into its node's queue. The request that is being served is not interrupted. */
 static void put_in(struct pfs *p, struct request *r) {
     struct share *s = share_of(p, r);
     uint32_t *at = &s->first[r->node];
@@ -82,7 +82,7 @@ static void put_in(struct pfs *p, struct request *r) {
     s->waiting[r->node] += r->left;
 }
 
-/* Removes the request that is being served, and begins to serve the next one. */
+/* Removes the request that is being served, and starts to serve the next one. */
 static void end_first(struct pfs *p, struct share *s, uint32_t node) {
     s->first[node] = p->request[s->first[node]].next;
     if (s->first[node] == PFS_NONE)
@@ -148,7 +148,7 @@ double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes) {
     int is_client = s->first[node] != PFS_NONE;
     uint32_t clients = s->ends.n + !is_client;
     double ahead = 0;
-    if (is_client) { /* a part of the first request is served already */
+    if (is_client) { /* a part of the first request has been served already */
         double clock = s->clock + (now - p->since) * each(p, s->ends.n);
         ahead = s->end[node] - clock + s->waiting[node];
     }

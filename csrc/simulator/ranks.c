@@ -1,4 +1,5 @@
-/* Training: samples are used in order, and all ranks meet after each step. */
+/* Training: each rank uses its samples in order, and all ranks meet at a barrier after each
+ * step. */
 #include "simulator/state.h"
 
 void sim_drop(struct monarch_sim *s, uint32_t rank) {
@@ -21,8 +22,8 @@ static void use_next(struct monarch_sim *s, uint32_t rank, double *at) {
     r->used++;
 }
 
-/* Uses the samples that are there, up to the barrier. Returns whether the rank has come to the
- * barrier now. */
+/* Uses the samples that have arrived, up to the barrier. Returns whether the rank has just reached
+ * the barrier. */
 static int use(struct monarch_sim *s, uint32_t rank) {
     struct rank *r = &s->rank[rank];
     uint64_t end = (s->step + 1) * s->job.batch, from = r->used;
@@ -55,7 +56,7 @@ static void release(struct monarch_sim *s, double now) {
         s->on_room(s, i, now);
 }
 
-/* Ends a step; returns whether training goes on at once. */
+/* Ends a step. Returns whether training continues at once. */
 static int close_step(struct monarch_sim *s) {
     double first = s->rank[0].clock, last = first;
     for (uint32_t i = next_rank(s, 0); i < end_of_ranks(s); i = next_rank(s, i)) {

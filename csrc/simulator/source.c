@@ -1,5 +1,5 @@
-/* Reads of the file system: by the node itself, or by a file's owner. The owner alone reads the
- * file and sends it on to all who have asked meanwhile. */
+/* Reads of the file system, by the node that needs the file or by the file's owner. If a file has
+ * an owner, the owner alone reads it, and sends it to all nodes that have asked meanwhile. */
 #include "simulator/state.h"
 
 static int is_staging(const struct monarch_sim *s, uint32_t who) {
@@ -20,8 +20,8 @@ static int32_t file_of(struct monarch_sim *s, uint32_t who) {
     return file_at(s, s->staging[who].rank, s->staging[who].access);
 }
 
-/* Returns the epoch of a staging thread's access if the policy says what each access finds, else
- * NULL. */
+/* Returns the epoch of the thread's access if a policy has set where each access finds its file,
+ * else NULL. */
 static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t who) {
     if (!is_staging(s, who))
         return NULL;
@@ -29,14 +29,14 @@ static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t w
     return told->holder ? told : NULL;
 }
 
-/* Returns where a read of the file is noted, so that later askers join the read; NULL if nobody can
- * join it. */
+/* Returns where the current read of the file is recorded, so that later askers can join it; NULL if
+ * no asker can join. */
 static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     int is_owned = s->job.owner && s->job.owner[file] >= 0;
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-/* Returns whether a sample of the reading node itself waits for the read that `first` has begun. */
+/* Returns whether the read that `first` has begun serves a sample of the reading node itself. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
         if (is_staging(s, who) && node_of(s, who) == reader)
@@ -50,7 +50,7 @@ enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t prior
     uint32_t node = node_of(s, who), reader = sim_reader(s, node, file);
     const struct monarch_sim_epoch *told = told_to(s, who);
     uint32_t *note = note_of(s, who, file);
-    /* A file that nobody is going to keep is read by the node itself, and not by way of its
+    /* A file that is not going to be kept is read by the node itself instead of through its
      * owner. */
     if (told && !told->into[place_of(s, s->staging[who].rank, s->staging[who].access)])
         reader = node;
@@ -88,7 +88,8 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
         uint32_t node = node_of(s, who);
         double at = end;
         next = s->joined[who];
-        /* The file is sent on as it arrives, not when it is whole: the links are asked now. */
+        /* The owner sends the file on while it arrives, not after it is complete, so the transfer
+         * begins now, and ends no earlier than `end`. */
         if (node != r->node && s->job.fair_links) {
             sim_send(s, s->now, r->node, node, who, size_of(s, file), end);
             continue;

@@ -1,5 +1,5 @@
-/* Fetches samples into the staging buffer, in the order of their use (NoPFS, section 5.1, Rule 1).
- * Without a buffer, each sample is fetched when it is asked for. */
+/* Fetches samples into the staging buffer, in the order in which they are used (NoPFS, section 5.1,
+ * Rule 1). Without a buffer, fetches each sample when it is needed. */
 #include "simulator/state.h"
 
 #define NOBODY UINT32_MAX
@@ -10,8 +10,8 @@ static int shares_threads(const struct monarch_sim *s) {
 
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
-/* Returns NEEDS_EPOCH if the next epoch can be given, else what it waits for. The next epoch takes
- * the place of an older one, which must be over. */
+/* Returns NEEDS_EPOCH if the next epoch can be given, otherwise what the thread waits for. The next
+ * epoch replaces an older one, which must have ended. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -23,8 +23,8 @@ static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch
     return *until > now ? WAITS_UNTIL : NEEDS_EPOCH;
 }
 
-/* Returns whether the rank's next sample can be fetched at `now`, and if not, what it waits for. If
- * the state is WAITS_UNTIL, *until says when the sample can be fetched. */
+/* Returns whether the rank's next sample can be fetched at `now`, and if not, what the thread waits
+ * for. For WAITS_UNTIL, *until gets the time at which the sample can be fetched. */
 static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank, double now,
                                            double *until) {
     struct rank *r = &s->rank[rank];
@@ -53,8 +53,8 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
     return FETCHES;
 }
 
-/* Returns the number of threads that the rank would have with one more, divided by the number that
- * it should have for its next sample. */
+/* Returns the number of threads that the rank would have with one more, divided by the number of
+ * threads planned for its next sample. */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;
@@ -63,8 +63,8 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
            threads[(node * s->job.steps + step) * s->job.most_ranks + rank % s->job.most_ranks];
 }
 
-/* Returns the rank for which a thread fetches next. If the ranks share threads, it is the one among
- * the node's ranks with room that lacks the largest part of its threads. */
+/* Returns the rank for which a thread fetches next. If the ranks of a node share threads, this is
+ * the rank, among those with room, that has the smallest part of its planned threads. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
@@ -127,13 +127,13 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
     s->out->reused[epoch] += bytes;
 }
 
-/* Preprocesses a sample that has come to the node and writes it into the buffer, at the thread's
- * part of the rate (NoPFS, section 4, write). */
+/* Preprocesses a sample that has arrived at the node, and writes it into the buffer, at the
+ * thread's part of the rate (NoPFS, section 4, write). */
 static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;
     double bytes = size_at(s, t->rank, t->access), *at;
-    /* A rank for which there is no staging thread loads by itself, at the rate of one thread. */
+    /* A rank without a staging thread loads its samples itself, at the rate of one thread. */
     double rate = s->job.write_rate[(size_t)node * s->job.classes] / s->job.threads[0];
     double prepare = bytes / s->job.preprocess[node], write = bytes / rate;
     double end = s->job.is_free ? now : now + (write > prepare ? write : prepare);
@@ -142,7 +142,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     if (s->job.stages) {
         heap_push(&s->heap, end, thread);
     } else {
-        t->is = WAITS; /* until it has been used */
+        t->is = WAITS; /* until the rank has used the sample */
         t->since = end;
         s->rank[t->rank].threads--;
     }
@@ -150,7 +150,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
         sim_advance(s, t->rank);
 }
 
-/* Keeps a sample that has come to the node as a copy, if the node is to have one. */
+/* Keeps a sample that has arrived at the node as a copy, if the node is meant to have one. */
 static void keep(struct monarch_sim *s, uint32_t thread, double end) {
     struct staging_thread *t = &s->staging[thread];
     const struct monarch_sim_epoch *told = &known_of(s, t->access)->told;
@@ -241,8 +241,8 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
             t->is = STARTS;
             heap_push(&s->heap, now > t->since ? now : t->since, i);
         } else if (t->is == SLEEPS && shares_threads(s) && now < t->since) {
-            /* A thread that ranks share looks again, because a rank has room now. A rank's own
-             * thread has known before when there would be room. */
+            /* A thread that several ranks share checks again, because a rank has room now. A rank's
+             * own thread has computed in advance when there will be room. */
             heap_drop(&s->heap, i);
             t->since = now > s->now ? now : s->now;
             heap_push(&s->heap, t->since, i);

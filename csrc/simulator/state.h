@@ -11,42 +11,48 @@
 #define EPOCHS_KNOWN MONARCH_SIM_EPOCHS
 
 struct copy {
-    int32_t node, file, next; /* of the same file; -1: the last */
-    int32_t epoch;            /* in which it was made; -1: before the first */
-    double at;                /* when it is whole [s]; negative: not yet */
+    /* next: index of the next copy of the same file; -1 after the last one */
+    int32_t node, file, next;
+    int32_t epoch; /* the epoch in which the copy was made; -1: before the first epoch */
+    double at;     /* when the copy is complete [s]; negative: it is not */
     int8_t cls;
 };
 
-/* Each rank's accesses are counted by themselves, from the rank's first in the job on. */
+/* State of a rank. Each rank's accesses are numbered separately, from the rank's first access in
+ * the job on. */
 struct rank {
-    uint64_t fetched, used, dropped; /* next access to prefetch, use, drop from the buffer */
-    double staged;                   /* [bytes] */
-    double clock;                    /* when its compute so far is over [s] */
-    uint32_t threads;                /* staging threads that fetch for it now */
+    /* number of the next access to prefetch, to use, and to drop from the buffer */
+    uint64_t fetched, used, dropped;
+    double staged;    /* [bytes] */
+    double clock;     /* when the rank's computation so far ends [s] */
+    uint32_t threads; /* number of staging threads that fetch for the rank now */
     int is_at_barrier;
 };
 
 struct known {
     struct monarch_sim_epoch told;
-    double *at; /* when a sample is there, and later, when it was taken; negative: not known [s] */
+    /* by access: first when the sample is ready, later when it was used; negative: unknown [s] */
+    double *at;
 };
 
 struct staging_thread {
-    uint32_t rank;   /* the rank for which it fetches now */
-    uint64_t access; /* the access that it fetches */
+    uint32_t rank;   /* the rank for which the thread fetches now */
+    uint64_t access; /* the access whose sample it fetches */
     enum { STARTS, WORKS, WAITS, SLEEPS } is;
-    double since; /* WAITS: since when it waits for a rank to use something; SLEEPS: until about
-                     when it sleeps */
+    /* WAITS: since when the thread waits for a rank to use a sample; SLEEPS: until about when it
+     * sleeps */
+    double since;
 };
 
 struct class_thread {
-    uint32_t copy, node; /* the copy that it makes; the next one of its list is in `cursor` */
+    /* the copy that the thread is making; `cursor` has the next one in its list */
+    uint32_t copy, node;
     uint8_t cls;
 };
 
-/* Events are numbered: first the staging threads, those of node n from n * threads on; then the
- * classes' own threads; then the checkpoint. At the file system, the checkpoint has a number for
- * each node, from its own number on. The comments on arrays begin with their shapes. */
+/* The simulation. Askers are numbered: first the staging threads, where those of node n start at n
+ * * threads; then the classes' own threads; then the checkpoint, which has one number per node at
+ * the file system, beginning with its own. Comments on arrays begin with the shape. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -54,40 +60,43 @@ struct monarch_sim {
     struct pfs pfs;
     struct heap heap;
     struct known known[EPOCHS_KNOWN];
-    uint32_t given; /* epochs */
+    uint32_t given; /* number of epochs given so far */
     int is_started;
-    double now; /* of the present event [s] */
-    /* Set by run.c: called when a file has come for its asker, and when a rank's staging threads
-     * have something to do again. */
+    double now; /* time of the current event [s] */
+    /* Callbacks that run.c sets: called when a file has arrived for its asker, and when a rank's
+     * staging threads may have work again. */
     void (*on_arrival)(struct monarch_sim *s, uint32_t who, double at);
     void (*on_room)(struct monarch_sim *s, uint32_t rank, double now);
     /* ranks */
     struct rank *rank;
-    uint32_t ranks, arrived; /* ranks: how many there are; for their numbers see next_rank */
-    uint64_t step;           /* the present step, counted from the first epoch's first */
+    uint32_t ranks, arrived; /* ranks: number of ranks; they are numbered as next_rank describes */
+    uint64_t step;           /* the current step, counted from the beginning of the job */
     double step_end;
-    uint32_t writing; /* how many nodes still write the checkpoint */
-    double written;   /* when the last node that has written was done [s] */
+    uint32_t writing; /* number of nodes that are still writing the checkpoint */
+    double written;   /* when the last node that has finished was done [s] */
     /* threads */
-    uint32_t threads; /* staging threads of the node that has most */
+    uint32_t threads; /* most staging threads of any node */
     uint32_t class_threads, checkpoint;
     struct staging_thread *staging;
     struct class_thread *class_thread;
     /* copies */
     struct copy *copy;
-    int32_t *first_copy;         /* of each file */
-    uint32_t *reused;            /* files x EPOCHS_KNOWN: 1 + the last epoch that used it */
-    uint32_t *reading;           /* files with owners: first asker of the read, or PFS_NONE */
-    uint32_t *joined;            /* threads: next asker of the same read, or PFS_NONE */
-    uint64_t *cursor, *list_end; /* nodes x classes: what is still to be copied */
+    int32_t *first_copy; /* files: index of the file's first copy */
+    /* files x EPOCHS_KNOWN: 1 + the last epoch that has used the file */
+    uint32_t *reused;
+    /* files with owners: first asker of the current read, or PFS_NONE */
+    uint32_t *reading;
+    uint32_t *joined; /* threads: next asker of the same read, or PFS_NONE */
+    /* nodes x classes: range of the list of copies that is still to be made */
+    uint64_t *cursor, *list_end;
 };
 
 static inline uint64_t per_epoch(const struct monarch_sim *s) {
     return (uint64_t)s->job.steps * s->job.batch;
 }
 
-/* Returns the number of the rank after this one, or end_of_ranks. Ranks are numbered as if every
- * node had as many as the node with the most ranks. */
+/* Returns the number of the rank after this one, or end_of_ranks. The numbers leave gaps, as if
+ * every node had as many ranks as the node with the most. */
 static inline uint32_t next_rank(const struct monarch_sim *s, uint32_t rank) {
     uint32_t node = rank / s->job.most_ranks;
     return rank % s->job.most_ranks + 1 < s->job.ranks[node] ? rank + 1
@@ -98,8 +107,9 @@ static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
     return s->job.nodes * s->job.most_ranks;
 }
 
-/* Returns how many threads load on a node. Without a staging buffer every rank loads by itself. So
- * does a rank for which there is no thread: a buffer with few threads makes no training slower. */
+/* Returns the number of threads that load on a node. Without a staging buffer, every rank loads its
+ * samples itself. So does a rank for which there is no thread: a buffer with few threads must not
+ * make training slower than none. */
 static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
     uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
     return threads < ranks ? ranks : threads;
@@ -109,7 +119,7 @@ static inline struct known *known_of(struct monarch_sim *s, uint64_t access) {
     return &s->known[access / per_epoch(s) % EPOCHS_KNOWN];
 }
 
-/* Returns an access's place in arrays of nodes x steps x ranks of a node x batch. */
+/* Returns the index of an access in arrays of nodes x steps x most_ranks x batch. */
 static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t in_epoch = access % per_epoch(s), step = in_epoch / s->job.batch;
     uint32_t node = rank / s->job.most_ranks, local = rank % s->job.most_ranks;
@@ -117,14 +127,15 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
            in_epoch % s->job.batch;
 }
 
-/* Returns an access's number in the order of its node, whose ranks take turns step by step. */
+/* Returns the number of an access in the sequence of its node. In that sequence the node's ranks
+ * alternate step by step. */
 static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t position = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
     return (int64_t)(position * s->job.batch + access % s->job.batch);
 }
 
-/* Returns the file's size. A negative number stands for no file: the rank takes fewer samples in
- * this step than others do. */
+/* Returns the size of a file. A negative number stands for no sample: the rank takes fewer samples
+ * in this step than others do. */
 static inline double size_of(const struct monarch_sim *s, int32_t file) {
     return file < 0 ? 0 : (double)s->job.sizes[file];
 }
@@ -137,8 +148,8 @@ static inline double size_at(struct monarch_sim *s, uint32_t rank, uint64_t acce
     return size_of(s, file_at(s, rank, access));
 }
 
-/* Returns the node that reads the file from the file system for `node`: the file's owner, or `node`
- * itself. */
+/* Returns the node that reads the file from the file system for `node`: the file's owner, or else
+ * `node` itself. */
 static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file) {
     int32_t owner = s->job.owner ? s->job.owner[file] : -1;
     return owner < 0 ? node : (uint32_t)owner;
@@ -146,60 +157,61 @@ static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, in
 
 /* --- ranks.c --- */
 
-/* Goes on with the training after a rank's sample has come: the ranks use samples and pass barriers
- * until they have to wait for a sample. */
+/* Continues the training after a sample has arrived for the rank: the ranks use samples and pass
+ * barriers until each must wait for a sample. */
 void sim_advance(struct monarch_sim *s, uint32_t rank);
 void sim_start_ranks(struct monarch_sim *s, double now);
-/* Drops the sample that has been in the staging buffer longest. */
+/* Drops the sample that has been in the staging buffer for longest. */
 void sim_drop(struct monarch_sim *s, uint32_t rank);
-/* sim_begin_checkpoint: call when all ranks have come to the checkpoint. sim_checkpoint_written:
- * call when a node has written its part. */
+/* Call sim_begin_checkpoint when all ranks have reached the checkpoint, and sim_checkpoint_written
+ * when a node has written its part. */
 void sim_begin_checkpoint(struct monarch_sim *s, double now);
 void sim_checkpoint_written(struct monarch_sim *s, double end);
 
 /* --- ways.c --- */
 
 struct way {
-    double end, whole;          /* when the bytes are there; when the copy is whole */
+    double end, whole;          /* when the bytes have arrived; when the copy is complete */
     uint32_t from, holder, cls; /* from: enum monarch_sim_from */
-    int32_t epoch;              /* in which the copy was made; -1: before the first, or not known */
+    /* the epoch in which the copy was made; -1: before the first epoch, or unknown */
+    int32_t epoch;
 };
 
-/* Returns the way by which the file is there first: a copy, or the file system (NoPFS, section 4:
- * the least of the times, here with the time that earlier requests take). reached: the access up to
- * which the node has come, see copy_due. */
+/* Returns the way by which the file arrives first: from a copy, or from the file system (NoPFS,
+ * section 4: the least of the times, here including the time of earlier requests). reached: number
+ * of the node's current access, see copy_due. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
-/* Takes the way, and returns when the bytes are there. Returns a negative number if on_arrival
- * tells the thread later, because other transfers on the links decide when. Reads of the file
- * system go through sim_read instead. */
+/* Takes the way, and returns when the bytes have arrived. Returns a negative number if that depends
+ * on later transfers over the links; on_arrival is called then. Reads of the file system go through
+ * sim_read instead. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     uint32_t who, double bytes);
-/* Sends bytes over fair links; the bytes are not there before `earliest`. */
+/* Sends bytes over fair links; they arrive no earlier than `earliest`. */
 void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uint32_t who,
               double bytes, double earliest);
-/* Keeps a file that has come from elsewhere as the node's copy, if the node is to have a copy of
- * it. */
+/* Keeps a file that has arrived as the node's copy, if the node is meant to have one. */
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
 
 /* --- source.c --- */
 
-/* Asks the file system for the file of the thread `who`. Returns from where the file comes to the
- * thread's node. That is not the file system if another node reads the file, or if the file is
- * being read for another sample of this node already. */
+/* Requests, from the file system, the file that thread `who` needs. Returns where the bytes come
+ * from as the thread's node sees it. That is not the file system if another node reads the file, or
+ * if the file is already being read for another sample of this node. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
-/* Call when a request is over. Its node has the bytes at `end`. */
+/* Call it when a request ends. The request's node has the bytes at `end`. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
 
-/* Lets a staging thread go on. Returns 0 if it cannot go on before the caller of monarch_sim_run
- * has handed over the next epoch, else 1. */
+/* Lets a staging thread continue. Returns 0 if it needs the next epoch, which the caller of
+ * monarch_sim_run must give first; otherwise 1. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
-/* Call when the thread's sample has come from elsewhere. */
+/* Call it when the thread's sample has arrived from the file system or another node. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);
-/* Wakes the rank's staging threads: the rank has used something at `now`, so there is room. */
+/* Wakes the rank's staging threads, because the rank has used a sample at `now` and so made
+ * room. */
 void sim_wake(struct monarch_sim *s, uint32_t rank, double now);
 
 /* --- filling.c --- */

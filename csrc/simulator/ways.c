@@ -1,4 +1,4 @@
-/* The ways by which a file comes: from a copy, or from the file system. */
+/* The ways by which a node can get a file: from a copy, or from the file system. */
 #include "simulator/state.h"
 
 static double end_of(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
@@ -16,7 +16,8 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         const struct copy *c = &s->copy[i];
         int is_here = (uint32_t)c->node == node;
-        /* The owner's copy is waited for: nobody else reads what the owner has read. */
+        /* An owner's copy is worth waiting for: no other node reads a file that its owner has
+         * read. */
         int is_owners = s->job.owner && s->job.owner[file] == c->node;
         if (c->at < 0 || (c->at > now && !is_owners) || (!is_here && !s->job.reads_remote))
             continue;
@@ -29,7 +30,8 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
                         (uint32_t)c->cls,
                         c->epoch};
         w.end = end_of(s, now, node, &w, bytes, 0);
-        /* Of equally fast ways the node's own copy is taken, which burdens nobody else. */
+        /* Among equally fast ways, the node's own copy is preferred, because it uses no shared
+         * resource. */
         if (best.end < 0 || w.end < best.end || (w.end == best.end && is_here))
             best = w;
     }
@@ -62,8 +64,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
             continue;
         c->at = now;
         c->epoch = epoch;
-        /* The write occupies the class from s->now on, not from when the file is there: else
-         * requests that come in between would wait for it. */
+        /* The write occupies the class from s->now on, although the file arrives later. Otherwise,
+         * requests that come in between would have to wait for the write. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }
