@@ -40,14 +40,14 @@ uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uin
     return lacking;
 }
 
-/* Whether the process that was writing a sample has ended. */
+/* Returns whether the process that was writing a sample has ended. */
 static int is_abandoned(uint64_t state) {
     return (state & STATE_MASK) == MONARCH_KEPT_WRITING &&
            kill((pid_t)(state >> WRITER_SHIFT), 0) != 0 && errno == ESRCH;
 }
 
-/* Makes the caller the only writer of the sample. Returns 1; 0 if another process has written it or
- * is writing it, or if there was no room for it. */
+/* Makes the caller the only writer of the sample. Returns 1. Returns 0 if another process has
+ * written it or is writing it, or if there was no room for it. */
 static int claim(struct monarch_kept_sample *sample) {
     uint64_t state = __atomic_load_n(&sample->state, __ATOMIC_RELAXED);
     uint64_t mine = (uint64_t)getpid() << WRITER_SHIFT | MONARCH_KEPT_WRITING;

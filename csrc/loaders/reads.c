@@ -1,6 +1,5 @@
-/* Many reads in flight at once, made by threads. A process has one set of threads, which sleep
- * between calls. Threads are started when a call first needs them, and a forked child starts its
- * own. */
+/* Many reads in flight at once, made by threads. Each process has one set of threads, which sleep
+ * between calls. They are started when a call first needs them; a forked child starts its own. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -10,41 +9,41 @@
 #include "loaders/loaders.h"
 #include "shared/clock.h"
 
-/* The stack of a thread. Reading needs little; a preloaded library may need more. */
+/* Size of a thread's stack. Reading needs little of it, but a preloaded library may need more. */
 #define STACK_BYTES (256 << 10)
 
-/* A read has waited for a disk or a network if its thread slept and it took longer than this plus
- * 1 ns per byte [ns]. Reads of files in memory take a tenth of that, unless the thread has to wait
- * for a processor, which is no sleep. */
+/* A read counts as slow, because it waited for a disk or a network, if its thread slept and it took
+ * longer than this plus 1 ns per byte [ns]. Reads from memory take a tenth of that. If they take
+ * longer, the thread had to wait for a processor, and such a wait does not count as sleep. */
 #define SLOW_NS 100000
 
-/* A call of monarch_read_all. It lies on the stack of the caller, who returns only when no thread
- * works on it any more. */
+/* A running call of monarch_read_all. It lives on the stack of the caller, who returns only once no
+ * thread works on it any more. */
 struct call {
     const int32_t *descriptors;
     const int64_t *offsets, *lengths;
     char *const *out;
-    uint64_t n, next; /* next: the first read that no thread has begun; atomic */
-    uint64_t slow;    /* how many reads had to wait; atomic */
-    /* Under the lock: */
-    uint64_t failed; /* the first read that failed; `n` if none has */
+    uint64_t n, next; /* next: number of the first read that no thread has begun; atomic */
+    uint64_t slow;    /* number of slow reads; atomic */
+    /* The following fields are used under the lock. */
+    uint64_t failed; /* number of the first read that failed; `n` if none has */
     int error;       /* its errno */
-    int wanted;      /* how many threads may still join */
-    int at_work;     /* how many threads work on it, without the caller's */
+    int wanted;      /* number of threads that may still join */
+    int at_work;     /* number of threads that work on it, without the caller's */
     struct call *after;
     pthread_cond_t left;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
-static struct call *calls; /* the calls that want threads, the newest first */
-static int threads, idle;  /* idle: threads that work on no call */
-/* Whether few reads of the last call had to wait; atomic. If so, the next call begins without
+static struct call *calls; /* the calls that need threads, the newest first */
+static int threads, idle;  /* idle: number of threads that work on no call */
+/* Whether few reads of the last call were slow; atomic. If so, the next call begins without other
  * threads, because waking them takes longer than copying from memory. */
 static int was_fast;
 
-/* Resets the state in a forked child. There only the thread that forked goes on, so no other thread
- * can hold the lock or read. */
+/* Resets the state in a forked child. Only the thread that has forked exists there, so no other
+ * thread can hold the lock or read. */
 static void forget(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     more = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
@@ -52,10 +51,11 @@ static void forget(void) {
     threads = idle = 0;
 }
 
-/* Registers `forget` when this code is loaded. A fork that had begun before would not call it. */
+/* Registers `forget` when this library is loaded, because a handler that is registered while
+ * another thread forks may be missed. */
 __attribute__((constructor)) static void heed_forks(void) { pthread_atfork(NULL, NULL, forget); }
 
-/* Returns 0, an errno, or -1 if the file ends too early. */
+/* Reads one range completely. Returns 0, an errno, or -1 if the file ends too early. */
 static int read_one(int fd, char *to, int64_t length, int64_t offset) {
     while (length > 0) {
         ssize_t got = pread(fd, to, (size_t)length, offset);
@@ -73,8 +73,8 @@ static int read_one(int fd, char *to, int64_t length, int64_t offset) {
 }
 
 static void fail(struct call *c, uint64_t i, int error) {
-    /* Reads begin in order, so every read before this one has begun. If one of them fails too, it
-     * is found although no further read begins. */
+    /* Reads begin in order, so every read before this one has begun already. If one of them fails
+     * too, that is still recorded, although no further read begins. */
     __atomic_store_n(&c->next, c->n, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
     if (i < c->failed) {
@@ -84,13 +84,14 @@ static void fail(struct call *c, uint64_t i, int error) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Returns how often this thread has slept. */
+/* Returns how many times this thread has slept. */
 static long sleeps(void) {
     struct rusage usage;
     return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
 }
 
-/* Makes reads until none is left, or, if `is_alone`, until a read had to wait. */
+/* Makes reads until none is left. With `is_alone`, returns after a slow read, so that the caller
+ * can wake other threads. */
 static void work(struct call *c, int is_alone) {
     for (long slept = sleeps(), before = slept;; before = slept) {
         uint64_t i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);
@@ -140,7 +141,7 @@ static void *read_thread(void *arg) {
     return NULL;
 }
 
-/* Starts threads. They block all signals, which are the program's. */
+/* Starts threads. They block all signals, so that the program's own threads handle these. */
 static void start_threads(int missing) {
     pthread_attr_t attr;
     pthread_t thread;
@@ -153,7 +154,7 @@ static void start_threads(int missing) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; missing > 0 && threads < MONARCH_READS_IN_FLIGHT; missing--) {
         if (pthread_create(&thread, &attr, read_thread, NULL) != 0)
-            break; /* the running threads, or the caller alone, do the work */
+            break; /* enough: the running threads, or the caller alone, do the work */
         threads++;
         idle++;
     }
