@@ -1,5 +1,5 @@
-/* The table of files that a server shares without a catalog. It holds open descriptors and, of
- * files that are being filled, which blocks are there. */
+/* The table of files that a peer server serves without a catalog. It has the files' open
+ * descriptors and, for incomplete files, which blocks are there. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -10,9 +10,9 @@
 #include "peers/connection.h"
 #include "testing/testing.h"
 
-/* Hash chains; enough for some hundred files. */
+/* Number of hash chains; enough for some hundred files. */
 #define SLOTS 1024
-/* The largest block; sums of block ends stay within 64 bits [bytes]. */
+/* The largest block [bytes]; with it, no offset of a block's end overflows 64 bits. */
 #define LARGEST_BLOCK (1ULL << 40)
 
 struct shared {
@@ -21,17 +21,18 @@ struct shared {
     int fd;
     uint64_t path_hash, size, block_bytes, blocks;
     int64_t mtime_ns;
-    unsigned users;   /* the table, and each connection that sends it; under the lock */
+    /* reference count: the table, and each connection that sends the file; under the lock */
+    unsigned users;
     int is_withdrawn; /* atomic */
     int knows_sums, knows_digests;
-    uint64_t *sums; /* of each block; valid once it is there */
+    uint64_t *sums; /* by block; valid once the block is there */
     struct monarch_digest *digests;
-    unsigned char *there; /* atomic, of each block */
+    unsigned char *there; /* atomic, by block */
 };
 
 struct monarch_peer_table {
     pthread_mutex_t lock;
-    struct monarch_peer_server *server; /* its waiting requests are woken */
+    struct monarch_peer_server *server; /* the server whose waiting requests are woken */
     uint64_t length;
     struct shared *slot[SLOTS];
 };
@@ -55,7 +56,7 @@ static void leave(table *t, struct shared *f) {
     free(f);
 }
 
-/* Wakes requests under the table's lock, so that the server is not stopped meanwhile. */
+/* Wakes requests. It holds the table's lock, so that the server is not stopped meanwhile. */
 static void wake(table *t, uint32_t source, uint64_t path_hash) {
     pthread_mutex_lock(&t->lock);
     if (t->server)
@@ -63,8 +64,7 @@ static void wake(table *t, uint32_t source, uint64_t path_hash) {
     pthread_mutex_unlock(&t->lock);
 }
 
-/* --- for the server -----------------------------------------------------------------------------
- */
+/* --- callbacks of the server ------------------------------------------------------------------ */
 
 static enum monarch_peer_status open_shared(void *arg, const struct monarch_peer_request *wanted,
                                             struct monarch_peer_opened *out) {
@@ -85,13 +85,14 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     struct shared *f = file;
     (void)arg;
     uint64_t b = at / f->block_bytes;
-    /* What is there is sent, also after it was withdrawn: the descriptor is still open. */
+    /* A block that is there is sent even if the file was removed from the table meanwhile: the
+     * descriptor is still open. */
     if (__atomic_load_n(&f->there[b], __ATOMIC_ACQUIRE))
         return (b + 1) * f->block_bytes;
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
 }
 
-/* The table does not know where a file comes from. */
+/* Returns 0, because the table does not know whether a file's source returns data. */
 static int is_coming(void *arg) {
     (void)arg;
     return 0;
@@ -116,8 +117,7 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
 
 static void close_shared(void *arg, void *file) { leave(arg, file); }
 
-/* --- from Python --------------------------------------------------------------------------------
- */
+/* --- calls from Python ------------------------------------------------------------------------ */
 
 table *monarch_peer_table_new(void) {
     table *t = calloc(1, sizeof *t);
@@ -129,7 +129,8 @@ table *monarch_peer_table_new(void) {
 static struct shared *new_shared(uint64_t size, uint64_t block_bytes, const uint64_t *sums,
                                  const unsigned char *digests, int is_whole) {
     uint64_t blocks = size / block_bytes + (size % block_bytes != 0);
-    /* Files of more blocks are refused: each block takes 25 bytes here, and no file has so many. */
+    /* Files with more blocks are refused: each block takes 25 bytes here, and no real file has so
+     * many. */
     if (blocks > UINT32_MAX)
         return NULL;
     struct shared *f = calloc(1, sizeof *f + blocks * (sizeof *f->sums + sizeof *f->digests + 1));
@@ -165,12 +166,12 @@ int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint
     f->mtime_ns = mtime_ns;
     f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (f->fd < 0) {
-        int error = errno; /* older libcs change it in free */
+        int error = errno; /* older libcs change errno in free */
         free(f);
         return -error;
     }
-    /* The file is replaced in one hold of the lock, so that whoever asks meanwhile gets the old
-     * file or the new one. */
+    /* The file is replaced under one hold of the lock, so that a request meanwhile gets either the
+     * old file or the new one. */
     pthread_mutex_lock(&t->lock);
     struct shared **to = find(t, source, path_hash), *old = *to;
     f->next = old ? old->next : NULL;

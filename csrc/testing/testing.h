@@ -1,25 +1,27 @@
-/* Functions that only tests and benchmarks call, through Python. */
+/* Functions that only tests and benchmarks call, from Python. */
 #pragma once
 
 #include "native.h"
 #include "peers/peers.h"
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
-/* Sets is_fast[i] to whether a source counts as fast after file i; file i, of n files, took ns[i]
- * there. */
+/* Sets is_fast[i], for `n` files, to whether their source counts as fast after file i, whose open
+ * and read took ns[i]. */
 void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
-/* Sets a file's bit as a client does; returns whether anything was new. */
+/* Sets a file's want bit as a client does. Returns whether the bit, or its summary bit, was unset
+ * before. */
 int monarch_want_file(struct monarch_clients *m, uint64_t id);
-/* Rings the engine as a waiting client does. */
+/* Rings the engine's bells as a waiting client does. */
 void monarch_ring_engine(struct monarch_clients *m);
-/* Serves one reader in each of `rounds` rounds. Each of `n` readers has a rank, a slot of its own,
- * and the round from which it waits for good (`since`). served gets, for each round, the number of
- * the served reader + 1; 0 for none. */
+/* Serves one reader in each of `rounds` rounds. Each of the `n` readers has a rank, a slot of its
+ * own (`places`), and a round from which it waits (`since`); it goes on waiting after it was
+ * served. served[r] gets the number + 1 of the reader that round r serves; 0 for none. */
 void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                             const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
-/* Lines n readers up as monarch_serve_in_order does, and goes through the line without serving
- * any. A reader that comes up is taken, so that it comes up only once. met gets (n,) the readers'
- * numbers in the order in which they come up. Returns how many came up. */
+/* Makes n readers wait as in monarch_serve_in_order, and iterates over the line without serving
+ * any. A reader that the iterator yields is marked as taken, so that it is yielded only once. met
+ * (n,) gets the readers' numbers in the order in which they are yielded. Returns how many were
+ * yielded. */
 uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                           uint64_t n, uint32_t *met);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
@@ -27,38 +29,38 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 /* --- a server without a catalog: peer_table.c ---------------------------------------------------
  */
 
-/* A table of a few hundred open files by their catalog identity. Among them are files that are
- * being filled. */
+/* A table of a few hundred open files, found by their identity in the catalog. Some of them may
+ * still be incomplete. */
 struct monarch_peer_table;
 
 struct monarch_peer_table *monarch_peer_table_new(void);
-/* Shares a file under a duplicate of `fd`, in place of one with the same source and hash. sums: of
- * its blocks, with their digests, MONARCH_MAC_BYTES each; NULL if they are not known, and then they
- * are computed each time. is_whole: all of the file is there; otherwise only those blocks are there
- * that monarch_peer_table_block tells of. Returns 0 or -errno. */
+/* Adds a file with a duplicate of `fd`, and replaces any file with the same source and hash. sums:
+ * those of its blocks, with their digests of MONARCH_MAC_BYTES each; NULL if they are not known, so
+ * that they are computed for each answer. is_whole: all blocks are there; otherwise only those that
+ * monarch_peer_table_block reports. Returns 0 or -errno. */
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
                              const uint64_t *sums, const unsigned char *digests, int is_whole);
-/* Notes that one more block is there; blocks may come in any order. Readers that wait for the block
- * are served. Returns 0, or -ENOENT if there is no such file. */
+/* Marks one more block of a file as there; blocks may come in any order. Peers that wait for the
+ * block then get it. Returns 0, or -ENOENT if there is no such file. */
 int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t block, uint64_t sum);
-/* Withdraws a file: nobody gets it any more, peers that wait for it are told so, and answers that
- * are being sent are finished. Returns 0, or -ENOENT if there is no such file. */
+/* Removes a file: peers do not get it any more, peers that wait for it are told so, and answers
+ * that are being sent are finished. Returns 0, or -ENOENT if there is no such file. */
 int monarch_peer_table_withdraw(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash);
 uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
-/* Frees the table. Call when no server shares it any more. */
+/* Frees the table. Call it when no server uses the table any more. */
 void monarch_peer_table_free(struct monarch_peer_table *t);
 
-/* Starts a server that shares the table. content_key: MONARCH_KEY_BYTES that all nodes of the
- * session have alike, for digests. Returns NULL without memory, descriptors, threads or
+/* Starts a server that serves the table's files. content_key: MONARCH_KEY_BYTES, the session's key
+ * of digests, which all nodes have. Returns NULL without memory, descriptors, threads or
  * libcrypto. */
 struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
                                                       const struct monarch_peer_bounds *bounds,
                                                       const unsigned char *content_key);
 /* Closes all connections, joins the threads and frees the server; the table stays. */
 void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_server *s);
-/* Computes the digest of bytes under a session's content key. Returns 0, or -1 without memory or
- * libcrypto. */
+/* Computes the digest of `n` bytes under a session's content key. Returns 0, or -1 without memory
+ * or libcrypto. */
 int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
                       unsigned char *digest);
