@@ -1,8 +1,9 @@
-/* Calls that change a file's content or attributes by a name or a descriptor.
+/* Calls that change a file's content or attributes, by name or by descriptor.
  *
- * Each call does exactly what was asked, at the source. The file is recorded as changed before the
- * call, so that nobody gets the old copy once the call returns, even if the caller is killed right
- * after it. If the call fails, the file has lost its copy for this session, and nothing else. */
+ * Each call makes exactly the requested change, at the source. The file is recorded as changed
+ * before the call. So no process gets the old copy once the call has returned, even if the caller
+ * is killed right after it. If the call fails, the file has lost its copy for this session, but
+ * nothing else has changed. */
 #include <string.h>
 
 #include "preload/changes/record.h"
@@ -22,8 +23,8 @@ PUBLIC int chmod(const char *path, mode_t mode) {
     return REAL(chmod)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode);
 }
 
-/* glibc before 2.32 has no lchmod, and no other function that does what lchmod does; its fchmodat
- * reports that. */
+/* glibc before 2.32 has no lchmod, and no other function that can do its work; its fchmodat then
+ * reports the error. */
 PUBLIC int lchmod(const char *path, mode_t mode) {
     monarch_changed_path(AT_FDCWD, path, 0);
     if (REAL(lchmod))
@@ -76,7 +77,7 @@ PUBLIC int lremovexattr(const char *path, const char *name) {
     return REAL(lremovexattr)(path, name);
 }
 
-/* --- attributes by descriptor ----------------------------------------------------------------
+/* --- attributes by descriptor --------------------------------------------------------------------
  * A descriptor of a copy stands for its source file, which is changed by its path. */
 
 PUBLIC int fchmod(int fd, mode_t mode) {
@@ -116,8 +117,8 @@ PUBLIC int fremovexattr(int fd, const char *name) {
     return path ? REAL(removexattr)(path, name) : REAL(fremovexattr)(fd, name);
 }
 
-/* --- attributes by directory and path ---------------------------------------------------------
- * Without a path, futimesat means the descriptor itself. */
+/* --- attributes by directory and path ------------------------------------------------------------
+ * Without a path, futimesat changes the file of the descriptor itself. */
 
 static const char *to_change(int dir, const char *path, int flags, char *real) {
     if (!monarch_means_descriptor(path, flags))

@@ -1,4 +1,4 @@
-/* Calls that duplicate descriptors, close them, or set something on them: they keep the tables of
+/* Calls that duplicate descriptors, close them, or set their properties. They keep the tables of
  * track.h and backing.h up to date. */
 #include <errno.h>
 #include <limits.h>
@@ -21,7 +21,7 @@ static void will_close_direct(int fd) {
         monarch_close_direct(fd, w);
 }
 
-/* This is a separate function, so that a descriptor of which nothing is known costs only two
+/* A separate function, so that closing a descriptor of which nothing is known costs only two
  * checks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
@@ -44,7 +44,7 @@ PUBLIC int close(int fd) {
 void monarch_will_close_stream(FILE *stream) {
     if (!stream || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return;
-    int old_errno = errno, fd = fileno(stream); /* a stream in memory has none */
+    int old_errno = errno, fd = fileno(stream); /* a stream in memory has no descriptor */
     monarch_progress_end(stream, fd);
     will_close_direct(fd);
     monarch_will_close(fd);
@@ -56,15 +56,15 @@ PUBLIC int fclose(FILE *stream) {
     return REAL(fclose)(stream);
 }
 
-/* glibc before 2.34 has neither close_range nor closefrom. */
+/* glibc before 2.34 has neither function. */
 static int real_close_range(unsigned first, unsigned last, int flags) {
     if (REAL(close_range))
         return REAL(close_range)(first, last, flags);
     return (int)monarch_result(sys6(SYS_close_range, first, last, flags, 0, 0, 0));
 }
 
-/* Whether the kernel has close_range (Linux 5.9) with these flags. The call is tried on a number at
- * which no descriptor can be open. */
+/* Returns whether the kernel supports close_range (Linux 5.9) with these flags. The test call is
+ * harmless: its range holds a number at which no descriptor can be open. */
 static int can_close_range(int flags) {
     int old_errno = errno;
     int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
@@ -72,7 +72,7 @@ static int can_close_range(int flags) {
     return can;
 }
 
-/* Closes the range, except backing descriptors of descriptors outside it. */
+/* Closes the range, except the backing descriptors of descriptors outside the range. */
 static int close_around_backing(unsigned first, unsigned last, int flags) {
     int r = 0;
     if (flags & CLOSE_RANGE_CLOEXEC)
@@ -148,7 +148,8 @@ PUBLIC int dup3(int fd, int fresh, int flags) {
     return duplicated(fd, REAL(dup3)(fd, fresh, flags));
 }
 
-/* Whether the command is for a lease, or for the signal that announces the lease's end. */
+/* Returns whether the command is for a lease, or for the signal that announces the end of a
+ * lease. */
 static int is_lease(int command) {
     return command == F_SETLEASE || command == F_SETSIG || command == F_SETOWN ||
            command == F_SETOWN_EX;
@@ -158,8 +159,9 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* Returns the flags as the program set them, without our O_NOFOLLOW. A program that passed
- * O_NOFOLLOW on could not open the file again by its link in /proc. */
+/* Returns the flags as the program set them, without the O_NOFOLLOW that the library adds. A
+ * program that reuses the flags with O_NOFOLLOW could not open the file again through its link in
+ * /proc. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }
@@ -167,7 +169,8 @@ __attribute__((noinline)) static int program_flags(int fd, int flags) {
 PUBLIC int fcntl(int fd, int command, ...) {
     va_list args;
     va_start(args, command);
-    void *arg = va_arg(args, void *); /* a register, passed on unchanged */
+    /* an integer argument is in the same register, and is passed on unchanged */
+    void *arg = va_arg(args, void *);
     va_end(args);
     struct monarch_pin pin;
     if (monarch_is_lock(command))
@@ -182,8 +185,7 @@ PUBLIC int fcntl(int fd, int command, ...) {
         will_share(fd);
     if (command == F_SETFD && monarch_has_backing())
         monarch_backing_flag_slow(fd, (int)(intptr_t)arg);
-    /* The descriptor is pinned, because a promotion during the call would carry the old flag
-     * over. */
+    /* The descriptor is pinned: a promotion during the call would restore the old flag. */
     if (command == F_SETFD && monarch_track_pin(fd, 0, &pin)) {
         int done = REAL(fcntl)(fd, command, arg);
         monarch_track_unpin(fd, &pin, pin.word);
@@ -195,10 +197,10 @@ PUBLIC int fcntl(int fd, int command, ...) {
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
-/* A program that sets or asks the offset relies on it, so the descriptor is never promoted. */
+/* A program that sets or reads the offset relies on it, so the descriptor is never promoted. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
-/* A copy has no holes: the source says where they are. */
+/* Finds data or a hole. A copy has no holes, so only the source can tell where they are. */
 static off_t seek_hole(int fd, off_t offset, int whence) {
     struct stat st;
     int sparse = fstat(fd, &st) == 0 && st.st_blocks * 512 < st.st_size;
@@ -232,8 +234,8 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
     return f;
 }
 
-/* Counts a call that has moved n bytes. `at` is the offset where the call ended; NULL if it moved
- * the descriptor's own offset. */
+/* Counts a call that has moved n bytes. `at`: the offset where the call ended; NULL if it used the
+ * descriptor's own offset. */
 static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
     return monarch_count_read(from, n, at && n > 0 ? *at - n : -1);
 }
@@ -254,7 +256,7 @@ PUBLIC ssize_t splice(int from, off64_t *at, int to, off64_t *to_at, size_t n, u
 
 static ssize_t real_copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                     unsigned flags) {
-    if (REAL(copy_file_range)) /* glibc 2.27 */
+    if (REAL(copy_file_range)) /* since glibc 2.27 */
         return REAL(copy_file_range)(from, at, to, to_at, n, flags);
     return monarch_result(
         sys6(SYS_copy_file_range, from, (long)at, to, (long)to_at, (long)n, flags));
@@ -269,10 +271,10 @@ static int is_same_file(int one, int other) {
     return is_same;
 }
 
-/* The kernel refuses overlapping ranges of one file, but through a copy's descriptor it does not
- * see that they are of one file. It may also refuse to copy between file systems, and a copy lies
- * on another one than its source file. In both cases, the call is made on the backing
- * descriptor. */
+/* The call is made on a copy's backing descriptor in two cases. If both descriptors are of one
+ * file, the kernel refuses overlapping ranges, but does not see that a copy is the same file. And
+ * it may refuse to copy between file systems, while a copy is on another file system than its
+ * source file. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

@@ -1,4 +1,5 @@
-/* Hooks for calls that close descriptors: what is known of a descriptor is forgotten first. */
+/* Hooks for calls that close descriptors: the library forgets what it knows of a descriptor before
+ * it is closed. */
 #pragma once
 
 #include <stdio.h>
@@ -12,11 +13,11 @@ static inline void monarch_will_close(int fd) {
 }
 void monarch_will_close_stream(FILE *stream);
 
-/* Called when a stream takes over a tracked descriptor. The stream's reads happen inside libc, and
- * are counted as one read of the whole file. */
+/* Call it when a stream takes over a tracked descriptor. The stream reads inside libc, unseen by
+ * the library, so it is counted as one read of the whole file. */
 void monarch_count_stream(int fd);
 
-/* Whether `command` is a lock command of fcntl, or F_GETLEASE. monarch_lock carries out such a
+/* Returns whether `command` is a lock command of fcntl, or F_GETLEASE. monarch_lock handles such a
  * call. */
 int monarch_is_lock(int command);
 int monarch_lock(int fd, int command, void *arg);

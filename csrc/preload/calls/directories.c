@@ -1,8 +1,8 @@
-/* Lists directories from the catalog behind opendir, readdir and scandir.
+/* Lists directories from the catalog, for opendir, readdir and scandir.
  *
- * A directory that is listed from the catalog has no descriptor; dirfd opens the source's directory
- * for it. Other ways to open a directory (nftw, glob and fts inside libc, open with O_DIRECTORY,
- * fdopendir) list the source. */
+ * A directory that is listed from the catalog has no descriptor until the program calls dirfd,
+ * which opens the source's directory. Other ways to list a directory (nftw, glob and fts inside
+ * libc, open with O_DIRECTORY, fdopendir) list the source. */
 #include <dirent.h>
 #include <errno.h>
 #include <stddef.h>
@@ -14,15 +14,16 @@
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 
-/* Our directories lie in `pool`, so that their addresses tell them from libc's. */
-#define DIRECTORIES 256 /* directories that can be open at a time; further ones list the source */
+/* Open listings of the catalog are in `pool`, so that a DIR * shows by its address whether it is
+ * one of them or libc's. */
+#define DIRECTORIES 256 /* listings that can be open at a time; any more list the source */
 
 struct directory {
     uint32_t used; /* atomic */
-    int fd;        /* of the source's directory, once it was asked for; before that -1 */
-    DIR *real;     /* the source's directory, once the listing was out of date; before that NULL */
+    int fd;        /* descriptor of the source's directory; -1 until the program asks for it */
+    DIR *real;     /* stream of the source's directory; NULL until the listing is out of date */
     struct monarch_known of;
-    uint64_t listing, at; /* at: number of the next name; 0 is `.`, 1 is `..` */
+    uint64_t listing, at; /* at: number of the next name, where 0 is `.` and 1 is `..` */
     struct dirent found;
 };
 
@@ -49,7 +50,7 @@ static void give_back(struct directory *d) {
     __atomic_store_n(&d->used, 0, __ATOMIC_RELEASE);
 }
 
-/* Opens a listing of the catalog. Returns NULL if the source must list the directory. */
+/* Opens a listing of the catalog. Returns NULL if the directory must be listed at the source. */
 static struct directory *open_listing(int dir, const char *path) {
     struct monarch_known k;
     struct directory *d;
@@ -59,7 +60,7 @@ static struct directory *open_listing(int dir, const char *path) {
     d->fd = -1;
     d->real = NULL;
     d->of = k;
-    /* The session counts its open listings, so that its catalog stays mapped. */
+    /* The session's count of open listings keeps its catalog mapped. */
     __atomic_fetch_add(&k.session->listings, 1, __ATOMIC_ACQ_REL);
     d->listing = listing;
     d->at = 0;
@@ -90,7 +91,7 @@ static uint64_t inode_above(const struct directory *d) {
     return above >= 0 ? monarch_entries(d->of.catalog)[above].ino : e->ino;
 }
 
-/* Fills `out` with the name at position `at`. Returns 0 after the last name. */
+/* Stores the name at position `at` in *out. Returns 0 if there are no more names. */
 static int get(const struct directory *d, uint64_t at, struct dirent *out) {
     const struct monarch_entry *e = d->of.entry;
     const char *name = "..";
@@ -103,7 +104,7 @@ static int get(const struct directory *d, uint64_t at, struct dirent *out) {
     } else {
         uint64_t id = monarch_names(d->of.catalog)[monarch_listing_first(d->listing) + at - 2];
         size_t skip = e->path_len ? e->path_len + 1U : 0;
-        if (id >= d->of.catalog->capacity) /* damaged */
+        if (id >= d->of.catalog->capacity) /* the listing is damaged */
             return 0;
         e = &monarch_entries(d->of.catalog)[id];
         out->d_ino = e->ino;
@@ -177,7 +178,7 @@ static int is_still_listed(const struct directory *d) {
            monarch_look_and_list(&d->of, AT_FDCWD, path) == d->listing;
 }
 
-/* A program that rewinds a directory must see it as it is now. */
+/* rewinddir: the program must see the directory as it is now. */
 PUBLIC void rewinddir(DIR *stream) {
     struct directory *d = ours(stream);
     if (!d || d->real) {
@@ -187,7 +188,7 @@ PUBLIC void rewinddir(DIR *stream) {
     d->at = 0;
     if (is_still_listed(d))
         return;
-    /* If the source's directory cannot be opened, the program goes on with the old names. */
+    /* If the source's directory cannot be opened, the program continues with the old names. */
     int old_errno = errno;
     if (d->fd < 0)
         d->fd = open_source(d);
@@ -239,7 +240,7 @@ static int list_all(struct directory *d, struct dirent ***names, choose_fn *choo
     struct list l = {NULL, 0, 0};
     int old_errno = errno, done = 1;
     for (; done && get(d, d->at, &d->found); d->at++) {
-        errno = 0; /* as in libc: a chooser that sets errno does not fail the call */
+        errno = 0; /* like libc: a filter function that sets errno does not fail the call */
         if (!choose || choose(&d->found))
             done = keep(&l, &d->found);
     }

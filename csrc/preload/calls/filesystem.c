@@ -1,6 +1,6 @@
-/* Answers statfs, statvfs and file handles of copies as if the copies lay on the source's file
- * system. For paths in a source, the catalog answers in place of the source while its numbers are
- * fresh. */
+/* Answers statfs and statvfs for copies, and makes their file handles, as if copies lay on the
+ * source's file system. For a path in a source, the catalog answers in place of the source while
+ * its numbers are fresh. */
 #include <errno.h>
 #include <string.h>
 
@@ -27,8 +27,8 @@ static void fill(const struct monarch_filesystem *f, struct statfs *s) {
     memcpy(&s->f_fsid, f->fsid, sizeof f->fsid);
 }
 
-/* Returns 1 if the catalog has answered, 0 if the kernel must be asked. The numbers are as old as
- * the last comparison with the source. */
+/* Returns 1 if the catalog has answered, or 0 if the kernel must be asked. The numbers are as old
+ * as the last comparison with the source. */
 static int answer(const char *path, struct statfs *s) {
     struct monarch_known k;
     MAYBE_NULL(s);
@@ -46,8 +46,8 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
     return answer(path, s) ? 0 : REAL(statfs)(path, s);
 }
 
-/* Returns the path of the source to which the copy's file belongs, or NULL if `fd` is not a copy's.
- * The source's root stands for the file, because the file itself may have been removed. */
+/* Returns the path of the root of the source to which the copy's file belongs, or NULL if `fd` is
+ * not a copy's. The root stands for the file, which may have been removed. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;
@@ -63,8 +63,8 @@ PUBLIC int fstatfs(int fd, struct statfs *s) {
     return source ? statfs(source, s) : REAL(fstatfs)(fd, s);
 }
 
-/* Whether libc's statvfs also returns the file system's type, in a field that older libcs leave 0.
- * One of libc's own answers shows that. */
+/* Returns whether libc's statvfs reports the file system's type, in a field that older libcs leave
+ * at 0. This is found out by a call of libc's statvfs. */
 static int tells_type(void) {
     static int known;
     struct statvfs v;
@@ -81,7 +81,7 @@ static int tells_type(void) {
     return tells & 2;
 }
 
-#define KERNEL_FILLED_FLAGS 0x20 /* a kernel bit that statvfs does not show */
+#define KERNEL_FILLED_FLAGS 0x20 /* a bit of the kernel's statfs that statvfs does not show */
 
 static void to_statvfs(const struct statfs *s, struct statvfs *v) {
     unsigned type = (unsigned)s->f_type;
@@ -115,7 +115,7 @@ PUBLIC int fstatvfs(int fd, struct statvfs *v) {
     return source ? statvfs(source, v) : REAL(fstatvfs)(fd, v);
 }
 
-/* This is a separate function, because few calls need the stack for a path. */
+/* A separate function, because it needs stack space for a path, which few calls need. */
 __attribute__((noinline)) static int
 handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount, int flags) {
     char real[MONARCH_PATH_MAX];
@@ -124,8 +124,8 @@ handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount
     return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
 }
 
-/* A handle identifies a file to its file system, so a copy's descriptor or link must give the
- * handle of the source's file. */
+/* A handle identifies a file within its file system. So for a copy's descriptor or link, the call
+ * must return the handle of the source's file. */
 PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *handle, int *mount,
                              int flags) {
     MAYBE_NULL(path);

@@ -1,7 +1,7 @@
-/* Passes ioctl requests about a file's place on its file system, or for sharing its blocks, to the
- * source.
+/* Directs ioctl requests to the source if they concern a file's location on its file system or
+ * share its blocks.
  *
- * All other requests pass unchanged. */
+ * All other requests are passed on unchanged. */
 #include <errno.h>
 #include <linux/fiemap.h>
 #include <linux/fs.h>
@@ -14,16 +14,16 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Returns the descriptor to ask: the backing descriptor of `fd` if `fd` is a copy's, otherwise
- * `fd`. */
+/* Returns the descriptor for such a request: the backing descriptor of `fd` if `fd` is a copy's,
+ * otherwise `fd`. */
 static int source_of(int fd) {
     int backing = monarch_backing_fd(fd);
     return backing >= 0 ? backing : fd;
 }
 
 /* Returns the descriptor to share blocks from. Blocks can be shared only within one file system. So
- * if `to` is not on a source's device, the request fails anyway, and the source is not opened for
- * it. */
+ * if `to` is not on a source's device, the request must fail anyway, and `from` is used without
+ * opening the source. */
 static int to_share(int from, int to) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     struct stat st;
@@ -42,8 +42,8 @@ static int changes_file(unsigned long request) {
            request == FS_IOC_FSSETXATTR;
 }
 
-/* Whether the memory can be read. If it cannot, the kernel must return EFAULT instead of us
- * crashing. */
+/* Returns whether the memory can be read. If it cannot, the kernel must return EFAULT; a read here
+ * would crash the program. */
 static int can_be_read(const void *at, size_t n) {
     char copy[sizeof(struct file_clone_range)];
     struct iovec from = {(void *)at, n}, to = {copy, n};
@@ -54,11 +54,12 @@ static int can_be_read(const void *at, size_t n) {
 PUBLIC int ioctl(int fd, unsigned long request, ...) {
     va_list args;
     va_start(args, request);
-    void *arg = va_arg(args, void *); /* a register, passed on unchanged */
+    /* an integer argument is in the same register, and is passed on unchanged */
+    void *arg = va_arg(args, void *);
     va_end(args);
     if (__builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1))
         return REAL(ioctl)(fd, request, arg);
-    request = (unsigned)request; /* the kernel looks at these bits only */
+    request = (unsigned)request; /* the kernel looks only at these bits */
     if (request == FICLONE)      /* the argument is the descriptor to share from */
         return REAL(ioctl)(fd, request, (void *)(long)to_share((int)(long)arg, fd));
     if (request == FICLONERANGE && can_be_read(arg, sizeof(struct file_clone_range))) {
@@ -70,7 +71,7 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
         fd = source_of(fd);
     if (changes_file(request)) {
         int backing = monarch_backing_fd(fd);
-        if (backing == -2) { /* the copy must not be changed */
+        if (backing == -2) { /* the request would have changed the copy */
             errno = EMFILE;
             return -1;
         }

@@ -1,8 +1,8 @@
-/* Takes locks on the source's file, never on a copy, so that they exclude all readers and writers
- * of it.
+/* Takes locks on the source's file, never on a copy, so that they exclude every other user of the
+ * file.
  *
- * Programs without the library read and write the source's file, and would not see a lock on a
- * copy. A copy's descriptor takes locks through its backing descriptor. */
+ * Programs without the library use the source's file, and would not notice a lock on a copy. For a
+ * copy's descriptor, the lock is taken on its backing descriptor. */
 #include "preload/calls/descriptors.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@ static int no_lock(void) {
     return -1;
 }
 
-/* Sets *on to the descriptor on which a lock of `fd` is to be taken. Returns 0, with errno set, if
+/* Sets *on to the descriptor on which a lock for `fd` must be taken. Returns 0, with errno set, if
  * no lock can be taken. */
 static int find_descriptor(int fd, int *on) {
     int backing = monarch_settle(fd) ? monarch_backing_fd(fd) : -2;
@@ -34,8 +34,8 @@ static int find_descriptor(int fd, int *on) {
     return 0;
 }
 
-/* Called after a lock was asked for: makes reads under a granted lock return what the last writer
- * has left. */
+/* Call it with the result of a lock call. If a lock was granted, makes later reads return what its
+ * last holder has written. */
 static int granted(int r, int fd, int on) {
     int old_errno = errno;
     if (r == 0 && on != fd)
@@ -51,15 +51,15 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Whether a closing (posix_locks.h) may have falsified the result: a lock that was granted may have
- * been lost since, and a refusal may be due to the closing's own lock. Any other error is the
- * file's own. After the last round, a granted lock that is still doubtful is refused; a refusal
- * stands as it is. */
+/* Returns whether a closing (posix_locks.h) may have falsified the result. A granted lock may have
+ * been lost since, and a refusal may be due to the lock of the closing itself. Any other error
+ * concerns the file itself. After the last attempt, a lock that was granted but is still doubtful
+ * is reported as refused, and a refusal as a refusal. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }
 
-/* A call of lockf, or of fcntl with a lock command. */
+/* Arguments of a call of lockf, or of fcntl with a lock command. */
 struct lock_call {
     int is_lockf, command;
     off_t length;
@@ -71,8 +71,7 @@ static int call(int on, const struct lock_call *c) {
                        : REAL(fcntl)(on, c->command, c->arg);
 }
 
-/* Makes the call on the source's file. `changes` says whether it may change the process's POSIX
- * locks. */
+/* Makes the call on the source's file. changes: whether it may change the process's POSIX locks. */
 static int lock(int fd, int changes, const struct lock_call *c) {
     int on, r, old_errno = errno, rounds = 0;
     uint32_t closings;

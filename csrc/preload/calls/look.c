@@ -1,4 +1,4 @@
-/* Answers questions about names: whether they exist, and where links lead. */
+/* Answers calls that ask whether a name exists, and where a link leads. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -10,9 +10,9 @@
 #include "preload/process/calls.h"
 #include "shared/sys.h"
 
-/* Whether access is certainly allowed. Only the kernel knows what we may do with a file, by rules
- * beyond the mode's bits. We know only what the daemon, which runs as our user, has been allowed to
- * do, so only such access is certain. */
+/* Returns whether the access is certainly allowed. What a process may do with a file also depends
+ * on rules beyond the mode's bits, which only the kernel knows. The library knows only what the
+ * daemon, which runs as the same user, was allowed to do, so only such access is certain. */
 static int is_allowed(const struct monarch_known *k, int mode) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -26,8 +26,8 @@ static int is_allowed(const struct monarch_known *k, int mode) {
     return !(mode & X_OK) || monarch_listing_length(listing) > 0;
 }
 
-/* Returns 1 if access is allowed, 0 if the kernel must be asked. `effective` says whether the
- * effective ids count instead of the real ones. */
+/* Returns 1 if access is allowed, or 0 if the kernel must be asked. effective: check the effective
+ * ids instead of the real ones. */
 static int answer(int dir, const char *path, int mode, int follow, int effective) {
     struct monarch_known k;
     if (mode & ~(R_OK | W_OK | X_OK))
@@ -87,7 +87,7 @@ PUBLIC ssize_t readlinkat(int dir, const char *path, char *target, size_t n) {
     return r == -2 ? REAL(readlinkat)(dir, path, target, n) : r;
 }
 
-/* libc aborts a program that asks for more bytes than its buffer holds. */
+/* The fortified functions: libc aborts a program that asks for more bytes than its buffer holds. */
 ssize_t __readlink_chk(const char *path, char *target, size_t n, size_t size);
 ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t n, size_t size);
 
@@ -102,14 +102,16 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 
 /* --- where a path leads in the end ------------------------------------------------------------ */
 
-/* Writes the entry's path to *resolved, or to new memory if *resolved is NULL; returns 0 if the
- * path is too long. The path holds no link: the scan followed none, and the source's root is
- * resolved. This is a separate function, because few calls need the stack for a path. */
+/* Writes the entry's path to *resolved, or to new memory if *resolved is NULL. Returns 0 if the
+ * path is too long. The path has no links in it, because the scan follows none and the source's
+ * root is resolved. A separate function, because it needs stack space for a path, which few calls
+ * need. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {
     char real[MONARCH_PATH_MAX];
     if (!monarch_source_path(k->session, k->catalog, k->entry, real))
         return 0;
-    size_t n = strlen(real) - !k->entry->path_len; /* the root's path comes with a slash */
+    /* for the root itself, the path ends with a slash, which is cut off */
+    size_t n = strlen(real) - !k->entry->path_len;
     real[n] = 0;
     if (!*resolved)
         *resolved = strdup(real);
@@ -118,8 +120,8 @@ __attribute__((noinline)) static int tell_path(const struct monarch_known *k, ch
     return 1;
 }
 
-/* Answers only for what exists. If realpath would fail, the source is asked, because `resolved`
- * must then show where the error was met. */
+/* Answers only for a path that exists. If realpath would fail, the source is asked, because
+ * `resolved` must then show the path at which the error occurred. */
 static int answer_realpath(const char *path, char **resolved) {
     struct monarch_known k;
     if (!monarch_know(AT_FDCWD, path, 1, &k))

@@ -1,8 +1,8 @@
 /* Calls that make, move and remove names.
  *
- * Each call does exactly what was asked, at the source. The file to which the name leads is
- * recorded as changed before the call, so that nobody gets the old copy once the call returns. The
- * directories in which the names lie are recorded as well. */
+ * Each call makes exactly the requested change, at the source. The file to which the name leads is
+ * recorded as changed before the call, so that no process gets the old copy once the call has
+ * returned. The directories of the names are recorded too. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -23,13 +23,13 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
     monarch_changed_names(todir, to);
 }
 
-/* Records the files that were added to the catalog below a directory between our look and the
- * rename itself. */
+/* Records the files that were added to the catalog, below a renamed directory, between
+ * before_rename and the rename itself. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
         monarch_changed_tree(todir, to);
-        monarch_changed_tree(fromdir, from); /* `from` exists only after an exchange */
+        monarch_changed_tree(fromdir, from); /* `from` still exists only after an exchange */
     }
     errno = error;
     return r;
@@ -47,7 +47,7 @@ PUBLIC int renameat(int fromdir, const char *from, int todir, const char *to) {
 
 static int real_renameat2(int fromdir, const char *from, int todir, const char *to,
                           unsigned flags) {
-    if (REAL(renameat2)) /* glibc 2.28 */
+    if (REAL(renameat2)) /* since glibc 2.28 */
         return REAL(renameat2)(fromdir, from, todir, to, flags);
     return (int)monarch_result(sys6(SYS_renameat2, fromdir, (long)from, todir, (long)to, flags, 0));
 }
@@ -63,8 +63,8 @@ PUBLIC int link(const char *from, const char *to) {
     return REAL(link)(from, to);
 }
 
-/* This is a separate function, so that the stack for one path is given back before the other's is
- * needed. */
+/* A separate function, so that the stack space for one path is released before that for the other
+ * path is needed. */
 __attribute__((noinline)) static int link_changed(int fromdir, const char *from, int todir,
                                                   const char *to, int flags) {
     char real[MONARCH_PATH_MAX];
@@ -75,7 +75,7 @@ __attribute__((noinline)) static int link_changed(int fromdir, const char *from,
         from = monarch_path_to_change(fromdir, from, flags & AT_SYMLINK_FOLLOW, real);
     if (source)
         return REAL(linkat)(AT_FDCWD, source, todir, to, 0);
-    /* `real` names the file itself, not a link. */
+    /* `real` is the path of the file itself, so no link is followed. */
     return REAL(linkat)(fromdir, from, todir, to, from == real ? 0 : flags);
 }
 
@@ -148,7 +148,7 @@ PUBLIC int mkfifoat(int dir, const char *path, mode_t mode) {
     return REAL(mkfifoat)(dir, path, mode);
 }
 
-/* Before glibc 2.33, mknod is an inline function that calls these. */
+/* The functions that the inline mknod of glibc before 2.33 calls. */
 PUBLIC int __xmknod(int version, const char *path, mode_t mode, dev_t *device) {
     monarch_changed_names(AT_FDCWD, path);
     return REAL(__xmknod)(version, path, mode, device);
@@ -170,9 +170,9 @@ PUBLIC int mknod(const char *path, mode_t mode, dev_t device) {
     return REAL(mknod) ? REAL(mknod)(path, mode, device) : REAL(__xmknod)(0, path, mode, &device);
 }
 
-/* A local socket has a name in the file system, unless its address begins with a NUL. The change is
- * recorded after the call: if `address` is bad, the kernel must return EFAULT instead of us
- * crashing. */
+/* A local socket makes a name in the file system, unless its address begins with a NUL. The change
+ * is recorded after the call: if `address` is bad, the kernel must return EFAULT before the library
+ * reads it. */
 PUBLIC int bind(int fd, const struct sockaddr *address, socklen_t n) {
     const struct sockaddr_un *local = (const void *)address;
     char path[sizeof local->sun_path + 1];

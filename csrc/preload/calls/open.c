@@ -1,4 +1,4 @@
-/* Opens of files, by path and by directory descriptor. */
+/* Calls that open files, by path and by directory descriptor. */
 #include <errno.h>
 #include <linux/openat2.h>
 #include <stdarg.h>
@@ -18,8 +18,8 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
                                                      mode_t mode, int plain) {
     char real[MONARCH_PATH_MAX];
     int follow = !(flags & O_NOFOLLOW), old_errno = errno;
-    /* Truncation happens inside the call, so it is recorded before the call: the caller may be
-     * killed right after it. */
+    /* The call itself truncates the file, so the change is recorded before: the caller may be
+     * killed right after the call. */
     if (flags & O_TRUNC)
         path = monarch_path_to_change(dir, path, follow, real);
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
@@ -29,8 +29,8 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
             monarch_made(fd, dir, path, real);
         return fd;
     }
-    /* A copy's descriptor was opened again by its name in /proc: a writer must get the source's
-     * file instead. */
+    /* If the path is the name in /proc of a copy's descriptor, the copy has been opened for
+     * writing. The writer must get the source's file instead. */
     if (fd >= 0 && monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real)) {
         REAL(close)(fd);
         return REAL(open)(real, flags & ~O_CREAT);
@@ -42,7 +42,7 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
     return fd;
 }
 
-/* Waits for a copy that is being made, and opens it. Returns -1 if the source must be opened. */
+/* Waits for a copy that is being filled, and opens it. Returns -1 if the source must be opened. */
 __attribute__((noinline)) static int open_awaited(struct session *s, int dir, const char *path,
                                                   int flags, struct monarch_opening *o) {
     int old_errno = errno;
@@ -52,16 +52,16 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     errno = old_errno;
     if (fd >= 0) {
         monarch_opened_copy(s, o);
-        /* How much of a copy is read is not seen. But this copy was not there when the open began,
-         * so the file counts as read to its end, as a small file that is read at the source
-         * does. */
+        /* Reads of a copy are not seen. But this copy did not exist when the open began, so the
+         * file counts as read to its end. A small file that is read at the source counts the same
+         * way. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
     return fd;
 }
 
 /* Promotes a descriptor of the source's file, unless the program has locks on the file. Returns
- * whether the descriptor is the copy's now. */
+ * whether the descriptor is now the copy's. */
 static int is_promoted(struct session *s, const struct monarch_opening *o, int flags, int fd) {
     struct monarch_wanted w = {.session = s, .entry = o->entry, .id = (uint64_t)o->id};
     w.version = __atomic_load_n(&o->entry->version, __ATOMIC_ACQUIRE);
@@ -72,8 +72,8 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
     return monarch_promote(fd, monarch_tracked(fd), &w);
 }
 
-/* The first open in a directory outside every source has shown that the directory leads into one.
- * That open is served too, because a program may open no other file there. */
+/* Serves the open that has shown that a directory outside all sources leads into a source. It is
+ * served too because the program may open no other file there. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, int fd) {
     struct monarch_opening o;
@@ -103,7 +103,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         monarch_end_look_up(s, &aim, dir, path, flags, &o);
         int is_right = o.served && (o.word ^ guess) >> 8 == 0;
         if (fd >= 0 && !is_right)
-            REAL(close)(fd); /* libc's close, because a library behind us has seen the open */
+            /* libc's close, because an interposed library behind this one has seen the open */
+            REAL(close)(fd);
         if (o.served && !is_right)
             fd = REAL(open)(o.copy, monarch_copy_flags(flags));
         errno = old_errno;
@@ -111,7 +112,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
             monarch_opened_copy(s, &o);
             return fd;
         }
-        /* The copy cannot be opened (it is gone, no O_DIRECT on the tier, ...): use the source. */
+        /* The copy cannot be opened (it was removed, its tier has no O_DIRECT, ...): use the
+         * source. */
         if (!o.served && (fd = open_awaited(s, dir, path, flags, &o)) >= 0)
             return fd;
     }
@@ -128,8 +130,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     return fd;
 }
 
-/* Opens a path that may be the name of a copy's descriptor in /proc. For that name, the source's
- * file is opened, as that file is now. */
+/* Opens a path that may be the name of a copy's descriptor in /proc. For such a name, opens the
+ * current file of the source at the copy's path. */
 __attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
     char real[MONARCH_PATH_MAX];
     if (monarch_names_copy(path, real) && real[0])
@@ -148,7 +150,7 @@ static int open_any(int dir, const char *path, int flags, mode_t mode, int plain
     return open_for_reading(dir, path, flags, plain);
 }
 
-/* `mode` is read only when the flags say that it was passed. */
+/* Returns the argument `mode`, which callers pass only with certain flags. */
 static mode_t mode_of(int flags, va_list args) {
     return monarch_needs_mode(flags) ? va_arg(args, mode_t) : 0;
 }
@@ -169,7 +171,7 @@ PUBLIC int openat(int dir, const char *path, int flags, ...) {
     return open_any(dir, path, flags, mode, 0);
 }
 
-/* The fortified names take no mode; libc itself deals with callers that should have passed one. */
+/* The fortified functions have no mode; libc itself handles callers that should have passed one. */
 int __open_2(const char *path, int flags);
 int __openat_2(int dir, const char *path, int flags);
 
@@ -196,15 +198,15 @@ static int made(int fd, const char *name) {
     return fd;
 }
 
-/* Returns the flags in the structure of openat2(2), which callers may pass with another size than
- * ours. */
+/* Returns the flags in a structure of openat2(2), whose size differs between callers; `n` is its
+ * size. */
 static int64_t flags_of(const struct open_how *how, size_t n) {
     MAYBE_NULL(how);
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
 }
 
-/* Only the kernel can check what RESOLVE_... asks for, so reads go to the source. glibc has openat2
- * since 2.43. */
+/* Only the kernel can check the restrictions of RESOLVE_..., so such reads use the source. glibc
+ * has openat2 since 2.43. */
 int openat2(int dir, const char *path, const struct open_how *how, size_t n);
 PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {
     char real[MONARCH_PATH_MAX];
@@ -221,7 +223,7 @@ PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t
     return fd;
 }
 
-/* A handle does not tell which file it is of. So before a truncation, the file is opened with
+/* A handle does not tell which file it identifies. So before a truncation, the file is opened with
  * O_PATH, to record the change. */
 PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     int old_errno = errno, changes = monarch_may_change(flags);
@@ -238,7 +240,7 @@ PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     return fd;
 }
 
-/* The child opens the file inside libc; spawn.c records that open. */
+/* The child opens the file inside libc; spawn.c records that open beforehand. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];

@@ -1,4 +1,4 @@
-/* Calls after which a process or a thread sees other files under the same names, or has other
+/* Calls after which a process or thread sees other files under the same names, or has other
  * rights. */
 #include <errno.h>
 #include <grp.h>
@@ -9,22 +9,24 @@
 #include "preload/process/calls.h"
 #include "preload/session/roots.h"
 
-/* 1: some thread may have a root of its own, while we know only the process's root. */
+/* 1: some thread may have a root directory of its own, whereas the library knows only that of the
+ * process. */
 static uint32_t roots_part; /* atomic */
 
 static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELEASE); }
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        /* This comes before the call, so that no thread keeps an answer that it gets meanwhile. */
+        /* Done before the call, so that no thread keeps an answer that it gets during the call. */
         monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();
     return r;
 }
 
-/* With CLONE_NEWNS, what is mounted from here on is this process's alone, and we do not see it, so
- * nothing is served from copies any more. The other two flags give the thread a root of its own. */
+/* With CLONE_NEWNS, later mounts concern this process alone and the library does not see them, so
+ * it serves no copies from then on. With one of the other two flags, the thread gets a root
+ * directory of its own. */
 PUBLIC int unshare(int flags) {
     monarch_mappings_end();
     if (flags & (CLONE_FS | CLONE_NEWUSER))
@@ -47,7 +49,7 @@ PUBLIC int setns(int fd, int type) {
     return r;
 }
 
-/* capset affects one thread. setuid and the like need no such check: they make all copies
+/* capset affects one thread. setuid and similar calls need no hook: they make all copies
  * unreadable, because copies belong to the daemon's user. */
 int capset(void *header, const void *data);
 PUBLIC int capset(void *header, const void *data) {
@@ -57,7 +59,7 @@ PUBLIC int capset(void *header, const void *data) {
     return r;
 }
 
-/* A process that leaves a group may lose the right to a file. */
+/* A process that leaves a group may lose the right to read a file. */
 static int after_groups(int r) {
     if (r == 0)
         monarch_rights_may_differ();
@@ -96,9 +98,9 @@ static int run_in_new_place(void *at) {
     return start.run(start.data);
 }
 
-/* A child in namespaces of its own is served no copies, as after unshare. So it begins in
- * run_in_new_place, with its function and data at the top of its stack. A child with our memory but
- * without CLONE_FS is a thread with a root of its own. */
+/* A child in namespaces of its own gets no copies, as after unshare. So it starts in
+ * run_in_new_place, which finds the child's function and its argument at the top of the stack. A
+ * child that shares memory but not CLONE_FS is a thread with a root directory of its own. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

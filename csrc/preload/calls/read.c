@@ -1,8 +1,9 @@
 /* Reads on descriptors of source files whose copies are being filled, or were filled since.
  *
- * Bytes that the copy has come from the copy, bytes on their way are waited for, and in any doubt
- * the source answers. A read at the descriptor's own offset takes its range with one lseek, which
- * the kernel makes atomic for all who share the offset, and then reads that range. */
+ * Bytes that the copy already has come from the copy, bytes that are being filled are waited for,
+ * and in any doubt the source answers. A read at the descriptor's own offset first claims its range
+ * with one lseek, which the kernel makes atomic for all who share the offset, and then reads that
+ * range. */
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
@@ -28,8 +29,8 @@
 
 /* --- which file ------------------------------------------------------------------------------- */
 
-/* Whether the copy may be read. After a chroot, or in another mount namespace, the paths of copies
- * may lead to other files. */
+/* Returns whether the copy may be read. After a chroot, or in another mount namespace, the paths of
+ * copies may lead to other files. */
 static int is_readable(int fd, const struct monarch_wanted *w) {
     struct session *s = w->session;
     return MONARCH_WORD_STATE(__atomic_load_n(&w->entry->word, __ATOMIC_ACQUIRE)) !=
@@ -38,7 +39,7 @@ static int is_readable(int fd, const struct monarch_wanted *w) {
            monarch_sees_source(s, w->entry->source) && monarch_is_callers(fd, w);
 }
 
-/* Finds the file behind a tracked descriptor. Returns 0 if its copy cannot serve the call. */
+/* Finds the file of a tracked descriptor. Returns 0 if a copy of the file cannot serve the call. */
 static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
     struct session *s = session_for_reading();
     w->id = monarch_track_entry(tracked);
@@ -55,17 +56,20 @@ static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        /* The file is counted now, because reads of an untracked descriptor are no longer seen. */
+        /* The file is counted now, because reads of a descriptor are not seen after it is
+         * untracked. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
     } else if (s && !monarch_is_off(s) && !s->control->off) {
-        ; /* the current session is another daemon's, with other entry numbers */
+        ; /* the current session belongs to another daemon, whose entry numbers differ */
     } else {
-        return 0; /* switched off for a while, or between two daemons */
+        /* Monarch is switched off for a while, or one daemon has ended and the next has not
+         * started */
+        return 0;
     }
-    /* A word with TRACK_OFFSET stays: another thread may have to give back bytes that it has
-     * claimed by moving the offset. */
+    /* A word with TRACK_OFFSET stays in the table: another thread may have to return bytes that it
+     * has claimed by moving the offset. */
     if (!(tracked & TRACK_OFFSET))
         monarch_untrack_seen(fd, tracked);
     return 0;
@@ -73,8 +77,8 @@ static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
 
 /* --- from the copy ---------------------------------------------------------------------------- */
 
-/* Reads from a copy; returns the number of bytes. No descriptor stays open across a wait, or
- * between calls. */
+/* Reads from a copy, and returns the number of bytes. Opens and closes the copy in the call, so
+ * that no descriptor stays open across a wait or between calls. */
 static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uint64_t n,
                           uint64_t at) {
     char path[MONARCH_COPY_PATH];
@@ -91,15 +95,15 @@ static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uin
     return done;
 }
 
-/* Whether a copy of the file is there or to be expected. If the file is ABSENT, asks the daemon for
+/* Returns whether the file has a copy, or will get one. If the file is ABSENT, asks the daemon for
  * a fill. */
 static int is_coming(const struct monarch_wanted *w, uint64_t word) {
     return MONARCH_WORD_STATE(word) != MONARCH_ABSENT ||
            monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
 
-/* Reads [w->at, w->at + w->n), which lies within the file, from the copy. Returns how many bytes,
- * from the first one on, the copy has given; the caller reads the rest from the source. */
+/* Reads the beginning of the range [w->at, w->at + w->n), which lies within the file, from the
+ * copy. Returns the number of bytes; the caller reads the rest from the source. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;
     struct monarch_stats *stats = monarch_my_stats(w->session);
@@ -109,7 +113,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
         int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
         if (state == MONARCH_FILLING)
             ready = monarch_ready(w, word);
-        /* Parts of one file must not be joined to parts of another file that has taken its name. */
+        /* Another file may have taken the name meanwhile; a read must not mix bytes of both. */
         if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) || !is_coming(w, word) ||
             (!ready && monarch_is_fast(w->session, w->entry)))
             break;
@@ -117,7 +121,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
             uint64_t got = read_from(w->session, word, buf, (uint64_t)ready, w->at);
             filling += state == MONARCH_FILLING ? got : 0;
             if (w->since_ns && w->entry->size <= MONARCH_UNIT)
-                /* The wait shows how long the source takes. */
+                /* The duration of the wait tells how fast the source is. */
                 monarch_note_source_read(w->since_ns);
             w->since_ns = 0;
             buf += got;
@@ -138,12 +142,13 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     return w->at - begin;
 }
 
-/* Result of a read whose descriptor another thread has closed, or given to another file. */
+/* Result of a read whose descriptor another thread has closed, or replaced by one of another
+ * file. */
 #define OTHER_FILE (-2)
 
-/* Opens the source's file by its name, for the library alone, because another thread has closed the
- * descriptor with which a call began. Returns -1 if the name leads elsewhere by now. The caller
- * closes the descriptor with monarch_close_unseen. */
+/* Opens the source's file by its name, for the library's own use, because another thread has closed
+ * the descriptor with which a call began. Returns -1 if the name leads to another file now. The
+ * caller closes the descriptor with monarch_close_unseen. */
 __attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w) {
     char path[MONARCH_PATH_MAX];
     if (!monarch_source_path(w->session, monarch_catalog_of(w->session), w->entry, path))
@@ -158,7 +163,8 @@ __attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w
 static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     monarch_momentary_begin();
     int fd = open_by_name(w);
-    /* This is a raw system call: a cancellation in libc's pread would leave the descriptor open. */
+    /* A raw system call, because a thread that is cancelled in libc's pread would leave the
+     * descriptor open. */
     ssize_t r = fd >= 0 ? sys_pread(fd, buf, n, at) : 0;
     if (fd >= 0)
         monarch_close_unseen(fd, -1);
@@ -170,10 +176,10 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
     return monarch_result(r);
 }
 
-/* Reads from the source what the copy has not given. If the descriptor is another file's by now,
- * its bytes must not be joined to those that the copy has given, nor be returned for an offset of
- * the first file. If the descriptor was promoted meanwhile, the copy is complete and gives the
- * bytes. */
+/* Reads from the source the bytes that the copy has not given. If the descriptor belongs to another
+ * file by now, that file's bytes must not be mixed with those of the copy, nor be returned for an
+ * offset in the first file. If the descriptor was promoted meanwhile, the copy is complete and
+ * gives the bytes. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
@@ -188,15 +194,15 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
     return got ? (ssize_t)got : read_by_name(w, buf, n, at);
 }
 
-/* --- reads with an offset of their own -------------------------------------------------------- */
+/* --- reads at an explicit offset -------------------------------------------------------------- */
 
-/* Whether n is more than there are addresses: the kernel refuses such a read before it looks at the
- * file. */
+/* Returns whether n exceeds the address space. The kernel refuses such a read before it looks at
+ * the file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
-/* Reads at the offset `at`: from the copy as far as it has the bytes, then from the source. With
- * joined = 1 the caller joins the bytes to earlier bytes of the same call, and the result may be
- * OTHER_FILE. */
+/* Reads at the offset `at`: from the copy as far as it has the bytes, and then from the source.
+ * joined = 1: the caller appends the bytes to earlier bytes of the same call, so that the result
+ * may be OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -215,12 +221,12 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
         return REAL(pread)(fd, buf, n, at);
     if (r >= 0 || !done)
         return r < 0 ? r : r + (ssize_t)done;
-    errno = old_errno; /* the bytes that were read before the error are returned */
+    errno = old_errno; /* return the bytes that were read before the error */
     return (ssize_t)done;
 }
 
-/* Whether the copy may serve a call that asks for n bytes; if so, *w describes the file. `flag` is
- * TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
+/* Returns whether the copy may serve a call that asks for n bytes; if so, *w describes the file.
+ * flag: TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
 __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag, size_t n,
                                             struct monarch_wanted *w) {
     if (!tracked)
@@ -233,23 +239,22 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!find_file(fd, tracked, w))
         return 0;
-    /* Another thread may close the descriptor as soon as it is the copy's. So this call still reads
-     * by a descriptor of its own. */
+    /* Once the descriptor is the copy's, another thread may close it at any time. So even then,
+     * this call reads by a descriptor of its own. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;
 }
 
-/* Counts a read that the kernel has answered. A read of a direct descriptor shows how long its
- * source takes. */
+/* Counts a read that the kernel has done. A read of a direct descriptor shows how long the source
+ * takes. */
 static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
         monarch_note_source_read(since_ns);
     return monarch_count_read(fd, n, at);
 }
 
-/* This is a separate function, so that a read of a descriptor that is not tracked needs no
- * stack. */
+/* A separate function, so that a read of an untracked descriptor needs no stack space. */
 __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
     struct monarch_wanted w;
     if (served(fd, monarch_tracked(fd), 0, n, &w))
@@ -267,20 +272,20 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
 
 /* --- reads at the descriptor's offset --------------------------------------------------------- */
 
-/* Gives back the last n bytes that were claimed and not read, by moving the offset back. If the
+/* Returns the last n bytes that were claimed but not read, by moving the offset back. If the
  * descriptor was closed meanwhile, its offset no longer matters. */
 static void give_back_offset(int fd, uint64_t tracked, long n) {
     if (n)
         monarch_track_seek(fd, tracked, -n);
 }
 
-/* Claims the next n bytes of the file, or as many as are left, by moving the offset over them:
- * several threads or processes may read from that offset at once. The claimed bytes are [w->at,
- * w->at + w->n). Returns 0 if none were claimed, because none are left, or because the descriptor
- * may be another file's by now. `tracked` is the descriptor's word in the table. */
+/* Claims the next n bytes of the file, or as many as are left, by moving the offset past them:
+ * several threads or processes may read at that offset at the same time. The claimed range is
+ * [w->at, w->at + w->n). Returns 0 if nothing was claimed, because no bytes are left or because the
+ * descriptor may belong to another file by now. tracked: the descriptor's word in the table. */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
-    /* The result is also -1 if the offset would become too large. The move is atomic also for those
-     * that share the offset through another table of descriptors. */
+    /* The result is also -1 if the offset would become too large. The move is atomic also for
+     * processes that share the offset but have their own table of descriptors. */
     long end = monarch_track_seek(fd, tracked, (long)n);
     w->n = 0;
     if (end < 0)
@@ -304,7 +309,7 @@ static ssize_t read_next(int fd, uint64_t tracked, struct monarch_wanted *w, voi
     ssize_t r = read_rest(fd, w, (char *)buf + done, wanted - done, at + (off_t)done);
     if (r < 0 && done)
         errno = old_errno;
-    if (r == OTHER_FILE) /* another file's offset is not ours to move */
+    if (r == OTHER_FILE) /* the offset of another file must not be moved */
         return done ? (ssize_t)done : REAL(read)(fd, buf, n);
     size_t got = done + (r > 0 ? (size_t)r : 0);
     give_back_offset(fd, tracked, (long)(wanted - got));
@@ -342,9 +347,9 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
     return *total > 0;
 }
 
-/* Fills the parts one after the other, each in full, `most` bytes in all. Stops at a part that
- * stays short, at the end of the file or at an error. Returns OTHER_FILE if nothing was read
- * because the descriptor is another file's. */
+/* Fills the parts one after the other, `most` bytes in all. Stops after a part that could not be
+ * filled completely, because of the end of the file or an error. Returns OTHER_FILE if nothing was
+ * read because the descriptor belongs to another file. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;
@@ -392,7 +397,7 @@ PUBLIC ssize_t preadv(int fd, const struct iovec *parts, int count, off_t at) {
 }
 
 static ssize_t real_preadv2(int fd, const struct iovec *parts, int count, off_t at, int flags) {
-    if (REAL(preadv2)) /* glibc 2.26 */
+    if (REAL(preadv2)) /* since glibc 2.26 */
         return REAL(preadv2)(fd, parts, count, at, flags);
     return monarch_result(sys6(SYS_preadv2, fd, (long)parts, count, at, 0, flags));
 }
@@ -403,7 +408,7 @@ PUBLIC ssize_t preadv2(int fd, const struct iovec *parts, int count, off_t at, i
     return at == -1 ? readv(fd, parts, count) : preadv(fd, parts, count, at);
 }
 
-/* --- fortified names: libc aborts a program that reads more than its buffer holds ------------- */
+/* --- fortified functions: libc aborts a program that reads more than its buffer holds --------- */
 
 ssize_t __read_chk(int fd, void *buf, size_t n, size_t room);
 ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room);
@@ -418,8 +423,8 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 
 /* --- mappings --------------------------------------------------------------------------------- */
 
-/* These are raw system calls, because open is a cancellation point and mmap is not. ThreadSanitizer
- * tracks descriptors by libc's functions, and must see this descriptor. */
+/* Raw system calls, because open is a cancellation point while mmap is not. ThreadSanitizer follows
+ * descriptors by libc's functions, and so must see these calls. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
@@ -428,7 +433,7 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 #define CLOSE(fd) sys_close(fd)
 #endif
 
-/* Waits for the complete copy, and writes its path. Returns 0 if the copy does not come. */
+/* Waits for the complete copy, and writes its path to `path`. Returns 0 if no copy comes. */
 static int find_whole(struct monarch_wanted *w, char *path) {
     w->at = 0;
     w->n = w->entry->size;
@@ -455,7 +460,7 @@ static void *map_copy(void *at, size_t n, int prot, int flags, struct monarch_wa
     return r;
 }
 
-/* Counts the file's bytes in [offset, offset + n) as read; returns their number. */
+/* Counts the file's bytes in [offset, offset + n) as read, and returns their number. */
 static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t offset) {
     uint64_t left = (uint64_t)offset < w->entry->size ? w->entry->size - (uint64_t)offset : 0;
     n = n < left ? n : left;
@@ -466,8 +471,8 @@ static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t off
 static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
                          uint64_t tracked) {
     struct monarch_wanted w;
-    /* The descriptor is handed over now: the daemon makes the copy from the pages that the mapping
-     * loads. */
+    /* The descriptor is handed over now: the daemon makes the copy from the pages that the
+     * mapping's reads load. */
     if (tracked & TRACK_DIRECT)
         monarch_hand_over(fd, tracked, 0);
     if (!find_file(fd, tracked, &w))
@@ -481,8 +486,8 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
         return r;
     }
     errno = old_errno;
-    /* During the wait another thread may have closed the descriptor, or given its number to another
-     * file. */
+    /* During the wait, another thread may have closed the descriptor, or its number may be another
+     * file's now. */
     int is_callers = monarch_is_callers(fd, &w);
     if (!is_callers)
         monarch_momentary_begin();
@@ -508,8 +513,8 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
         return map_tracked(at, n, prot, flags, fd, offset, tracked);
     void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    /* An older mapping that still waits at these addresses was removed by a system call that we did
-     * not see. */
+    /* If an older mapping is still registered at these addresses, it was removed by a system call
+     * that the library did not see. */
     if (r != MAP_FAILED && !(flags & MAP_FIXED))
         monarch_mappings_say(r, n, MONARCH_FORGET);
     return r;

@@ -1,7 +1,7 @@
-/* Calls that remove or change mappings, which may be waiting for their copies (mappings.h).
+/* Calls that remove or change mappings. Such a mapping may be waiting for its copy (mappings.h).
  *
- * Each function tells mappings.h what will happen to the range before it makes the real call. If
- * the call then fails, the mapping stays on the source. */
+ * Each function tells mappings.h what will happen to the range, and then makes the real call. If
+ * the call fails, the mapping stays on the source. */
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -17,7 +17,7 @@ PUBLIC int munmap(void *at, size_t n) {
 PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     va_list args;
     va_start(args, flags);
-    void *to = va_arg(args, void *); /* a register, passed on unchanged */
+    void *to = va_arg(args, void *); /* a register, even if the caller has passed no argument */
     va_end(args);
     monarch_mappings_say(at, n, MONARCH_FORGET);
     if (flags & MREMAP_FIXED)
@@ -25,14 +25,14 @@ PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     return REAL(mremap)(at, n, wanted, flags, to);
 }
 
-/* A waiting mapping has PROT_READ already: a call that asks for PROT_READ changes nothing. */
+/* A waiting mapping has PROT_READ already, so a call for just PROT_READ changes nothing. */
 PUBLIC int mprotect(void *at, size_t n, int prot) {
     if (prot != PROT_READ)
         monarch_mappings_say(at, n, MONARCH_FORGET);
     return REAL(mprotect)(at, n, prot);
 }
 
-/* glibc has pkey_mprotect and mlock2 since 2.27. */
+/* glibc has this function and mlock2 since 2.27. */
 PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
     if (prot != PROT_READ || key != -1)
         monarch_mappings_say(at, n, MONARCH_FORGET);
@@ -52,8 +52,8 @@ PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
 #endif
 
 /* Tells mappings.h of an advice. Advice on how the range will be read is repeated for the copy.
- * Advice that takes effect at once leaves nothing to repeat. After any other advice, of which we
- * know too little, the mapping stays on the source. */
+ * Advice that takes effect at once need not be repeated. After any other advice, whose effect is
+ * unknown here, the mapping stays on the source. */
 static void advised(void *at, size_t n, int advice) {
     if (advice == MADV_WILLNEED || advice == MADV_DONTNEED || advice == MADV_COLD ||
         advice == MADV_PAGEOUT || advice == MADV_POPULATE_READ)
@@ -73,7 +73,7 @@ PUBLIC int posix_madvise(void *at, size_t n, int advice) {
     return REAL(posix_madvise)(at, n, advice);
 }
 
-/* A replacement would not be locked in memory. */
+/* The mapping stays on the source, because a mapping of the copy would not be locked in memory. */
 PUBLIC int mlock(const void *at, size_t n) {
     monarch_mappings_say(at, n, MONARCH_FORGET);
     return REAL(mlock)(at, n);

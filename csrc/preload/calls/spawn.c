@@ -1,9 +1,9 @@
-/* Records, before posix_spawn runs, the files that it will open for writing in the child, inside
- * libc.
+/* Records the files that posix_spawn will open for writing in the child, before the call.
  *
- * A relative path starts from the child's directory, which other actions may change, so only the
- * whole list of actions says which file is meant. The list is libc's own. Its layout has never
- * changed, and is checked on a list that libc makes before any list is read. */
+ * The child opens these files inside libc, unseen by the library. A relative path starts from the
+ * child's directory, which earlier actions may change, so the whole list of actions is needed to
+ * tell which file is meant. The list has libc's private layout. That layout has never changed, and
+ * it is checked, on a list that libc makes for the check, before the first list is read. */
 #include <errno.h>
 #include <string.h>
 
@@ -13,12 +13,12 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-enum tag { CLOSE, DUP2, OPEN, CHDIR, FCHDIR }; /* newer libcs have others */
+enum tag { CLOSE, DUP2, OPEN, CHDIR, FCHDIR }; /* newer libcs have further ones */
 
 struct action {
     int tag;
     union {
-        int fd; /* FCHDIR */
+        int fd; /* of an FCHDIR */
         struct {
             int from, to;
         } dup2;
@@ -28,7 +28,7 @@ struct action {
             int flags;
             mode_t mode;
         } open;
-        const char *directory; /* CHDIR */
+        const char *directory; /* of a CHDIR */
     };
 };
 
@@ -39,8 +39,8 @@ static const struct action *actions_of(const posix_spawn_file_actions_t *actions
 typedef int add_chdir(posix_spawn_file_actions_t *, const char *);
 typedef int add_fchdir(posix_spawn_file_actions_t *, int);
 
-/* Whether libc lays out the actions that change the directory as we expect. glibc before 2.29 has
- * no such actions. */
+/* Returns whether libc lays out the actions that change the directory as expected. glibc before
+ * 2.29 has no such actions. */
 static int directories_are_as_expected(posix_spawn_file_actions_t *list) {
     void *chdir_at = NULL, *fchdir_at = NULL;
     add_chdir *chdir_to =
@@ -71,7 +71,7 @@ static int layout_is_as_expected(void) {
 }
 
 static int is_known_layout(void) {
-    static uint32_t known; /* atomic: 1 yes, 2 no */
+    static uint32_t known; /* atomic: 1 as expected, 2 not, 0 not checked yet */
     uint32_t found = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (!found) {
         found = layout_is_as_expected() ? 1 : 2;
@@ -80,7 +80,7 @@ static int is_known_layout(void) {
     return found == 1;
 }
 
-/* Puts `part` and a slash before the path at the end of the buffer. Returns 0 if there is no
+/* Puts `part` and a slash in front of the path at the end of the buffer. Returns 0 if there is no
  * room. */
 static int put_before(char *buffer, size_t *at, const char *part) {
     size_t n = strlen(part);
@@ -92,8 +92,8 @@ static int put_before(char *buffer, size_t *at, const char *part) {
     return 1;
 }
 
-/* Writes the path that action `i` opens to the end of `buffer`, and to *dir the directory
- * descriptor of this process from which the path starts. Returns the path, or NULL if it is too
+/* Writes the path that action `i` opens to the end of `buffer`. *dir gets the descriptor, in this
+ * process, of the directory from which the path starts. Returns the path, or NULL if it is too
  * long. */
 static char *path_opened(const struct action *x, int i, char *buffer, int *dir) {
     size_t at = MONARCH_PATH_MAX - 1;
@@ -153,7 +153,7 @@ PUBLIC int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_act
     return REAL(posix_spawnp)(pid, file, actions, attributes, argv, envp);
 }
 
-/* glibc has these two since 2.39. */
+/* glibc has these two functions since 2.39. */
 int pidfd_spawn(int *pidfd, const char *path, const posix_spawn_file_actions_t *actions,
                 const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]);
 int pidfd_spawnp(int *pidfd, const char *file, const posix_spawn_file_actions_t *actions,

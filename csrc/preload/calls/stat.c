@@ -1,7 +1,7 @@
-/* Tells the attributes of files as if they had no copies.
+/* Reports the attributes of files as if they had no copies.
  *
- * By path, the attributes come from the catalog, as long as it may answer. By descriptor, they come
- * from the kernel; if the descriptor is a copy's, they are replaced by the catalog's. */
+ * By path, the attributes come from the catalog, while it may answer. By descriptor, they come from
+ * the kernel; if the descriptor is a copy's, the catalog's attributes replace them. */
 #include <string.h>
 #include <sys/sysmacros.h>
 
@@ -36,7 +36,7 @@ static void fill(const struct session *s, const struct monarch_entry *e, struct 
     st->st_ctim = time_of(e->ctime_ns);
 }
 
-/* Returns 1 if the catalog has answered, 0 if the kernel must be asked. */
+/* Returns 1 if the catalog has answered, or 0 if the kernel must be asked. */
 static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     struct monarch_known k;
     struct stat found;
@@ -52,17 +52,17 @@ static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     return 1;
 }
 
-/* Returns the entry whose copy has the attributes `st`, or NULL. It is found even while everything
- * is switched off, because descriptors of copies stay open. */
+/* Returns the entry whose copy has the attributes `st`, or NULL. It is found even while Monarch is
+ * switched off, because descriptors of copies stay open. */
 static const struct monarch_entry *behind(struct session **s, const struct monarch_catalog **c,
                                           const struct stat *st) {
     *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
 }
 
-/* For a file that was changed but whose content is still the one that was opened: takes mode,
- * owner, number of links and ctime from the source. This is a separate function, because few calls
- * need the stack for a path. */
+/* For a file that was changed, but whose content is still the one that was opened: takes mode,
+ * owner, number of links and ctime from the source. A separate function, because it needs stack
+ * space for a path, which few calls need. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -88,7 +88,8 @@ static const struct monarch_entry *correct(struct stat *st) {
     if (!e)
         return NULL;
     fill(s, e, st);
-    /* A daemon that is gone is no longer told of changes, so the source must be asked. */
+    /* Once the daemon has ended, changes are no longer reported to it, so the source must be
+     * asked. */
     if (s != __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || !monarch_is_serving(s) ||
         monarch_is_changed(s->clients, st->st_dev, e->ino))
         refresh(s, c, e, st);
@@ -101,8 +102,8 @@ static int may_be_copy(const struct stat *st) {
            monarch_tier_on(s, st->st_dev, 0) >= 0;
 }
 
-/* Stands in for stat, lstat and fstatat, which glibc before 2.33 does not export. The system call
- * does the same. */
+/* Replaces stat, lstat and fstatat, which glibc before 2.33 does not export, by the same system
+ * call. */
 static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
     return (int)monarch_result(sys_fstatat(dir, path, st, flags));
 }
@@ -111,7 +112,7 @@ PUBLIC int stat(const char *path, struct stat *st) {
     if (answer_path(AT_FDCWD, path, st, 1))
         return 0;
     int r = REAL(stat) ? REAL(stat)(path, st) : kernel_stat(AT_FDCWD, path, st, 0);
-    if (r == 0 && !correct(st)) /* `path` may be a copy's name /proc/self/fd/N */
+    if (r == 0 && !correct(st)) /* `path` may be /proc/self/fd/N, the name of a copy */
         monarch_learn_stat(path, st);
     return r;
 }
@@ -128,8 +129,8 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
-    /* If a copy is removed between the kernel's answer and our check, it has no link any more. A
-     * second answer says so, and with that answer the copy is found. */
+    /* A copy that is removed between the kernel's answer and this check is not recognized. A second
+     * answer shows that it has no link any more, and by that the copy is found. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;
@@ -146,8 +147,8 @@ PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
     return r;
 }
 
-/* The versioned names that programs built before glibc 2.33 call. We answer only for the version
- * whose struct is this one. */
+/* The versioned functions that programs built before glibc 2.33 call. The library answers only for
+ * the version whose struct is the one used here. */
 #define CURRENT(version) ((version) == 1 || (version) == 0)
 
 PUBLIC int __xstat(int version, const char *path, struct stat *st) {
@@ -172,10 +173,10 @@ static struct statx_timestamp statx_time_of(struct timespec t) {
     return (struct statx_timestamp){.tv_sec = t.tv_sec, .tv_nsec = (uint32_t)t.tv_nsec};
 }
 
-/* The fields that the catalog knows. */
+/* The fields that the catalog has. */
 #define KNOWN (STATX_BASIC_STATS | STATX_BTIME)
 #ifndef STATX_MNT_ID
-#define STATX_MNT_ID 0x1000U /* Linux 5.8 */
+#define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
 #endif
 
 static int real_statx(int dir, const char *path, int flags, unsigned mask, struct statx *x) {
@@ -184,8 +185,8 @@ static int real_statx(int dir, const char *path, int flags, unsigned mask, struc
     return (int)monarch_result(sys6(SYS_statx, dir, (long)path, flags, (long)mask, (long)x, 0));
 }
 
-/* Fills *x from `st`, which the catalog gave, and from what the source's file system says of all
- * its files. */
+/* Fills *x from `st`, which came from the catalog, and from the fields that are the same for all
+ * files of the source. */
 static void fill_statx(const struct session *s, const struct monarch_entry *e,
                        const struct stat *st, unsigned mask, struct statx *x) {
     const struct monarch_filesystem *f = &s->control->source[e->source].filesystem;
@@ -207,7 +208,7 @@ static void fill_statx(const struct session *s, const struct monarch_entry *e,
     x->stx_ctime = statx_time_of(st->st_ctim);
     if (x->stx_mask & STATX_BTIME)
         x->stx_btime = statx_time_of(time_of(e->btime_ns));
-    /* The field that follows stx_dev_minor is stx_mnt_id. Older headers do not name it. */
+    /* The field after stx_dev_minor is stx_mnt_id. Older headers do not define it. */
     if (x->stx_mask & STATX_MNT_ID)
         memcpy(&x->stx_dev_minor + 1, &f->mount, sizeof f->mount);
 }
@@ -217,8 +218,8 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-/* Gets a copy's mtime, by which stamped copies are found. Newer kernels leave the mtime out unless
- * it is asked for. */
+/* Gets a copy's mtime, by which stamped copies are found. Newer kernels return the mtime only if
+ * the caller asks for it. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;
@@ -230,7 +231,7 @@ __attribute__((noinline)) static void time_of_copy(int dir, const char *path, in
         *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
 }
 
-/* This is a separate function, because few calls need the stack for a path. */
+/* A separate function, because it needs stack space for a path, which few calls need. */
 __attribute__((noinline)) static int ask_source(const struct session *s,
                                                 const struct monarch_catalog *c,
                                                 const struct monarch_entry *e, unsigned mask,

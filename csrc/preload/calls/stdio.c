@@ -1,4 +1,5 @@
-/* Opens and closes of streams; libc reads from them without our seeing it. */
+/* Calls that open and close streams. libc reads from streams without calling interposed functions,
+ * so these reads are not seen. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,14 +13,14 @@
 #include "preload/process/momentary.h"
 #include "shared/sys.h"
 
-/* Whether the mode only reads: it begins with "r", and has no '+' before the comma that may
+/* Returns whether the mode only reads: it begins with "r", and has no '+' before the comma that may
  * introduce a character set. */
 static int only_reads(const char *mode) {
     size_t letters = strcspn(mode, ",");
     return mode[0] == 'r' && !memchr(mode, '+', letters);
 }
 
-/* Records an open for writing. Any mode that writes, except "r+", makes the file if it does not
+/* Records an open for writing. All modes that write, except "r+", create the file if it does not
  * exist. */
 static FILE *changed(FILE *f, const char *mode, char *real) {
     if (f)
@@ -27,8 +28,8 @@ static FILE *changed(FILE *f, const char *mode, char *real) {
     return f;
 }
 
-/* Called after the source was opened, or failed to open. A stream moves its descriptor's offset
- * inside libc, so the descriptor is never promoted. */
+/* Call it after the source was opened, or could not be opened. A stream moves its descriptor's
+ * offset inside libc, so the descriptor is never promoted. */
 static FILE *opened_source(struct session *s, const struct monarch_opening *o, const char *path,
                            uint64_t since_ns, FILE *f) {
     if (f && o->id != MONARCH_OUTSIDE) {
@@ -49,8 +50,9 @@ static void opened_copy(struct session *s, const struct monarch_opening *o, cons
         monarch_progress_stream(s, (uint64_t)o->id, f);
 }
 
-/* Opens a stream on a copy, without following a link in the copy's place, which fopen cannot ask
- * for. Returns NULL for a mode that only fopen understands (`ccs=`): then the source is opened. */
+/* Opens a stream on a copy, with O_NOFOLLOW in case a link is in the copy's place; fopen has no
+ * such mode. Returns NULL for a mode that only fopen understands (`ccs=`); the caller then opens
+ * the source. */
 static FILE *open_copy(const struct monarch_opening *o, const char *mode) {
     if (mode[strspn(mode, "rbe")])
         return NULL;
@@ -85,8 +87,8 @@ static FILE *open_for_reading(const char *path, const char *mode) {
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* This function and others with a path on the stack are separate, because programs may read files
- * from small stacks. */
+/* This function and others that have a path on the stack are separate ones, because programs may
+ * read files from threads with small stacks. */
 __attribute__((noinline)) static FILE *open_again(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
     return open_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode);
@@ -107,8 +109,8 @@ PUBLIC FILE *fopen(const char *path, const char *mode) {
     return monarch_names_copy(path, NULL) ? open_again(path, mode) : open_for_reading(path, mode);
 }
 
-/* freopen closes the stream even when it fails. So the copy is opened first, and freopen gets the
- * name of that descriptor in /proc: the copy cannot go away in between. */
+/* freopen closes the stream even if it fails. So the copy is opened first, and freopen gets the
+ * name of its descriptor in /proc: the copy cannot be removed in between. */
 static FILE *reopen_copy(struct session *s, struct monarch_opening *o, const char *mode,
                          FILE *stream) {
     char name[32];
@@ -143,8 +145,8 @@ static FILE *reopen_for_reading(const char *path, const char *mode, FILE *stream
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* Without a path, freopen opens the stream's own file again: for a copy's stream, its source
- * file. */
+/* Without a path, freopen opens the stream's own file again. For a copy's stream, that is the
+ * source file. */
 __attribute__((noinline)) static FILE *reopen_special(const char *path, const char *mode,
                                                       FILE *stream) {
     char real[MONARCH_PATH_MAX];
