@@ -7,19 +7,20 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* If the source takes less than this, an open asks the source at once, because a wait costs some
- * system calls [ns]. */
+/* Shortest time of the source for which a wait pays off. If the source takes less, an open goes to
+ * the source at once, because a wait costs some system calls [ns]. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL
-/* Largest number of opens that skip their wait after a wait in vain. */
+/* Most opens that skip their wait after a wait in vain. A wait is in vain if no copy came in
+ * time. */
 #define MOST_SKIPPED 64
 
 /* --- waits in vain ---------------------------------------------------------------------------- */
 
-/* left_to_skip: how many of the next opens do not wait. last_skipped: how many opens the last wait
- * in vain has told not to wait. The next wait in vain tells twice as many and one more, up to
- * MOST_SKIPPED. */
+/* left_to_skip: how many of the next opens skip their wait. last_skipped: the value that
+ * left_to_skip was last set to. The next wait in vain sets both to twice last_skipped plus one, up
+ * to MOST_SKIPPED. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -57,9 +58,9 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     return 1;
 }
 
-/* Waits for the copy in place of the source, for at most 1.2 times as long as the source would
- * take. If the wait is skipped, still demands the copy, so that a fill that waits for its turn gets
- * it now. */
+/* Waits for the copy instead of opening the source, for at most 1.2 times as long as the source
+ * would take. If the wait is skipped, still demands the copy, which moves a queued fill to the
+ * front. */
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;
     w->n = w->entry->size;
@@ -75,16 +76,16 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     return is_there;
 }
 
-/* Whether this node fills the file from another node, and the file is small enough to wait for. The
- * wait spares the source an open. Its limit is that of a caller that needs a whole file
+/* Whether this node fills the file from another node, and the file is small enough to wait for.
+ * Such a wait saves the source an open. Its limit is that for a caller that needs a whole file
  * (demand.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* Waits for the copy of a file whose fill is under way. The fill reads the source already, so an
- * open at the source would have the file read twice. The limit of the wait is that of a caller that
- * needs a whole file. */
+/* Waits for the copy of a file whose fill is under way. That fill is already reading the source,
+ * and an open there would read the file a second time. The limit of the wait is that for a caller
+ * that needs a whole file. */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())
@@ -105,7 +106,7 @@ static int wait_as_due(struct monarch_wanted *w, uint64_t word) {
     return is_small && wait_instead(w, word);
 }
 
-/* Whether the file is so small that its copy comes soon. */
+/* Whether the file is so small that its copy will come soon. */
 static int is_soon_there(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT || e->size <= s->control->handed_bytes;
 }
@@ -118,7 +119,7 @@ int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags
         monarch_entry_is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) ||
         !monarch_fills_of(s) || !wait_as_due(&w, monarch_word_of(&w)))
         return 0;
-    /* Looks again, because the file may have changed, or its copy may be gone. */
+    /* Looks the path up again: the file may have changed, or its copy may have been removed. */
     monarch_look_up(s, dir, path, flags, o);
     o->waited = 1;
     return o->served;

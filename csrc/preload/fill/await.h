@@ -1,17 +1,17 @@
-/* Lets opens wait for a copy in the making instead of asking the source. */
+/* Lets opens wait for an unfinished copy instead of opening the source. */
 #pragma once
 
 #include "preload/fill/serve.h"
 
-/* For an open whose reads the library will not see (of a stream): waits for a copy that is not
- * there yet, for a second at most. Returns whether the copy is there now; then o->copy is the path
- * to open. */
+/* Waits up to a second for a copy that does not exist yet. It is for opens whose reads the library
+ * will not see, such as those of streams. Returns whether there is a copy now; then o->copy is the
+ * path to open. */
 int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
 
-/* For an open whose reads the library sees: waits for the copy of a small file whose fill is
- * ordered or under way, and so spares the source an open and a read. If the program's reads cannot
- * be the file's fill, the wait is at most 1.2 times the mean time of an open and a read of this
- * process at the source, and a fill that waits for its turn gets it now. Returns whether the copy
- * is there; then `o` is as after monarch_look_up. */
+/* Waits for the copy of a small file whose fill is ordered or under way, and so saves the source an
+ * open and a read. It is for opens whose reads the library sees. Returns whether there is a copy
+ * now; then `o` is as after monarch_look_up. Unless the program's own reads could be the fill, the
+ * wait is at most 1.2 times as long as an open and a read at the source take this process on
+ * average. A fill that is queued is moved to the front. */
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o);

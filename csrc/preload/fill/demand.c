@@ -5,35 +5,34 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Most units that one call demands at a time: the unit that it needs first, and the units after
- * it. */
+/* Most units that one call demands at a time: the unit that it needs first, and the next ones. */
 #define AHEAD 8
-/* Most slots that are tried for a demand. */
+/* Most slots that are tried to place a demand. */
 #define TRIES 32
-/* A waiting reader looks every SLICE_NS for a new sign of life of the daemon, and waits no longer
- * than SILENCE_NS without one [ns]. When a look finds no new sign, the reader rings the daemon,
- * whose loop answers with a heartbeat. Each filled unit is a sign too. */
+/* A waiting reader checks every SLICE_NS whether the daemon has made progress, and gives up after
+ * SILENCE_NS without any [ns]. Each filled unit counts as progress. If a check finds none, the
+ * reader rings the daemon, whose loop then increments its heartbeat, which also counts. */
 #define SLICE_NS 50000000L
-/* Tests set a longer time, because a busy machine may stop the daemon for longer. */
+/* Tests set a longer time, because a busy machine may delay the daemon for longer. */
 #ifndef SILENCE_NS
 #define SILENCE_NS 250000000ULL
 #endif
-/* Longest wait for a daemon that lives [ns]. It is long, because the source may be slow, and then
- * the reader would get the bytes no faster itself. */
+/* Longest wait for a daemon that makes progress [ns]. It is long because the source may be slow,
+ * and then the reader would not get the bytes sooner by itself. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
-/* A wait in vain adds DEBT_NS to the debts of its file and of the process [ns]. Passing time pays
- * debts off, so that a few hiccups in a long life turn nothing off for good. A file that owes for
- * more than one wait is read from the source. While the process owes for more than seven waits,
+/* A wait in vain adds DEBT_NS to the debt of its file and to that of the process [ns]; passing time
+ * repays debts. So a few delays in a long life disable nothing for good. A file with a debt of more
+ * than one wait is read from the source. While the process has a debt of more than seven waits,
  * every file is. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
 #define FILE_LIMIT (2 * DEBT_NS)
 #define LIMIT (8 * DEBT_NS)
-/* In all, a process waits in vain for at most a minute, and after that for at most a 20th of its
- * time [ns]. */
+/* In total, a process waits in vain for at most a minute, and later for at most a 20th of its time
+ * [ns]. */
 #ifndef WASTE_NS
 #define WASTE_NS 60000000000ULL
 #endif
@@ -43,22 +42,23 @@
 /* Limits for a caller that needs the whole file: it waits at most WHOLE_NS, and only if at most
  * WHOLE_BYTES are missing; then at most WORD_NS for the daemon to publish the copy. */
 #define WHOLE_NS 1000000000ULL
-#ifndef WHOLE_BYTES /* tests set less, for mappings that do not wait */
+#ifndef WHOLE_BYTES /* tests set less, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
 #define WORD_NS 200000000ULL
 
-/* Debts: the time of CLOCK_MONOTONIC at which each is paid off. Children of a fork inherit them. */
+/* Debts, stored as the time of CLOCK_MONOTONIC at which each is repaid. Children of a fork inherit
+ * them. */
 static uint64_t file_debts[1024] SELDOM; /* by entry */
 static uint64_t debt, waste_debt;
 static uint32_t next_tag;
 
-/* The segment `fills`; NULL as long as this process has not mapped it (monarch_fills_of). */
+/* Returns the segment `fills`, or NULL while this process has not mapped it (monarch_fills_of). */
 static const struct monarch_fills *fills_of(const struct session *s) {
     return __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
 }
 
-/* Returns the number of the daemon's signs of life; it is never 0. The caller must have mapped
+/* Returns the sum of the daemon's progress counters, which is never 0. The caller must have mapped
  * `fills`. */
 static uint64_t signs_of_life(const struct session *s) {
     return (__atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED) +
@@ -66,8 +66,8 @@ static uint64_t signs_of_life(const struct session *s) {
            1ULL << 63;
 }
 
-/* Returns what is still owed of a debt. A debt never exceeds `limit`: a larger one comes from
- * another clock (in a child with its own time namespace) and counts as 0. */
+/* Returns the rest of a debt. A debt never exceeds `limit`, so a larger value comes from another
+ * clock (in a child with its own time namespace), and counts as 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -99,9 +99,9 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* Notes a wait in vain. If a whole file does not come within the caller's limit, its parts may
- * still come, so the wait is wasted time but no debt. An open that waits in place of the source
- * keeps its own account (await.c). */
+/* Notes a wait in vain. If a whole file does not come within the limit that the caller has set, its
+ * parts may still come; so that wait counts as wasted time but adds no debt. Waits that replace an
+ * open of the source are accounted for in await.c. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -125,7 +125,7 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* The bits belong to this copy only if the slot has not been given to another one. */
+    /* The bits belong to this copy only if the slot has not passed to another copy meanwhile. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)
@@ -133,7 +133,7 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
     return (int64_t)((end < w->at + w->n ? end : w->at + w->n) - w->at);
 }
 
-/* Demands a unit. Returns the slot of the demand, or NULL if none is free. */
+/* Places a demand for a unit. Returns the slot of the demand, or NULL if no slot is free. */
 static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *demand) {
     uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
     uint32_t first = (tag + monarch_track_process()) * 7;
@@ -156,7 +156,7 @@ static void ring_engine(struct session *s) {
     }
 }
 
-/* Whether the entry now tells the reader what to do, so that it need not wait. */
+/* Whether the entry's state already decides how the reader continues, so that it need not wait. */
 static int is_settled(const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
@@ -165,15 +165,15 @@ static int is_settled(const struct monarch_wanted *w) {
            MONARCH_WORD_STATE(word) == MONARCH_BYPASS;
 }
 
-/* Waits until the daemon answers the demand, which it does by storing 0 in its slot and waking the
- * reader. Returns 0 after a timeout. */
+/* Waits until the daemon answers the demand: it stores 0 in the slot and wakes the reader. Returns
+ * 0 after a timeout. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t start = monarch_now_ns(), now = start, alive_ns = start,
              signs = signs_of_life(w->session);
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
-    /* The limit is for all waits of one read together, including those that end with an answer but
-     * without bytes. */
+    /* The limit applies to all waits of one read together, including waits that were answered but
+     * brought no bytes. */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {
@@ -208,11 +208,12 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w), demand = 0;
     uint64_t first = w->at / unit_bytes, last = (w->at + w->n - 1) / unit_bytes;
     uint64_t *at = NULL;
-    /* A copy with more units than a fill's bitmap has bits cannot be read before it is complete. */
+    /* If a copy has more units than a fill's bitmap has bits, it cannot be read before it is
+     * complete. */
     if ((w->entry->size - 1) / unit_bytes >= MONARCH_FILL_UNITS || !may_wait(w))
         return 0;
     if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
-        last = first; /* one unit starts the fill */
+        last = first; /* a single unit starts the fill */
     for (uint64_t unit = first; unit <= last && unit < first + AHEAD; unit++) {
         uint64_t d, *here = place(w, unit, &d);
         if (unit == first) {
@@ -226,7 +227,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     return wait_at(w, at, demand);
 }
 
-/* Waits for the daemon to publish the copy: after the last unit, the daemon still checks that the
+/* Waits for the daemon to publish the copy. After the last unit, the daemon first checks that the
  * source has not changed meanwhile. */
 static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     struct timespec pause = {0, 200000};
@@ -239,16 +240,15 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
-/* Returns how long to wait for publication: the rest of the limit, but at most WORD_NS unless the
- * limit itself is below WHOLE_NS. */
+/* Returns how long to wait for the publication: the rest of the limit, but at most WORD_NS unless
+ * the limit itself is below WHOLE_NS. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
     uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;
     return left < WORD_NS || w->limit_ns < WHOLE_NS ? left : WORD_NS;
 }
 
-/* Returns how many bytes of the file the copy still lacks, as far as that is known without
- * waiting. */
+/* Returns how many bytes the copy still lacks, as far as this process knows without waiting. */
 static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
     const struct monarch_fills *fills = fills_of(w->session);
     int slot = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_fill_slot(fills, word) : -1;
@@ -281,7 +281,7 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
             return 0;
         w.at += (uint64_t)ready;
         w.n -= (uint64_t)ready;
-        /* If the demand was answered and the file is still ABSENT, nobody fills it. */
+        /* If the demand was answered but the file is still ABSENT, no fill will come. */
         if (!ready && (!monarch_demand_and_wait(&w) ||
                        MONARCH_WORD_STATE(monarch_word_of(&w)) == MONARCH_ABSENT))
             return 0;

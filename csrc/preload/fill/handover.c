@@ -20,20 +20,19 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* A file is worth a copy if at least 1 / WORTH of it was read when it is closed. To copy a file of
- * which less was read, the source would have to give more bytes than the program has asked for. */
+/* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read, a
+ * copy would cost the source more bytes than the program has asked for. */
 #define WORTH 2
-/* By the time a program has read 1 / PART of a file, it has shown whether it reads the file at
- * random. */
+/* Once a program has read 1 / PART of a file, it is decided whether it reads the file at random. */
 #define PART 8
-/* Digits of a socket's number. */
+/* Digits of a socket's number in its name. */
 #define DIGITS 2
-/* Longest wait of a call that takes a lock, or changes the flags of the open file, until the daemon
- * has closed its descriptor of that file [ns]. */
+/* Longest wait of a call that takes a lock, or that changes the flags of an open file, until the
+ * daemon has closed its descriptor of that open file [ns]. */
 #define AWAIT_NS 50000000ULL
 
-/* Ends a descriptor's direct reads at the source, and asks for a fill. From here on, each read of
- * the descriptor demands the parts of the copy that it needs. */
+/* Ends a descriptor's direct reads, and requests a fill. From then on, each read of the descriptor
+ * demands the units of the copy that it needs. */
 static void fill_in_parts(struct session *s, const struct monarch_entry *e, int fd,
                           uint64_t tracked) {
     if (monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
@@ -59,9 +58,9 @@ static void await_end(int fd) {
     }
 }
 
-/* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read: its next read
- * then asks for a copy. The fill is not ordered here, before the lock is granted, because it would
- * copy what a writer is about to change. */
+/* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read; its next read
+ * then requests a copy. The fill is not requested here: the lock is not granted yet, so the fill
+ * would copy data that a writer is about to change. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -80,8 +79,9 @@ void monarch_keep_descriptor(int fd) {
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* Writes the address of a file's socket to `to`. If the path is too long for an address, the socket
- * is reached by a descriptor of its directory, and this descriptor is returned; otherwise -1. */
+/* Writes the address of a file's socket to `to`. If the path is too long for an address, the
+ * address uses a descriptor of the socket's directory instead, which is returned; otherwise returns
+ * -1. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -99,8 +99,8 @@ static int address(struct sockaddr_un *to, uint64_t id) {
     return by;
 }
 
-/* Sends the descriptor; returns whether it was sent. The function neither asks the source's server
- * nor waits. */
+/* Sends the descriptor, without asking the source's server and without waiting. Returns whether it
+ * was sent. */
 static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
     struct sockaddr_un to;
     struct iovec part = {what, n};
@@ -136,17 +136,17 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 
 #define UNMET 64
 
-/* How much was read of files without an entry, by descriptor. If two descriptors share a slot, the
- * first is forgotten. */
+/* By descriptor: how much of a file without an entry was read. If two descriptors share a slot, the
+ * first one is forgotten. */
 static struct unmet {
-    uint64_t word; /* atomic: the descriptor's word, without flags */
+    uint64_t word; /* atomic: the descriptor's word in the table, without flags */
     uint64_t size, bytes;
 } unmet[UNMET] SELDOM;
 
 static struct unmet *unmet_at(int fd) { return &unmet[(unsigned)fd % UNMET]; }
 
-/* Adds `n` to the bytes read of a file without an entry; returns the sum, and the file's size in
- * *size. Returns 0 if the descriptor was forgotten. */
+/* Adds `n` to the bytes that were read of a file without an entry. Returns the sum, and stores the
+ * file's size in *size. Returns 0 if the descriptor was forgotten. */
 static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) {
     struct unmet *at = unmet_at(fd);
     *size = __atomic_load_n(&at->size, __ATOMIC_RELAXED);
@@ -156,8 +156,8 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
 }
 
 /* Whether small files of a source on this device are read as fast as their copies would be. The
- * daemon's fills tell that. Before there are enough fills, this process's own reads tell it, if
- * there is only one source. */
+ * daemon finds that out by its fills. Until there are enough fills, this process's own reads
+ * decide, provided that there is only one source. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
     uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
@@ -187,8 +187,8 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     return 1;
 }
 
-/* Writes the kernel's path of the file to the message; returns 0 if that path is in no source. This
- * is a separate function, so that the stack holds nothing else but the message. */
+/* Writes the file's path, as the kernel reports it, into the message. Returns 0 if that path is in
+ * no source. A separate function, so that its stack frame holds only the message. */
 __attribute__((noinline)) static int find_path(const struct session *s, int fd,
                                                struct monarch_handover *what) {
     char path[MONARCH_PATH_MAX];
@@ -204,13 +204,13 @@ __attribute__((noinline)) static int find_path(const struct session *s, int fd,
     return 1;
 }
 
-/* Hands over a file without an entry. Returns whether its descriptor was sent. */
+/* Hands over the descriptor of a file without an entry. Returns whether the descriptor was sent. */
 __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, uint64_t tracked,
                                                    int is_read) {
     struct monarch_handover what = {.id = monarch_track_entry(tracked),
                                     .is_read = (uint32_t)is_read};
     struct statx x;
-    /* Attributes as old as the open are good enough, so the source is not asked. */
+    /* The attributes that the kernel cached at the open will do, so the source is not asked. */
     if (tracked & TRACK_FORKED ||
         sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, (long)&x, 0) !=
             0 ||
@@ -243,12 +243,12 @@ static int send_entry(int fd, uint64_t id, int is_read) {
     return send_descriptor(fd, id, &what, offsetof(struct monarch_handover, source));
 }
 
-/* Hands over a file with an entry; returns whether its descriptor, or another one of the file, was
- * sent. After a close that nobody has seen, the descriptor may be another file's; the daemon checks
- * that. If the open file may have locks, or other processes share it, the descriptor is not sent,
- * and the daemon must open the file itself. TRACK_HANDED and the claim are set before the check for
- * locks: a thread that takes a lock first notes the lock and then looks for the claim, so one of
- * the two threads sees the other. */
+/* Hands over a file that has an entry. Returns whether this descriptor, or another one of the file,
+ * was sent. The descriptor may belong to another file, after a close that the library did not see;
+ * the daemon checks that. The descriptor is not sent if the open file may have locks or is shared
+ * with other processes; the daemon must then open the file itself. TRACK_HANDED and the claim are
+ * set before the check for locks. A thread that takes a lock does the reverse: it notes the lock
+ * first and then looks for the claim. So at least one of the two threads sees the other. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
@@ -289,11 +289,11 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Whether the program reads the file in another order than from its beginning on. This is decided
- * once, by the read that completes 1 / PART of the file: in order, that read ends at an offset that
- * equals the number of bytes read so far. `bytes` is that number, including this read, which has
- * read `n` bytes and ended at `end` (-1: at the descriptor's own offset). Small files are assumed
- * to be read whole. */
+/* Whether the program reads the file in another order than sequentially from its beginning. The
+ * read that completes 1 / PART of the file decides: in sequential order, its end offset equals the
+ * number of bytes read so far. `bytes` is that number, including this read, which has read `n`
+ * bytes and ended at `end` (-1: at the descriptor's own offset). Small files are assumed to be read
+ * completely. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;
@@ -310,12 +310,13 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
             monarch_hand_over(fd, tracked, 1);
         else if (s && s->clients && !(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
-            monarch_claim_file(s, id); /* renews the claim, because the reading may outlast one */
+            /* renews the claim, which may expire before the program has read the file */
+            monarch_claim_file(s, id);
         return;
     }
     const struct monarch_entry *e = monarch_entry_of(s, id);
     bytes = monarch_progress(s, id, n);
-    if (tracked & TRACK_HANDED) /* the file is read again: from the copy, once that is there */
+    if (tracked & TRACK_HANDED) /* read again: from the copy, once there is one */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);
@@ -325,15 +326,15 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         monarch_claim_file(s, id);
 }
 
-/* Returns how many bytes of the file were read by now, as far as that is known; otherwise 0. */
+/* Returns how many bytes of the file were read so far, or 0 if that is unknown. */
 static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
     uint64_t id = monarch_track_entry(tracked);
     uint64_t bytes =
         monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
     if (tracked & TRACK_FORKED || (bytes && !(tracked & TRACK_SHARED)))
         return bytes;
-    /* libc's own calls may have read through a duplicate, as those of the stream that np.load makes
-     * do. */
+    /* Calls inside libc may have read through a duplicate of the descriptor. The stream that
+     * np.load makes does so. */
     uint64_t at = offset_of(fd);
     return at > bytes ? at : bytes;
 }
@@ -350,7 +351,7 @@ void monarch_close_direct(int fd, uint64_t tracked) {
         monarch_hand_over(fd, tracked, bytes >= size);
     else if (!e)
         monarch_tell_unknown(s, fd, bytes > 0);
-    else if (!bytes) /* read by calls that nobody sees, or not at all */
+    else if (!bytes) /* the file was read by calls that the library does not see, or not at all */
         monarch_request_fill(s, e, id, e->size);
     monarch_give_up_claim(s, id);
 }

@@ -6,16 +6,16 @@
 
 #define PLACES 1024
 #define BYTES ((1ULL << 40) - 1)
-/* A program that has read 1 / PART of a file before the file's copy was there is assumed to read
- * the rest too. */
+/* A program that has read 1 / PART of a file before there was a copy is assumed to read the rest
+ * too. */
 #define PART 8
 #define STREAMS 64
 
-/* How much this process has read of each file: entry << 40 | bytes. If two files share a slot, a
- * read of one resets the count of the other. */
+/* Per slot, how much this process has read of a file: entry << 40 | bytes. If two files share a
+ * slot, a read of one resets the count of the other. */
 static uint64_t progress[PLACES] SELDOM;
 
-/* The streams on copies. If two streams share a slot, the later one replaces the earlier one. */
+/* Open streams on copies. If two streams share a slot, the later one replaces the earlier one. */
 static struct stream {
     const FILE *stream; /* atomic */
     struct session *session;
@@ -32,7 +32,7 @@ static int is_followed(const struct session *s) {
     return __atomic_load_n(&s->control->follow_reads, __ATOMIC_RELAXED) != 0;
 }
 
-/* Returns the entry, or NULL if the daemon does not follow reads. */
+/* Returns the entry, or NULL if the daemon does not ask for files that were read to their end. */
 static const struct monarch_entry *followed(struct session *s, uint64_t id) {
     return s && s->clients && is_followed(s) ? entry_of(s, id) : NULL;
 }
@@ -87,8 +87,8 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
     __atomic_store_n(&at->stream, stream, __ATOMIC_RELEASE);
 }
 
-/* Notes that the file was read to its end, if the descriptor's offset is there: a stream has read
- * what lies before the offset. */
+/* If the descriptor's offset is at the end of the file, notes that the file was read to its end: a
+ * stream has read the bytes before the offset. */
 static void look_at_offset(struct session *s, uint64_t id, int fd) {
     const struct monarch_entry *e = followed(s, id);
     if (e && e->size && sys_lseek(fd, 0, SEEK_CUR) == (long)e->size)
@@ -99,7 +99,7 @@ void monarch_progress_end(const FILE *stream, int fd) {
     struct stream *at = place_of(stream);
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w != 0, 0)) {
-        /* If the offset is shared, another process may be reading, and lseek would wait for that
+        /* Another process may share the offset and be reading; lseek would then wait for that
          * read. */
         if (w & TRACK_OFFSET && !(w & TRACK_SHARED))
             look_at_offset(monarch_track_session(w), monarch_track_entry(w), fd);
@@ -114,28 +114,29 @@ void monarch_progress_end(const FILE *stream, int fd) {
 
 /* --- how long the sources take ---------------------------------------------------------------- */
 
-/* Longest time for which one open or read is counted [ns]. A call that hung says nothing about the
+/* Longest time that is counted for one open or read [ns]. A call that hung says nothing about the
  * next one. */
 #define MOST_NS 1000000000ULL
-/* The page cache serves an open, or a read of a small file, sooner than this [ns]. */
+/* Limit for the page cache: it serves an open, or a read of a small file, in less time than this
+ * [ns]. */
 #define AT_HAND_NS 20000
-/* A local disk serves an open, or a read of a small file, sooner than this [ns]. A file system that
- * asks a server for the open takes longer. */
+/* Limit for a local disk: it serves an open, or a read of a small file, in less time than this
+ * [ns]. A file system that asks a server at the open takes longer. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
-/* If most of the last files came sooner than these limits, files are no longer followed, except for
- * one in this many. */
+/* If most recent files took less than these limits, the library follows only one file in this
+ * many. */
 #define FOLLOWED 256
-/* The shares below are moving averages, in which the last value has the weight 1 / SHARE_STEP. A
- * share of SHARE_ALL means that all opens or reads were sooner than the limit. */
+/* The shares below are moving averages: the last value has the weight 1 / SHARE_STEP. SHARE_ALL
+ * means that all opens or reads took less than the limit. */
 #define SHARE_ALL 1024U
 #define SHARE_STEP 16U
-/* The last value has the weight 1 / WEIGHT in a mean. */
+/* Weight of the last value in a moving mean: 1 / WEIGHT. */
 #define WEIGHT 8
 
-/* Statistics of this process's own opens and reads at the sources: their mean time, and the shares
- * of those that were sooner than the limits for the page cache and for a local disk. If a thread
- * waited for a processor, its time makes the mean too long. If two threads write at the same time,
+/* Statistics of this process's own opens and reads at the sources: their mean times, and the shares
+ * of those that took less than the limits for the page cache and for a local disk. If a thread had
+ * to wait for a processor, its time makes the mean too long. If two threads write at the same time,
  * one of their values is lost. Children of a fork inherit the statistics. */
 static struct taken {
     uint64_t mean_ns;

@@ -11,8 +11,9 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* How much programs have asked for of files that are not filled at their first read (`fill_after`):
- * entry << 32 | KiB. If two files share a slot, a read of one resets the count of the other. */
+/* Per slot, how much programs have read of a file that is not filled at its first read
+ * (`fill_after`): entry << 32 | KiB. If two files share a slot, a read of one resets the count of
+ * the other. */
 static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
@@ -38,10 +39,10 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
     return 1;
 }
 
-/* Tells the daemon of a file that the catalog does not know. The file is named by the kernel's
- * path, in which links and dots are resolved. This is called only once the file is open, because
- * the daemon asks the source about each file that it is told of, and a path that leads to no file
- * must cost nothing. This is a separate function, because few opens need the stack for a path. */
+/* Tells the daemon of a file that the catalog does not know, by the path that the kernel reports,
+ * in which links and dots are resolved. Call it only once the file is open: the daemon asks the
+ * source about each file of which it is told, and a path that leads to no file must not cost
+ * anything. A separate function, because it needs stack space for a path, which few opens need. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
@@ -53,13 +54,13 @@ __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, i
         monarch_hint_scan(s, (unsigned)source, rel, n - (size_t)(rel - path), is_part);
 }
 
-/* --- files that are filled by a program's own reads ------------------------------------------- */
+/* --- files whose fill is a program's own reads ------------------------------------------------ */
 
-/* Of a source whose pages the kernel does not keep, one file in this many is read as if its pages
- * were kept. */
+/* If the kernel does not keep the pages of a source, one file in this many is still read as if it
+ * did. */
 #define LOOKS 128
 
-/* If the kernel keeps no pages of a source, a program's reads are no use as a fill, because the
+/* Without pages of the file in the page cache, a program's reads cannot serve as the fill: the
  * daemon would have to read the whole file again. One file in LOOKS is handed over all the same,
  * which shows whether the kernel keeps pages again. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {

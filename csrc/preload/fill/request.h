@@ -1,41 +1,42 @@
-/* Asks the daemon for copies of files, and claims files that a program's own reads are to fill. */
+/* Requests copies of files from the daemon, and claims files whose fill is to be a program's own
+ * reads. */
 #pragma once
 
 #include "preload/session/session.h"
 
 /* Tells the daemon of a file that is open as `fd` and that the catalog does not know. is_part = 1:
- * too little of the file was read to be worth a copy. */
+ * too little of the file was read for the file to be filled. */
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
-/* Called when a program asks for `n` bytes of a file without a copy. Once this process has asked
- * for enough of the file, asks the daemon to fill it. Returns whether it has asked the daemon. */
+/* Call it when a program asks for `n` bytes of a file without a copy. Once this process has asked
+ * for enough of the file, requests a fill from the daemon. Returns whether it has. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
 
-/* --- claims: a program reads a file itself, and its reads are to be the fill. As long as a claim
- * holds, fills ahead pass the file over, and an order to fill it waits. --- */
+/* --- claims --------------------------------------------------------------------------------------
+ * A claim says that a program reads a file itself, and that its reads are to serve as the fill.
+ * While it holds, the daemon does not fill the file ahead, and delays an ordered fill of it. */
 
-/* Whether a program's reads of a file that has no copy are to be its fill. */
+/* Whether a program's reads of a file without a copy are to serve as its fill. */
 int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
-/* Claims the file for this process, which reads it. For a second, fills ahead pass the file
- * over. */
+/* Claims the file for this process, which is reading it. The claim lasts a second. */
 void monarch_claim_file(struct session *s, uint64_t id);
-/* Gives up the claim of a file whose reads cannot be followed, and asks the daemon to fill the file
+/* Ends the claim of a file whose reads cannot be followed, and requests a fill from the daemon
  * instead. */
 void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id);
 
-/* Whether the pages that were read of the file `id` are likely still in the page cache. `sources`
- * has a bit for each source in which the file may lie. For one file in LOOKS the answer is 1 in any
- * case: its handover shows whether the kernel keeps a source's pages by now. */
+/* Whether the pages of the file `id`, once read, are likely still in the page cache. `sources` has
+ * a bit for each source in which the file may lie. For one file in LOOKS the answer is 1 in any
+ * case, so that its handover shows whether the kernel now keeps the source's pages. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id);
-/* Whether the claim's descriptor is on its way to the daemon. Such a claim keeps its slot, because
- * somebody may wait for the claim to end. */
+/* Whether the claim's descriptor is on its way to the daemon. Such a claim must keep its slot,
+ * because another thread may wait for its end. */
 int monarch_is_on_its_way(uint64_t claim, uint64_t now_ns);
-/* Makes and returns the claim for a descriptor that is to be sent. Returns 0 if the slot already
- * holds a claim whose descriptor is on its way, of this file or of another file that shares the
- * slot. */
+/* Makes the claim for a descriptor that is about to be sent, and returns it. Returns 0 if the slot
+ * holds a claim whose descriptor is already on its way: of this file, or of another file that
+ * shares the slot. */
 uint64_t monarch_begin_claim(struct session *s, uint64_t id);
-/* Ends the claim `claim`. Another thread may have added MONARCH_CLAIM_RECALLED to it meanwhile. */
+/* Ends the claim `claim`, even if another thread has added MONARCH_CLAIM_RECALLED to it
+ * meanwhile. */
 void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim);
-/* Ends the file's claim, unless the claim's descriptor is on its way; then the daemon ends the
- * claim. */
+/* Ends the file's claim, unless its descriptor is on its way; the daemon ends the claim then. */
 void monarch_give_up_claim(struct session *s, uint64_t id);

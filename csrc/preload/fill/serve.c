@@ -12,7 +12,7 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Why an open gets the source's file, for the log. */
+/* Returns the reason why an open gets the source's file, for the log. */
 static const char *why_source(const struct session *s, const struct monarch_entry *e) {
     static const char *const reasons[16] = {
         "source: no reason is recorded",
@@ -41,8 +41,8 @@ static void count_rank(struct session *s, uint64_t bytes, int missed) {
         __atomic_fetch_add(&r->missed_bytes, bytes, __ATOMIC_RELAXED);
 }
 
-/* Counts an open of a file of `size` bytes. missed = 1: the copy was not there, or the open had to
- * wait for it. */
+/* Counts an open of a file of `size` bytes. missed = 1: there was no copy, or the open had to wait
+ * for it. */
 static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(from_copy ? &n->hits : &n->misses, 1, __ATOMIC_RELAXED);
@@ -51,8 +51,8 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     count_rank(s, size, missed);
 }
 
-/* Nothing is counted for a descriptor of an earlier daemon's session, for which monarch_session_at
- * gives a session without `clients`. */
+/* Counts nothing for a descriptor of an earlier daemon's session: monarch_session_at then returns a
+ * session without `clients`. */
 void monarch_count_source(struct session *s, uint64_t n_bytes) {
     if (!s->clients)
         return;
@@ -73,8 +73,8 @@ ssize_t monarch_count_read(int fd, ssize_t n, off_t at) {
     return n;
 }
 
-/* Tells the daemon that a file was opened. The daemon is not woken for it, but looks in its own
- * time. Until it has looked, further opens of the file cost one load each. */
+/* Tells the daemon that a file was opened, without waking it: it looks at these bits regularly.
+ * Until it has, each further open of the file costs one load. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)
@@ -89,24 +89,25 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     tell_opened(s, (uint64_t)o->id);
 }
 
-/* Counts an open at the source and the time that it took. By these times the daemon judges whether
- * it asks too much of the source. */
+/* Counts an open at the source and its duration. By these times the daemon decides whether it
+ * overloads the source. */
 static void count_wait(struct session *s, uint64_t since_ns) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(&n->source_opens, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&n->source_open_ns, monarch_now_ns() - since_ns, __ATOMIC_RELAXED);
 }
 
-/* Whether the file is small and the source gives it as fast as the page cache does. Then following
- * its descriptor would take longer than reading the file, so the descriptor is not tracked, and the
- * file counts as read to its end. */
+/* Whether the file is small and the source returns it as fast as the page cache does. Tracking its
+ * descriptor would then take longer than reading the file. So the descriptor is not tracked, and
+ * the file counts as read to its end. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* Whether the program's reads are to be the file's fill: the file has no copy, no fill of it has
- * begun, and no program has asked for one since the daemon last looked. The policy may still order
- * a fill while the program reads: such a fill counts as begun only once it is worked on. */
+/* Whether the program's reads are to serve as the file's fill. They are if the file has no copy, no
+ * fill of it has begun, and no program has requested one since the daemon last looked. Policy may
+ * still order a fill while the program reads; such a fill counts as begun only once a thread works
+ * on it. */
 static int is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                           uint64_t word) {
     if (!monarch_is_read_direct(s, e, id))
@@ -136,7 +137,7 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
-        if (is_direct && o->entry->size > MONARCH_UNIT) /* to see whether it is read in order */
+        if (is_direct && o->entry->size > MONARCH_UNIT) /* to see whether reads are sequential */
             monarch_progress_begin_again((uint64_t)o->id);
         if (o->claimed && !(monarch_tracked(fd) & TRACK_DIRECT))
             monarch_fill_instead(s, o->entry, (uint64_t)o->id);
@@ -159,8 +160,8 @@ void monarch_not_opened(struct session *s, const struct monarch_opening *o) {
     errno = old_errno;
 }
 
-/* With `metadata: source`, each open asks the source whether the file is still as it was copied. If
- * not, the file is recorded as changed, for all processes. */
+/* With `metadata: source`, each open asks the source whether the file is still the version that was
+ * copied. If it is not, the file is recorded as changed, for all processes. */
 static int is_as_known(struct session *s, const struct monarch_entry *e, int dir, const char *path,
                        int flags) {
     uint64_t dev = s->control->source[e->source].dev;
@@ -180,14 +181,14 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
     o->id = MONARCH_OUTSIDE;
     o->served = o->waited = o->is_new = o->claimed = 0;
     o->word = o->version = 0;
-    /* O_PATH and O_DIRECTORY open no file; see monarch_copy_flags for O_DSYNC. */
+    /* Opens with O_PATH or O_DIRECTORY open no file; for O_DSYNC see monarch_copy_flags. */
     if (!path || flags & (O_PATH | O_DIRECTORY | O_DSYNC))
         return 0;
     if (!monarch_aim(s, dir, path, 1, a)) {
         o->is_new = a->is_new;
         return 0;
     }
-    monarch_tick(s); /* done here, while the prefetched memory arrives */
+    monarch_tick(s); /* called here because the prefetched memory is still on its way */
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
         a->likely = monarch_guess(a->catalog, a->hash, &word);
@@ -206,9 +207,9 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* Whether an entry that was found by its file's inode may describe another file by now. `version`
- * is the entry's version when it was found. Call this after the entry's word was read, because the
- * word may already name the copy of the other file. */
+/* Whether the entry, which was found by its file's inode, may now describe another file. `version`
+ * is the entry's version when it was found. Call it after reading the entry's word, because that
+ * word may already name a copy of the other file. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
 }
@@ -226,16 +227,16 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         return;
     o->id = id;
     o->entry = e;
-    /* O_NOATIME is for a file's owner only. A caller that does not own the file owns its copy all
-     * the same, so the source must answer. */
+    /* Only a file's owner may use O_NOATIME. A caller that does not own the file still owns its
+     * copy, so only the source gives the right answer. */
     if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_entry_is_changed(s, e) && is_as_known(s, e, dir, path, flags)) {
         /* Usually the guess was right: the copy's path is already written, and the copy is open.
-         * Otherwise the path is written now. A copy's number is never reused, so if the copy is
-         * dropped before it is opened, the open fails and the source answers. */
+         * Otherwise the path is written now. Copies' numbers are never reused, so if the copy is
+         * dropped before it is opened, the open fails and the source is opened. */
         if (!o->word || (word ^ o->word) >> 8)
             monarch_copy_path(s, word, o->copy);
         o->word = word;
@@ -245,7 +246,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        /* A fill that was ordered ahead is needed by a program now. */
+        /* A program needs the file now, whose fill was ordered ahead. */
         monarch_request_fill(s, e, (uint64_t)id, 0);
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {
