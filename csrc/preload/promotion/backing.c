@@ -10,22 +10,22 @@
 #include "preload/promotion/promote.h"
 #include "shared/sys.h"
 
-/* Lowest number of a backing descriptor. It is high, because programs count on getting the lowest
- * free number for their own descriptors. */
+/* Lowest number of a backing descriptor. It is high, because programs expect their own descriptors
+ * to get the lowest free numbers. */
 #define FIRST_NUMBER 500
 
-/* By descriptor: the number of its backing descriptor + 1; or, for a backing descriptor, IS_BACKING
- * and the number + 1 of the descriptor that it backs. Both directions are kept, because a program
- * may close numbers that it does not know. */
+/* By descriptor: the number of its backing descriptor + 1. For a backing descriptor: IS_BACKING and
+ * the number + 1 of the descriptor that it belongs to. Both directions are stored, because a
+ * program may close numbers that it does not know. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
-/* By backing descriptor: the lower half of its file's inode. The program's own system calls may
- * have closed the backing descriptor and opened another file at that number. */
+/* By backing descriptor: the lower half of its file's inode number. The program may have closed the
+ * backing descriptor by a direct system call, and opened another file at its number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
-static unsigned highest;     /* no descriptor above it ever had a backing descriptor, or was one */
-static uint32_t posix_locks; /* 1: POSIX locks were asked for on a backing descriptor */
+static unsigned highest;     /* no descriptor above it ever had, or was, a backing descriptor */
+static uint32_t posix_locks; /* 1: POSIX locks were requested on a backing descriptor */
 
 static uint32_t get(int fd) {
     return (unsigned)fd < MONARCH_TRACKED ? __atomic_load_n(&table[fd], __ATOMIC_ACQUIRE) : 0;
@@ -48,16 +48,16 @@ static int is_ours(int backing) {
            (sys_fcntl(backing, F_GETFL, 0) & O_ACCMODE) == O_RDONLY;
 }
 
-/* --- made and closed -------------------------------------------------------------------------- */
+/* --- making and closing ----------------------------------------------------------------------- */
 
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
-/* Makes a duplicate of `of` with a high number. Returns -1 if no number is free, or only one that
- * is too high for the table; such a duplicate is closed again. */
+/* Makes a duplicate of `of` with a high number. Returns -1 if no number is free, or if the number
+ * is too high for the table; the duplicate is then closed again. */
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(of, command, FIRST_NUMBER);
-    if (high < 0) /* the process's limit is below FIRST_NUMBER */
+    if (high < 0) /* the process's limit of descriptors is below FIRST_NUMBER */
         high = sys_fcntl(of, command, 0);
     if (high < MONARCH_TRACKED)
         return high < 0 ? -1 : high;
@@ -65,8 +65,8 @@ static int high_duplicate(int of, int cloexec) {
     return -1;
 }
 
-/* Notes that `high` is the backing descriptor of `fd`, in place of `before` (-1: of none). Returns
- * 0 if `before` is no longer the backing descriptor of `fd`. */
+/* Records that `high` is the backing descriptor of `fd`, in place of `before` (-1: of none).
+ * Returns 0 if `before` is no longer the backing descriptor of `fd`. */
 static int note(int fd, int high, int before) {
     struct stat st;
     sys_fstat(high, &st);
@@ -79,24 +79,25 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    int left = noted ? before : high; /* the number that backs nothing (any more) */
+    /* the number that is no longer, or has not become, a backing descriptor */
+    int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
     return noted;
 }
 
-/* Makes `high` the backing descriptor of `fd`, or closes `high` if `fd` has got one meanwhile;
- * returns the backing descriptor of `fd`. */
+/* Makes `high` the backing descriptor of `fd`; but if another thread has set one meanwhile, closes
+ * `high`. Returns the backing descriptor of `fd`. */
 static int set_backing(int fd, int high) {
     if (note(fd, high, -1))
         return high;
-    int known = backing_of(fd); /* another thread was faster */
+    int known = backing_of(fd); /* set by another thread */
     monarch_close_unseen(high, known);
     return known;
 }
 
-/* Moves a backing descriptor to another number: the program, which does not know of this
- * descriptor, is about to give its number to another file. */
+/* Moves a backing descriptor to another number, because the program, which does not know the
+ * descriptor, is about to use its number for another file. */
 static void give_way(int backing, int fd) {
     int high = high_duplicate(backing, close_on_exec(fd));
     if (high >= 0 && note(fd, high, backing))
@@ -104,11 +105,11 @@ static void give_way(int backing, int fd) {
     else if (high >= 0)
         monarch_close_unseen(high, backing);
     else
-        monarch_backing_close_slow(fd); /* no number is left, so the locks on the file end */
+        monarch_backing_close_slow(fd); /* no number is free, so the locks on the file end */
 }
 
-/* Drops all POSIX locks of the process on the copy's source file, as the close of any descriptor of
- * that file would. */
+/* Drops all POSIX locks of the process on the source's file of the copy, as the kernel does at the
+ * close of any descriptor of that file. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -197,7 +198,7 @@ void monarch_backing_flag_slow(int fd, int flag) {
         sys_fcntl(backing, F_SETFD, flag & FD_CLOEXEC);
 }
 
-/* --- duplicates that were made before --------------------------------------------------------- */
+/* --- earlier duplicates ----------------------------------------------------------------------- */
 
 #define KCMP_FILE 0
 
@@ -213,8 +214,8 @@ static void if_duplicate(int fd, void *data) {
         d->act(fd, d);
 }
 
-/* Calls act for each other descriptor of this process that shares `fd`'s open file. Calls it for
- * none if the kernel does not compare descriptors (kcmp). */
+/* Calls act for each other descriptor of this process that shares the open file of `fd`. Calls it
+ * for none if the kernel cannot compare descriptors (kcmp). */
 static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
     struct duplicates d = {fd, by, act};
     monarch_for_descriptors(if_duplicate, &d);
@@ -232,11 +233,11 @@ int monarch_is_backing(int fd) {
     return (get(fd) & IS_BACKING) && monarch_track_is_mine() && is_ours(fd);
 }
 
-/* --- for the calls ---------------------------------------------------------------------------- */
+/* --- functions for the interposed calls ------------------------------------------------------- */
 
-/* Opens `path` (O_PATH) at a high number, if it still leads to the entry's file; errors are as for
- * monarch_backing_fd. The number is reserved before the file is opened, because closing an O_PATH
- * descriptor ends no locks. */
+/* Opens `path` with O_PATH at a high number, if it still leads to the entry's file. Errors are
+ * those of monarch_backing_fd. The O_PATH descriptor reserves the number before the file itself is
+ * opened, because its close ends no locks. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -250,7 +251,7 @@ static int reserve(const char *path, int cloexec, const struct session *s,
     return high;
 }
 
-/* Opens the source's file behind the copy's descriptor `fd`, at a high number. */
+/* Opens the source's file of the copy's descriptor `fd`, at a high number. */
 static int open_backing(int fd, const char *path, const struct session *s,
                         const struct monarch_entry *e) {
     int cloexec = close_on_exec(fd), high = reserve(path, cloexec, s, e);
@@ -267,7 +268,7 @@ static int open_backing(int fd, const char *path, const struct session *s,
     return is_it ? high : fresh >= 0 || fresh == -ENOENT || fresh == -ELOOP ? -1 : -2;
 }
 
-/* Returns the backing descriptor that `fd` has, or a new one; errors are as for
+/* Returns the existing backing descriptor of `fd`, or a new one. Errors are those of
  * monarch_backing_fd. */
 static int find_or_open(int fd) {
     char path[MONARCH_PATH_MAX];
@@ -285,7 +286,7 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    if (known >= 0) /* it backs an earlier descriptor, whose close was not seen */
+    if (known >= 0) /* it belongs to an earlier descriptor, whose close the library did not see */
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
         return -1;
@@ -318,7 +319,7 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* If there are other threads, the number of a duplicate may be another file's by now:
+    /* With other threads, the number of a duplicate may belong to another file by now, so
      * duplicates then keep the copy. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);

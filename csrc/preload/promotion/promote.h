@@ -1,28 +1,27 @@
-/* Promotion: a complete copy takes the place of its source file on an open descriptor. */
+/* Promotion: an open descriptor of a source's file becomes one of the complete copy. */
 #pragma once
 
 #include "preload/descriptors/track.h"
 #include "preload/fill/demand.h"
 
-/* Promotes the descriptor; returns whether it is the copy's now. `tracked` is its word in the
- * table. */
+/* Promotes the descriptor. Returns whether it is the copy's now. tracked: its word in the table. */
 int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w);
 
-/* Whether the descriptor is of the entry's file at the source. No server is asked: device and inode
- * are enough, and they do not change. */
+/* Whether the descriptor is of the entry's file at the source. Device and inode decide; they never
+ * change, so no server is asked. */
 int monarch_is_still(int fd, const struct session *s, const struct monarch_entry *e);
-/* Whether the descriptor is of the file with which the call began, whatever file the entry
- * describes by now. */
+/* Whether the descriptor is still of the file with which the call began, even if the entry
+ * describes another file now. */
 int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
-/* Called when locks are taken, or asynchronous signals asked for, on the file behind this
- * descriptor. Closing any descriptor of the file would drop these locks, so from here on no
- * descriptor of the file is promoted. Returns 0 if a promotion of the file that was already under
- * way does not end within 5 s, because the source does not answer. */
+/* Call it when locks or asynchronous signals are requested on the file of this descriptor. Closing
+ * any descriptor of the file would drop these locks, so no descriptor of the file is promoted from
+ * then on. Returns 0 if a promotion of the file that has begun already does not end within 5 s,
+ * because the source does not answer. */
 int monarch_keep_locks(int fd);
-/* Called after a lock was granted on a source's file: if the file differs from what the catalog
- * knows of it, records it as changed, so that the source answers its reads. */
+/* Call it after a lock was granted on a source's file. If the file differs from its entry in the
+ * catalog, records it as changed, so that the source serves its reads. */
 void monarch_compare_source(int fd);
-/* Called before asking whether a descriptor is a copy's: from here on the answer stays the same.
- * Returns 0 as monarch_keep_locks does. */
+/* Call it before checking whether a descriptor is a copy's. From then on, the result of the check
+ * stays the same. Returns 0 as monarch_keep_locks does. */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }
