@@ -1,22 +1,23 @@
 /* The table of mappings that wait for their copies, and its lock.
  *
- * The lock is held only for a look at the table, with all signals blocked, so that no handler runs,
- * or jumps away, while it is held. A replacement takes longer and holds no lock: its slot is
- * REPLACING, and only a thread that is about to change that very range waits for it. */
+ * The lock is held only while a thread reads or changes the table, with all signals blocked, so
+ * that no signal handler can run or jump away meanwhile. A replacement takes longer and holds no
+ * lock: its slot is REPLACING, and only a thread that is about to change that range waits for
+ * it. */
 #include "preload/mappings/mapping_table.h"
 
 #include "preload/process/attributes.h"
 
-/* After this time the lock's holder is assumed to be gone: only a child of vfork that was killed
- * holds the lock for so long [ns]. */
+/* A lock that is held for longer than this is assumed to be lost: only a child of vfork that was
+ * killed leaves it locked [ns]. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 
 uint32_t monarch_mappings_waiting;
 struct slot monarch_slots[SLOTS] SELDOM;
-static uint32_t edits; /* atomic; odd while the table is being changed */
+static uint32_t edits; /* atomic; odd while a thread is changing the table */
 static uint32_t next_number;
-static uint32_t given_up; /* atomic, 1: the lock is lost, and nothing is ever replaced again */
+static uint32_t given_up; /* atomic; 1: the lock is lost, and no mapping is ever replaced again */
 
 /* --- the lock -------------------------------------------------------------------------------- */
 
@@ -30,11 +31,11 @@ void monarch_slots_recount(void) {
     __atomic_store_n(&monarch_mappings_waiting, GET(given_up) ? 0 : n, __ATOMIC_RELEASE);
 }
 
-/* [adopt] Called in the child of a fork. If another thread of the parent was changing the table at
- * that moment, nobody knows how far it had come, so the child frees all slots. A replacement that
- * was under way goes on in the parent alone, so its slot waits again here. Whether the mapping had
- * been replaced before the fork is not known, but a thread that replaces first checks what is
- * mapped there. */
+/* [adopt] Call it in the child of a fork. If a thread of the parent was changing the table at the
+ * fork, the change may be incomplete, so the child frees all slots. A replacement that was under
+ * way continues only in the parent, so its slot waits again here. The mapping may or may not have
+ * been replaced before the fork; a thread checks what is mapped there before it replaces
+ * anything. */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
     for (int i = 0; i < SLOTS; i++)
@@ -84,7 +85,8 @@ void monarch_slot_free(struct slot *s) {
     monarch_slots_recount();
 }
 
-/* Adds a slot. Returns NULL if none is free. The caller holds the lock and has begun an edit. */
+/* Adds a slot. Returns NULL if none is free. The caller holds the lock and has called
+ * begin_edit. */
 static struct slot *put(const struct slot *what) {
     for (int i = 0; i < SLOTS; i++) {
         struct slot *s = &monarch_slots[i];
@@ -107,8 +109,8 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* [say] Applies `what` to [begin, end) of the slot. The parts of the slot outside that range go on
- * waiting in slots of their own; a part for which no slot is free stays on the source. */
+/* [say] Applies `what` to the part [begin, end) of the slot. The rest of the slot's range goes on
+ * waiting, in new slots; a part for which no slot is free stays on the source. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;
@@ -156,7 +158,7 @@ int monarch_slots_are_quiet(uint64_t begin, uint64_t end) {
     return GET(edits) == seen;
 }
 
-/* Whether a replacement is under way in the range. */
+/* Whether a mapping in the range is being replaced. */
 static int is_busy(uint64_t begin, uint64_t end) {
     for (int i = 0; i < SLOTS; i++)
         if (is_in(&monarch_slots[i], begin, end) &&
@@ -183,7 +185,7 @@ int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
         sys_signals(SIG_SETMASK, set);
         return !busy;
     }
-    /* The lock is lost. No replacement begins any more, but the caller must wait for one that has
+    /* The lock is lost. No further replacement begins, but the caller must wait for one that has
      * begun. */
     int busy = is_busy(begin, end);
     if (!is_busy(0, UINT64_MAX))

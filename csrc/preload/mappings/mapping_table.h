@@ -1,6 +1,6 @@
 /* The table of mappings that wait for their copies.
  *
- * mappings.c adds to it; the thread of move.c empties it. */
+ * mappings.c adds mappings to the table; the thread of move.c removes them. */
 #pragma once
 
 #include <signal.h>
@@ -10,29 +10,29 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-#define SLOTS 128 /* ranges that can wait at a time; further ranges stay on the source */
+#define SLOTS 128 /* ranges that can wait at a time; any more stay on the source */
 
 enum state { FREE, WAITING, REPLACING };
 
 struct slot {
     uint32_t state;  /* atomic; only the thread of move.c ends REPLACING, without the lock */
-    uint32_t number; /* a new number after each change */
+    uint32_t number; /* changes with each change of the slot */
     uint64_t begin, end, offset;
     uint64_t id;      /* of the entry */
-    uint32_t version; /* the entry's version while the entry described the mapped file */
+    uint32_t version; /* the entry's version when it described the mapped file */
     struct session *session;
     struct monarch_mapped file;
     int flags, advice;
     uint32_t tries;
 };
 
-/* What belongs to this process alone. In the child of a fork, it is all zeros. */
+/* The state of this process alone. In a forked child, it is all zeros. */
 struct own {
     uint32_t lock;   /* atomic */
-    uint32_t pid;    /* 0: the table is still the parent's */
-    uint32_t helper; /* 1: a thread runs, or is being started */
+    uint32_t pid;    /* 0: the table still has the state of the parent */
+    uint32_t helper; /* 1: the thread of move.c runs, or is being started */
     uint32_t tid;
-    uint32_t bell; /* futex: rung when the thread is to look at once */
+    uint32_t bell; /* futex: rung when the thread should look at the table at once */
 };
 
 extern struct slot monarch_slots[SLOTS];
@@ -40,20 +40,21 @@ extern struct slot monarch_slots[SLOTS];
 #define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
-/* [lock] Takes the table's lock; the caller has blocked signals. Returns 0 if the lock is lost:
- * then nothing is ever replaced again. */
+/* [lock] Takes the table's lock; the caller has blocked signals. Returns 0 if the lock is lost;
+ * then no mapping is ever replaced again. */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);
 int monarch_slots_are_lost(void);
-/* These functions change the table, and are called with the lock held. If monarch_slot_put finds no
- * free slot, the range stays on the source. */
+/* These functions change the table; the caller holds the lock. If monarch_slot_put finds no free
+ * slot, the range stays on the source. */
 void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);
 
-/* Whether no mapping waits in the range, so that monarch_slots_say has nothing to do. Takes no
+/* Whether no mapping in the range waits, so that monarch_slots_say has nothing to do. Takes no
  * lock. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
-/* See monarch_mappings_say. Returns 0 while a replacement is under way in the range: call again. */
+/* See monarch_mappings_say. Returns 0 while a mapping in the range is being replaced; the caller
+ * must then call again. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what);

@@ -1,8 +1,8 @@
 /* Records what the interposed calls do to mappings that wait for their copies.
  *
- * What belongs to this process alone (the table's lock, the thread) lies on a page of its own. The
- * kernel clears this page in the child of a fork, whichever call makes the child, and shares the
- * page with the child of a vfork. */
+ * The state of this process alone (the table's lock and the thread) is on a page of its own. The
+ * kernel clears this page in a forked child, whichever call has forked it, and shares the page with
+ * a child of vfork. */
 #include "preload/mappings/mappings.h"
 
 #include <errno.h>
@@ -13,10 +13,10 @@
 
 #define NAP_NS 50000L
 #define END_NS 500000000ULL
-static struct own *own;  /* atomic; NULL until the first mapping */
-static uint32_t refused; /* atomic, 1: all memory is locked, and no mapping is added */
+static struct own *own;  /* atomic; NULL until the first mapping is added */
+static uint32_t refused; /* atomic; 1: all memory is locked, and no mapping is added */
 
-/* The ends of a range, rounded to whole pages as the kernel does; some machines have pages of 64
+/* Ends of a range, rounded to whole pages as the kernel rounds them; some machines have pages of 64
  * KiB. */
 static uint64_t begin_of(const void *at) { return (uint64_t)at & ~(getauxval(AT_PAGESZ) - 1); }
 static uint64_t end_of(const void *at, uint64_t n) {
@@ -27,9 +27,9 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* While a replacement is under way in the range, the thread of move.c is inside one system call
-     * and holds no lock of ours. That call ends about as soon as the caller would get the kernel's
-     * lock of the address space, for which the caller is about to ask anyway. */
+    /* During a replacement, the thread of move.c is inside one system call, which holds the
+     * kernel's lock of the address space, and holds no lock of the library. The caller's own call
+     * needs that lock of the kernel next, so this wait takes it hardly longer. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);
 }
@@ -40,8 +40,8 @@ void monarch_mappings_refuse(int refuse) {
         monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
 }
 
-/* [start] Starts the thread, if needed; the caller has blocked signals. If the thread cannot be
- * started, nobody can replace mappings, so all slots are freed. */
+/* [start] Starts the thread if it is needed; the caller has blocked signals. If the thread cannot
+ * be started, no mapping can be replaced, so all slots are freed. */
 static void start(struct own *o) {
     int old_errno = errno;
     if (!monarch_slots_lock(o))
@@ -60,11 +60,11 @@ static void start(struct own *o) {
     errno = old_errno;
 }
 
-/* --- what the interposed calls tell ----------------------------------------------------------- */
+/* --- calls from the interposed functions ------------------------------------------------------ */
 
 static struct own *own_page(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE), *none = NULL;
-    /* Without this page no thread could tell a fork's child from its parent. */
+    /* Without this page, a forked child could not be distinguished from its parent. */
     if (o || !(o = sys_new_wiped_page()))
         return o;
     o->pid = (uint32_t)sys_getpid();
@@ -75,7 +75,7 @@ static struct own *own_page(void) {
 }
 
 int monarch_mapping_can_wait(int prot, int flags) {
-    /* A mapping that was ever writable may hold pages of its own, which a replacement would lose.
+    /* A mapping that was ever writable may have private pages, which a replacement would lose.
      * Locked pages must stay in memory. */
     return prot == PROT_READ && !(flags & (MAP_LOCKED | MAP_GROWSDOWN | MAP_HUGETLB | MAP_SYNC)) &&
            !__atomic_load_n(&refused, __ATOMIC_RELAXED);
@@ -94,7 +94,7 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
     if (!o || monarch_slots_are_lost() || !monarch_mapped_file(s.begin, &s.file))
         return;
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
-    /* The child of a vfork shares our memory, but a thread that it starts would end with it. */
+    /* A child of vfork shares this memory, but a thread that it starts would end with it. */
     int is_ours = 0;
     if (monarch_slots_lock(o) && !(is_ours = o->pid == (uint32_t)sys_getpid()))
         monarch_slots_unlock(o);
@@ -103,7 +103,7 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
         monarch_slots_unlock(o);
         start(o);
     }
-    /* All memory may have been locked since monarch_mapping_can_wait was asked. */
+    /* All memory may have been locked since the call of monarch_mapping_can_wait. */
     if (__atomic_load_n(&refused, __ATOMIC_SEQ_CST))
         monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
     sys_signals(SIG_SETMASK, set);
@@ -111,8 +111,8 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
 
 void monarch_mappings_after_fork(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
-    /* ThreadSanitizer ends a program that starts a thread in the child of a process with
-     * threads. */
+    /* ThreadSanitizer aborts a program that starts a thread in the child of a multithreaded
+     * process. */
     if (REAL(__tsan_init))
         monarch_slots_lose();
     if (!o || !monarch_mappings_exist())

@@ -1,6 +1,7 @@
-/* The thread that puts copies in the place of live mappings; it runs while some mapping waits.
+/* The thread that replaces live mappings by mappings of copies; it runs while a mapping waits.
  *
- * The thread makes raw system calls only, has all signals blocked, and leaves nothing open. */
+ * The thread makes only raw system calls, has all signals blocked, and leaves no descriptor
+ * open. */
 #include "preload/mappings/move.h"
 
 #include <errno.h>
@@ -13,16 +14,16 @@
 #include "preload/process/momentary.h"
 #include "preload/promotion/promote.h"
 
-/* Time between two looks of the thread: SOON_NS while one of the copies is being made, otherwise
- * LATER_NS [ns]. */
+/* Interval between two passes of the thread over the table: SOON_NS while one of the copies is
+ * being filled, otherwise LATER_NS [ns]. */
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
-/* Size of the thread's stack [bytes]. Our frames take 6 KiB; glibc puts the static thread-locals on
- * the stack as well, and a signal needs a frame. */
+/* Size of the thread's stack [bytes]. The thread's own frames take 6 KiB. glibc puts the static
+ * thread-local variables on the stack too, and a signal needs a frame. */
 #define STACK 262144
-/* A mapping stays on the source after TRIES looks at which its entry was PRESENT but its copy could
- * not be mapped (no descriptors, no address space), and once the daemon has shown no sign of life
- * for SILENCE_NS [ns]. */
+/* A mapping stays on the source after TRIES passes in which its entry was PRESENT but the copy
+ * could not be mapped (no descriptors, no address space). All mappings stay on the source once the
+ * daemon has made no progress for SILENCE_NS [ns]. */
 #define TRIES 500
 #define SILENCE_NS 60000000000ULL
 
@@ -45,9 +46,10 @@ static enum verdict judge(const struct slot *s, uint64_t *word) {
     return monarch_is_off(now) || now->control->off ? LATER : NOW;
 }
 
-#define NO_COPY (-4096) /* not the number of any error */
+#define NO_COPY (-4096) /* not the negative of any errno */
 
-/* Opens the copy. Returns a descriptor or an error; NO_COPY if the copy must not be used. */
+/* Opens the copy. Returns a descriptor, a negative errno, or NO_COPY if the copy must not be
+ * used. */
 static int open_copy(const struct slot *s, uint64_t word) {
     const struct monarch_control *k = s->session->control;
     const struct monarch_tier *tier = &k->tier[MONARCH_WORD_TIER(word)];
@@ -58,17 +60,17 @@ static int open_copy(const struct slot *s, uint64_t word) {
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
     /* The descriptor will be closed again, and closing any descriptor of a file drops the process's
-     * locks on that file. So a copy on which locks were seen is not opened. */
+     * locks on that file. So a copy on which the program may have locks is not used. */
     if (!S_ISREG(st.st_mode) || st.st_dev != tier->dev || st.st_ino != e->copy_ino ||
         (uint64_t)st.st_size != e->size || monarch_has_locks(st.st_dev, st.st_ino))
         return NO_COPY;
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 }
 
-/* Maps the copy over the source's mapping. The kernel removes the old mapping before it asks the
- * file system, so a trial mapping is made elsewhere first, to see that the copy can be mapped.
- * Returns 1 if the copy is mapped, 0 if that may be tried again, -1 if the check just before the
- * replacement fails. */
+/* Maps the copy over the source's mapping. The kernel would remove the old mapping before it asks
+ * the file system for the new one. So a trial mapping is made elsewhere first, to make sure that
+ * the copy can be mapped. Returns 1 if the copy is mapped, 0 if the attempt may be repeated, -1 if
+ * the last check before the replacement has failed. */
 static int map_over(const struct slot *s, int copy, uint64_t word) {
     uint64_t n = s->end - s->begin, now;
     int flags = s->flags & (MAP_SHARED | MAP_PRIVATE | MAP_NORESERVE), done = 0;
@@ -94,8 +96,8 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
     return done;
 }
 
-/* [take] [mark] Takes the slot: from here on, a thread that is about to change the range waits for
- * this one. */
+/* [take] [mark] Takes the slot. From then on, a thread that is about to change the range waits for
+ * this thread. */
 static int take(struct own *o, struct slot *s, const struct slot *seen) {
     int taken = 0;
     if (!monarch_slots_lock(o))
@@ -105,8 +107,8 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
         taken = 1;
     }
     monarch_slots_unlock(o);
-    /* [given_up] A thread that loses the lock first gives up and then looks for REPLACING, so at
-     * least one of the two threads sees the other. */
+    /* [given_up] A thread that loses the lock first sets given_up and then checks for REPLACING. So
+     * at least one of the two threads sees the other. */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;
@@ -114,7 +116,8 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
     return taken;
 }
 
-/* [drop] Frees the slot if it is still as it was seen, and is hopeless or was tried TRIES times. */
+/* [drop] Frees the slot if it has not changed since it was seen, and if it is hopeless or was tried
+ * TRIES times. */
 static void drop(struct own *o, struct slot *s, const struct slot *seen, int hopeless) {
     if (!monarch_slots_lock(o))
         return;
@@ -130,8 +133,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* [release] The slot is released without the lock, which may be lost while somebody waits
-         * for this slot. */
+        /* [release] The slot is released without the lock, which may be lost while another thread
+         * waits for this slot. */
         __atomic_store_n(&s->state, done || s->tries > TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();
@@ -149,8 +152,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Whether the daemon has shown a sign of life lately. A killed daemon leaves its session as if it
- * still served. */
+/* Whether the daemon has made progress lately. A killed daemon leaves its session in the state of
+ * one that serves. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),
              seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);
@@ -161,8 +164,8 @@ static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     return now - *since_ns < SILENCE_NS;
 }
 
-/* [look] [judge] Looks once at all slots; returns the time until the next look [ns], 0 when no
- * mapping waits. */
+/* [look] [judge] Passes once over all slots. Returns the time until the next pass [ns], or 0 when
+ * no mapping waits. */
 static long look(struct own *o, uint64_t *beat, uint64_t *since_ns) {
     struct session *current = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     long next_ns = LATER_NS;
@@ -214,7 +217,8 @@ static void *help(void *data) {
 int monarch_start_mover(struct own *o) {
     pthread_attr_t attr;
     pthread_t thread;
-    /* On glibc before 2.34 these functions are in libpthread, which the program may not have. */
+    /* Before glibc 2.34, these functions are in libpthread, which the program may not have
+     * loaded. */
     if (!REAL(pthread_create) || !REAL(pthread_attr_init) || !REAL(pthread_attr_setstacksize) ||
         !REAL(pthread_attr_setdetachstate) || !REAL(pthread_attr_destroy) ||
         REAL(pthread_attr_init)(&attr) != 0)

@@ -3,14 +3,14 @@
 
 #include <stdint.h>
 
-/* Atomic: the number of ranges that wait. A process that maps no source file pays for this load
- * alone. */
+/* Atomic: the number of ranges that wait. In a process that maps no source file, each interposed
+ * call costs only a load of this number. */
 extern uint32_t monarch_mappings_waiting;
 
 static inline int monarch_mappings_exist(void) {
     return __builtin_expect(__atomic_load_n(&monarch_mappings_waiting, __ATOMIC_RELAXED) != 0, 0);
 }
 
-/* The change of a range of addresses. MONARCH_FORGET means that the range is never replaced;
- * any other value is an advice of madvise. */
+/* What changes in a range of addresses. MONARCH_FORGET: its mapping must never be replaced. Any
+ * other value is an advice of madvise. */
 #define MONARCH_FORGET (-1)
