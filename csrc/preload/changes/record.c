@@ -10,8 +10,8 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-/* Whether a daemon has to be told of changes. *s becomes its session, or NULL if there is no room
- * to map it. */
+/* Whether there is a daemon that must learn of changes. *s gets its session, or NULL if there is no
+ * room to map it. */
 static int is_heard(struct session **s) {
     *s = session_for_change();
     return *s || monarch_lacks_room();
@@ -21,7 +21,7 @@ static int is_on_source(const struct session *s, const struct stat *st) {
     return s && monarch_source_on(s, st->st_dev, 0) >= 0;
 }
 
-/* Records a change; returns whether the file lies on a source's device. */
+/* Records a change. Returns whether the file is on a source's device. */
 static int mark(struct session *s, const struct stat *st, int is_tree) {
     int is_told = monarch_lacks_room() && monarch_tell_change(st, is_tree);
     if (!is_on_source(s, st))
@@ -56,17 +56,18 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     uint64_t dev = s->control->source[directory->source].dev;
     for (uint64_t i = 0; i < count; i++) {
         const char *path = monarch_pool(c, entries[i].path);
-        size_t n = directory->path_len; /* 0: the root, and everything is below it */
+        size_t n = directory->path_len; /* 0 for the root, below which everything lies */
         if (entries[i].source == directory->source && entries[i].path_len > n &&
             (!n || path[n] == '/') && memcmp(path, prefix, n) == 0)
             monarch_mark_changed(s->clients, dev, entries[i].ino);
     }
 }
 
-/* Marks every file below a directory, because what happens to the directory happens to all of them:
- * a new name changes their paths, and other permissions may close them. This reads the whole
- * catalog, but a training job does not rename directories in a loop. The daemon looks again at what
- * its scan finds meanwhile, because the count `renames` has moved. */
+/* Marks every file below a directory as changed, because a change of the directory affects all of
+ * them: a new name changes their paths, and other permissions may make them inaccessible. This
+ * reads the whole catalog, but a training job does not rename directories in a loop. Files that the
+ * daemon's scan finds meanwhile are not missed: the daemon checks them again because the count
+ * `renames` has changed. */
 static void mark_below_directory(struct session *s, const struct stat *st) {
     __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
     const struct monarch_catalog *c = monarch_catalog_of(s);
@@ -93,8 +94,8 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Whether `st` describes a copy. This works without a daemon, because descriptors of copies outlive
- * their daemon. */
+/* Whether `st` describes a copy. It works without a daemon, because descriptors of copies outlive
+ * the daemon. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;
@@ -122,8 +123,8 @@ int monarch_leads_to_copy(const char *path, char *real) {
            sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
 }
 
-/* Records a change of the file that `st` describes. Returns whether that file is a copy; if so, the
- * change is recorded for the copy's source file. */
+/* Records a change of the file that `st` describes. Returns whether that file is a copy; the change
+ * is then recorded for the source's file. */
 static int record(struct stat *st, char *real) {
     struct session *s;
     int is_due = is_heard(&s), is_copy = describes_copy(st, real);
@@ -137,7 +138,7 @@ int monarch_means_descriptor(const char *path, int flags) {
     return (flags & AT_EMPTY_PATH) && path && !*path;
 }
 
-/* Marks the directory in which `path` lies. `path` has MONARCH_PATH_MAX bytes and is changed. */
+/* Marks the directory of `path`. `path` has MONARCH_PATH_MAX bytes and is modified. */
 static void mark_above(struct session *s, int dir, char *path) {
     struct stat st;
     size_t n = strlen(path);
@@ -163,7 +164,8 @@ void monarch_changed_names(int dir, const char *path) {
     char above[MONARCH_PATH_MAX];
     struct session *s;
     struct stat st;
-    /* If `path` is a bad pointer, the kernel must return EFAULT instead of us crashing. */
+    /* If `path` is a bad pointer, the kernel must return EFAULT; reading the path here would crash
+     * the program. */
     if (is_heard(&s) && sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != -EFAULT &&
         copy_path(above, path))
         mark_above(s, dir, above);
@@ -175,8 +177,8 @@ void monarch_changed_names_of(int dir, char *path) {
         mark_above(s, dir, path);
 }
 
-/* Marks the directory of a file that was made. A link in `path` may have led into that directory,
- * so the kernel's name of the file is used. */
+/* Marks the directory of a file that was created. The directory is found by the path that the
+ * kernel reports for the file, because `path` may contain a link. */
 static void mark_made(const struct stat *st, int fd, int dir, const char *path, char *real) {
     struct session *s;
     if (is_heard(&s) && (is_on_source(s, st) || monarch_lacks_room()) &&
