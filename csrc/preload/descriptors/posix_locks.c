@@ -11,9 +11,9 @@
 
 /* --- locked files ----------------------------------------------------------------------------- */
 
-/* A Bloom filter, two bits per file, of the files with locks: its size is fixed and false positives
- * are rare. The bits stay set for the life of the process. In a process that locks thousands of
- * files, most other files count as locked too, which costs time only. */
+/* A Bloom filter (two bits per file) of the files with locks: fixed size, rare false positives.
+ * Bits are never cleared. If a process locks thousands of files, most other files count as locked
+ * too, which costs time but nothing else. */
 #define LOCKED_BITS 8192
 static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 
@@ -35,22 +35,21 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 
 /* --- closing ---------------------------------------------------------------------------------- */
 
-/* Largest number of locked ranges of one file that are kept. A program that has more loses the
- * others. */
+/* Most locked ranges of one file that are preserved; a program that has more loses the others. */
 #define MOST 128
 #define WORD 24
 
 /* A closing is a call of monarch_close_unseen. The lower half of `under_way` is the number of
- * closings under way; its upper half is the pid, because in the child of a fork the parent's
- * closings never end. `so_far` counts all closings. */
+ * closings that have not ended. Its upper half is the pid: a forked child ignores closings of its
+ * parent, which never end there. `so_far` counts all closings. */
 static uint64_t under_way;
 static uint32_t so_far;
-/* Longest wait for closings, which take microseconds unless the source hangs. */
+/* Longest wait for closings. They take microseconds unless the source hangs. */
 #define PATIENCE_NS 5000000000ULL
 
 struct saved_locks {
     struct stat file;
-    int but; /* the descriptor that is closed */
+    int but; /* the descriptor that is being closed */
     unsigned count;
     struct range {
         int fd; /* the descriptor through which the lock was taken */
@@ -59,9 +58,9 @@ struct saved_locks {
     struct monarch_reader reader;
 };
 
-/* --- which locks there are -------------------------------------------------------------------- */
+/* --- the process's locks ---------------------------------------------------------------------- */
 
-/* Reads the next word of a line, cut to WORD bytes; returns whether there is one. */
+/* Reads the next word of a line, truncated to WORD bytes. Returns whether there was one. */
 static int next_word(struct monarch_reader *r, char *word, char *end) {
     unsigned n = 0;
     do
@@ -81,7 +80,7 @@ static int64_t number(const char *digits) {
     return v;
 }
 
-/* Reads a line like "lock: 1: POSIX ADVISORY READ 1234 fe:00:5678 0 EOF"; returns whether there was
+/* Reads a line like "lock: 1: POSIX ADVISORY READ 1234 fe:00:5678 0 EOF". Returns whether there was
  * one. */
 static int read_line(struct saved_locks *h, int fd) {
     char word[WORD], end = ' ';
@@ -123,13 +122,12 @@ static void read_locks_of(int fd, void *data) {
     monarch_reader_close(&h->reader);
 }
 
-/* --- kept ------------------------------------------------------------------------------------ */
+/* --- preserving locks ------------------------------------------------------------------------- */
 
-/* Takes the process's read locks a second time, for an open file of our own, so that they are held
- * during the closing. Afterwards only a mapping refers to that open file: unlike a close, unmapping
- * ends none of the process's locks. What the process has locked for writing cannot be locked a
- * second time, so another process may take that lock in between. Returns the mapping, or an
- * error. */
+/* Takes the process's read locks a second time, through an open file of the library's own, so that
+ * they are held during the closing. Afterwards only a mapping refers to that open file: unlike a
+ * close, an unmapping drops no locks of the process. Write locks cannot be taken a second time, so
+ * another process may take them in between. Returns the mapping, or a negative errno. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
@@ -149,8 +147,8 @@ static long hold_meanwhile(const struct saved_locks *h) {
 static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
-        /* A read lock may be taken through any descriptor of the file. A write lock needs a
-         * writable descriptor. Only the program has one, and its number may be another file's by
+        /* A read lock can be taken through any descriptor of the file. A write lock needs a
+         * writable descriptor. Only the program has one, whose number may belong to another file by
          * now. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
@@ -172,7 +170,7 @@ static void count(int more) {
                                           __ATOMIC_SEQ_CST));
 }
 
-/* The order matters: a thread that sees the second change also sees the first. */
+/* The order of these two changes matters: a thread that sees the second one also sees the first. */
 static void begin_closing(void) {
     count(1);
     __atomic_fetch_add(&so_far, 1, __ATOMIC_SEQ_CST);
@@ -199,7 +197,7 @@ int monarch_has_closed_since(uint32_t closings) {
 static void close_and_keep_locks(int fd, int kept) {
     struct stat st;
     struct saved_locks *h = NULL;
-    long page = -1; /* an error */
+    long page = -1; /* no mapping */
     if (sys_fstat(fd, &st) == 0 && monarch_has_locks(st.st_dev, st.st_ino))
         h = sys_new_pages(sizeof *h);
     if (h) {
@@ -218,7 +216,7 @@ static void close_and_keep_locks(int fd, int kept) {
         sys_unmap(h, sizeof *h);
 }
 
-/* Signals are blocked: a handler that takes a lock would wait for the closing that it has
+/* Signals are blocked: a signal handler that takes a lock would wait for the closing that it has
  * interrupted. */
 void monarch_close_unseen(int fd, int kept) {
     uint64_t signals = sys_signals(SIG_BLOCK, MOST_SIGNALS);

@@ -11,13 +11,13 @@
 uint64_t monarch_track_table[MONARCH_TRACKED] SELDOM;
 static unsigned highest; /* no descriptor above it was ever tracked */
 
-/* --- whose table it is --------------------------------------------------------------------------
- * A child of vfork runs in its parent's memory, but with descriptors of its own. The table is the
- * parent's, and is not about what the child closes and duplicates. */
+/* --- the process that the table describes --------------------------------------------------------
+ * A child of vfork runs in its parent's memory, but has descriptors of its own. The table is the
+ * parent's, and what the child closes and duplicates does not concern it. */
 
-static uint32_t owner; /* atomic: pid of the process that the table is about */
-/* A page by which a process finds that it is the child of a fork that we did not see: the kernel
- * clears the page in every forked child, but not in a child of vfork. */
+static uint32_t owner; /* atomic: pid of the process whose descriptors the table describes */
+/* A page by which a process notices that it is the child of a fork that the library did not see.
+ * The kernel clears the page in every forked child, but not in a child of vfork. */
 static uint32_t *forked_mark;
 
 void monarch_track_mark(void) {
@@ -35,7 +35,8 @@ static int is_unseen_child(void) {
     return mark && !__atomic_load_n(mark, __ATOMIC_RELAXED);
 }
 
-/* Only the kernel tells a child of vfork from its parent: the two share all memory. */
+/* Only a system call can distinguish a child of vfork from its parent, because the two share all
+ * memory. */
 int monarch_track_is_mine(void) {
     uint32_t pid = (uint32_t)sys_getpid(), known = __atomic_load_n(&owner, __ATOMIC_ACQUIRE);
     if (known == pid)
@@ -56,8 +57,8 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
 }
 
 /* Adapts the words that the child of a fork has inherited. The parent and the child share the
- * offsets of all open files. What the parent's threads were about to do with a descriptor happens
- * in the parent alone, so the child clears the flags that stand for it. */
+ * offsets of all open files. If a thread of the parent was about to change or seek on a descriptor,
+ * it does so only in the parent, so the child clears the flags of such threads. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
@@ -88,15 +89,15 @@ uint32_t monarch_track_process(void) {
 
 /* --- the words -------------------------------------------------------------------------------- */
 
-static uint32_t opens; /* numbers opens, so that no two opens of a file are confused */
+static uint32_t opens; /* counts opens, so that two opens of one file have different words */
 
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
     if ((unsigned)fd >= MONARCH_TRACKED || !monarch_fills_of(s))
         return;
     monarch_track_mark();
-    /* A child of vfork may write a direct word into a slot that its parent does not use. That does
-     * no harm: the parent's reads still go to the kernel, and the daemon checks what it is
-     * handed. */
+    /* A child of vfork may write a word with TRACK_DIRECT into a slot that its parent does not use.
+     * That does no harm: the parent's reads still go to the kernel, and the daemon checks each
+     * descriptor that it is handed. */
     int needs_owner = !(flags & TRACK_DIRECT) || monarch_tracked(fd) || !monarch_track_process();
     if (needs_owner && !monarch_track_is_mine())
         return;
@@ -110,8 +111,8 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
                      __ATOMIC_SEQ_CST);
 }
 
-/* Whether the descriptor `fd`, of which the word `w` was noted, is a copy's by now. The source's
- * server is not asked. */
+/* Whether the descriptor `fd`, tracked with the word `w`, has become a copy's. The source's server
+ * is not asked. */
 static int is_of_copy(int fd, uint64_t w) {
     const struct session *s = monarch_track_session(w);
     struct statx x;
@@ -125,10 +126,10 @@ static int is_of_copy(int fd, uint64_t w) {
     return s->control->source[e->source].dev != dev || e->ino != x.stx_ino;
 }
 
-/* Does round `n` of a wait for a pinned word; returns the word after the round. A promotion gives
- * the descriptor number to the copy before the kernel closes the source's file. That close may wait
- * for the source, and nobody else needs to wait for it: once the number is the copy's, this
- * function clears the word. */
+/* Does round `n` of a wait for a pinned word, and returns the word after it. A promotion gives the
+ * descriptor's number to the copy before the kernel closes the source's file. That close may have
+ * to wait for the source, but other threads need not wait for it: once the number is the copy's,
+ * this function clears the word. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);
@@ -138,7 +139,7 @@ static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
 }
 
 void monarch_track_flag_slow(int fd, uint64_t flag) {
-    /* Only a system call would tell whether this is a child of vfork. That call is spared, because
+    /* Only a system call could tell whether this is a child of vfork. The call is omitted, because
      * a flag that such a child sets does its parent no harm. */
     if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE) ? !monarch_track_process()
                                                         : !monarch_track_is_mine())
@@ -156,7 +157,7 @@ void monarch_track_flag_slow(int fd, uint64_t flag) {
 void monarch_track_again(int fd, int fresh) {
     uint64_t w = monarch_tracked(fd);
     struct session *s = w ? monarch_track_session(w) : NULL;
-    /* An earlier daemon's entry means nothing to the current session. */
+    /* An entry of an earlier daemon's catalog means nothing in the current session. */
     if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED &&
         !(w & TRACK_HANDED && monarch_is_unmet(monarch_track_entry(w)))) {
         monarch_track(s, fresh, monarch_track_entry(w), w & TRACK_HANDED ? 0 : w & TRACK_DIRECT);
@@ -164,26 +165,27 @@ void monarch_track_again(int fd, int fresh) {
     }
 }
 
-/* Returns what stays the same of the word while a thread seeks. Other threads find the seek in
+/* Returns the part of the word that does not change during a seek. Other threads find the seek in
  * /proc by this value. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
-/* A close waits until the threads that seek on its descriptor are in the kernel. If /proc cannot
- * tell that (no descriptor is left, or the process is not dumpable), the close waits for this many
- * rounds of sys_relax in all, less than a second, and then assumes that they are there. The limit
- * counts rounds, because time also passes while a process is stopped. */
+/* Limit of the wait of a close for threads that seek on its descriptor. Normally the close waits
+ * until /proc shows that their calls are inside the kernel. If /proc cannot be read (no descriptor
+ * is free, or the process is not dumpable), it waits for this many rounds of sys_relax in all, less
+ * than a second, and then assumes that they are. The limit counts rounds, not time, because time
+ * also passes while a process is stopped. */
 #define ENTERED_ROUNDS 800
 
-/* Whether the seeking thread's lseek is inside the kernel, which then holds the open file itself,
- * so that the number may be closed. Usually lseek returns at once; otherwise it waits there for
- * another thread's read. */
+/* Whether the lseek of the seeking thread is inside the kernel. The kernel then holds a reference
+ * to the open file, so the number may be closed. Usually lseek returns at once; otherwise it waits
+ * there for another thread's read. */
 static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
     return n >= 40 && n % 8 == 0 &&
            (in_all >= ENTERED_ROUNDS || monarch_sleeps_in(SYS_lseek, (uint64_t)fd, seek_of(w)));
 }
 
-/* Removes the descriptor's word. Waits first for threads that have pinned the word or seek on the
- * descriptor; *in_all counts the rounds of waiting for threads that seek. */
+/* Removes the descriptor's word. First waits for threads that have pinned the word or seek on the
+ * descriptor. *in_all counts the rounds of waiting for threads that seek. */
 static void untrack(int fd, unsigned *in_all) {
     uint64_t w = monarch_tracked(fd);
     for (unsigned n = 0, pinned = 0; w;) {
@@ -202,8 +204,8 @@ static void untrack(int fd, unsigned *in_all) {
 void monarch_untrack_slow(int fd) {
     unsigned in_all = 0;
     uint64_t w = monarch_tracked(fd);
-    /* If a child of vfork closes the number, its parent loses the word. That costs the parent
-     * nothing, because the descriptor was handed over already. */
+    /* If a child of vfork closes the number, the word is removed from its parent's table. That
+     * costs the parent nothing, because the descriptor was handed over already. */
     if (w & TRACK_HANDED && !(w & (TRACK_PINNED | TRACK_SEEKING)) && change(fd, &w, 0))
         return;
     if (monarch_track_is_mine())
@@ -240,7 +242,7 @@ void monarch_track_share_all(void) {
 
 /* --- pinning ---------------------------------------------------------------------------------- */
 
-/* Whether the descriptor is one that is never promoted. Then there is nothing to pin it for. */
+/* Whether the descriptor is never promoted, so that it need not be pinned. */
 static int is_kept(uint64_t w) { return (w & (TRACK_OFFSET | TRACK_SHARED)) != 0; }
 
 int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
@@ -261,20 +263,21 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
 }
 
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
-    /* After a close that we did not see, the number may belong to another thread's open by now. So
-     * the word is replaced only if it is still ours. */
+    /* After a close that the library did not see, another thread's open may have got the number. So
+     * the word is replaced only if it is still the pinned one. */
     uint64_t seen = pin->word | TRACK_PINNED;
     change(fd, &seen, word);
     sys_signals(SIG_SETMASK, pin->signals);
 }
 
-/* --- seeking ------------------------------------------------------------------------------------
+/* --- seeking -------------------------------------------------------------------------------------
  * The kernel makes lseek wait while another thread reads from the open file, for as long as the
- * source takes. The descriptor cannot stay pinned for so long. But the number must not become
- * another file's between the check of its word and the call of lseek, or the call would move that
+ * source takes. The descriptor cannot stay pinned for so long. But between the check of its word
+ * and the call of lseek, the number must not become another file's, or the call would move that
  * file's offset. So the word is marked (TRACK_SEEKING) until the call returns. A thread that wants
- * to close the number and finds that the mark stays asks /proc whether the call has begun. To seek
- * on a duplicate would need no mark, but closing the duplicate may ask the source. */
+ * to close the number, and finds that the mark stays, checks in /proc whether the call is inside
+ * the kernel. A seek on a duplicate would need no mark, but closing the duplicate may ask the
+ * source. */
 
 #define SEEK_ROUNDS 64
 
@@ -289,9 +292,8 @@ static void end_seek(int fd, uint64_t seek) {
         ;
 }
 
-/* Signals are blocked, so that no handler that closes the number waits for its own thread. Nothing
- * is lost by that while lseek waits, because a signal would not end the wait anyway, as it would
- * not end a read. */
+/* Signals are blocked, so that a signal handler that closes the number does not wait for its own
+ * thread. Nothing is lost by that while lseek waits: a signal would not end that wait anyway. */
 long monarch_track_seek(int fd, uint64_t tracked, long by) {
     if (!monarch_track_is_mine())
         return -1;
@@ -301,7 +303,7 @@ long monarch_track_seek(int fd, uint64_t tracked, long by) {
             return -1;
         uint64_t signals = sys_signals(SIG_BLOCK, ~0ULL);
         int begins = begin_seek(fd, &w);
-        /* The fourth argument lets other threads find this call in /proc. */
+        /* The fourth argument, which lseek ignores, lets other threads find this call in /proc. */
         long at = begins ? sys6(SYS_lseek, fd, by, SEEK_CUR, (long)seek_of(w), 0, 0) : -1;
         if (begins)
             end_seek(fd, seek_of(w));
