@@ -1,5 +1,5 @@
-/* Tracks whether the working directory is so far from all sources that relative paths lead to
- * none. */
+/* Tracks whether the working directory is far from all sources, so that no relative path leads to
+ * one. */
 #pragma once
 
 #include <fcntl.h>
@@ -10,21 +10,22 @@
 #include "preload/session/session.h"
 #include "shared/path.h"
 
-/* Where the working directory lies. FAR: it is neither below nor above any source, so that relative
- * paths need no getcwd. NEAR: each relative path asks the kernel, so that a NEAR that is out of
- * date costs speed only. The two low bits of monarch_cwd_is hold one of these values; the other
- * bits count changes of directory. */
+/* Position of the working directory. FAR: it is neither below nor above any source, so relative
+ * paths need no getcwd. NEAR: for each relative path, the kernel is asked. An outdated NEAR costs
+ * time only. The two lowest bits of monarch_cwd_is hold one of these values; the other bits count
+ * changes of directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
-/* Whether a path is relative to a working directory far from every source, and does not go up:
- * without a link, it leads to no source. Nearly all relative paths of programs are of this kind. */
+/* Whether a path is relative to a working directory far from every source, and has no `..`. Unless
+ * it passes a link, such a path leads to no source. Nearly all relative paths of programs are
+ * such. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&
            !monarch_may_go_up(path);
 }
 
-/* Finds out where the working directory lies, if that is not known. */
+/* Finds out the position of the working directory if it is unknown. */
 void monarch_find_cwd(const struct session *s);
 
 /* Whether `path`, compared as text, is `root` or lies below it. */

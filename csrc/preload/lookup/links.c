@@ -9,21 +9,21 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table holds SETS * WAYS directories. A directory whose set is full replaces another one,
- * which is learned again when it is next used. */
+/* The table has SETS * WAYS entries, one per directory. If the set of a new directory is full, it
+ * replaces another directory, which is learned again when it is next used. */
 #define SETS 1024
 #define WAYS 4
-/* In one of this many opens, a thread looks again at a directory that leads elsewhere, because the
- * directory may hold a new link. A look is one fstat. */
+/* One in this many opens in a directory that leads elsewhere looks at the directory again, because
+ * it may have got a link into a source. A look is one fstat. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
-#define STATX_MNT_ID 0x1000U /* Linux 5.8 */
+#define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
 #endif
 
 uint32_t monarch_links_met;
 
-/* Words of the table: bits of the hash | length of the prefix, 12 bits | enum monarch_lead, 2 bits.
- * Atomic; 0: free. */
+/* Entries of the table: bits of the hash | length of the prefix, 12 bits | enum monarch_lead, 2
+ * bits. Atomic; 0: the entry is free. */
 static uint64_t table[SETS][WAYS] SELDOM;
 #define TAG(word) ((word) >> 14)
 #define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)
@@ -31,7 +31,8 @@ static uint64_t table[SETS][WAYS] SELDOM;
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-/* The key of a directory's path. A relative path has a different key in each working directory. */
+/* Returns the key of a directory's path. A relative path has a different key in each working
+ * directory. */
 static uint64_t key_of(const char *path, size_t n) {
     uint64_t base =
         *path == '/' ? 0 : (__atomic_load_n(&monarch_cwd_is, __ATOMIC_RELAXED) >> 2) + 1;
@@ -48,8 +49,8 @@ static uint64_t find(uint64_t key) {
     return 0;
 }
 
-/* Returns the slot that holds the key. If none does, returns a free slot or, if none is free, the
- * slot of a directory that is cheap to learn again. */
+/* Returns the entry that has the key. If there is none, returns a free entry; or, if none is free,
+ * the entry of a directory that is cheap to learn again. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -78,14 +79,14 @@ static int is_due(void) {
     return ++opens % LOOK_AGAIN == 0;
 }
 
-/* The length of the directory part of a path of `n` bytes. */
+/* Returns the length of the directory part of a path of `n` bytes. */
 static size_t directory_length(const char *path, size_t n) {
     const char *slash = memrchr(path, '/', n);
     return slash ? (size_t)(slash - path) : 0;
 }
 
-/* Finds a directory above the path's directory that is known to lead into a source. The path's
- * directory then leads there as well, and the table remembers that. Returns the word of the
+/* Finds a directory, above the path's directory, that is known to lead into a source. The path's
+ * directory then leads there as well, which is recorded in the table. Returns the entry of the
  * directory above, or 0. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
@@ -99,9 +100,9 @@ static uint64_t inherit(const char *path, size_t directory) {
     return 0;
 }
 
-/* Returns the word of the path itself, which may be the link that leads into a source. If there is
- * none, returns `word`, the word of the path's directory; if that is 0, the word of a directory
- * above it. */
+/* Returns the entry of the path itself, which may be the link that leads into a source. If the path
+ * has none, returns `word`, the entry of its directory; if that is 0, the entry of a directory
+ * above. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -123,8 +124,8 @@ struct monarch_hint monarch_hint_for(const char *path, size_t n) {
 
 /* --- what the kernel says --------------------------------------------------------------------- */
 
-/* Finds a file's entry by the inode. Returns the entry's number, or -1 if there is none. All
- * sources on the device are searched, because one source may lie within another. */
+/* Finds a file's entry in the catalog by its inode. Returns its number, or -1 if there is none.
+ * Searches all sources on the device, because one source may lie within another. */
 static int64_t entry_of(const struct session *s, const struct monarch_catalog *c, uint64_t dev,
                         uint64_t ino) {
     for (int i = monarch_source_on(s, dev, 0); i >= 0; i = monarch_source_on(s, dev, i + 1)) {
@@ -135,17 +136,17 @@ static int64_t entry_of(const struct session *s, const struct monarch_catalog *c
     return -1;
 }
 
-/* Gets the identity of a directory; returns 0 if `path` leads to none. The kernel's cached
- * attributes are good enough, so the source's server is not asked. */
+/* Gets the identity of the directory to which `path` leads. Returns 0 if it leads to none. Cached
+ * attributes of the kernel suffice, so the source's server is not asked. */
 static int look(const char *path, struct statx *x) {
     return sys6(SYS_statx, AT_FDCWD, (long)path, AT_STATX_DONT_SYNC,
                 STATX_TYPE | STATX_INO | STATX_MNT_ID, (long)x, 0) == 0 &&
            S_ISDIR(x->stx_mode);
 }
 
-/* Whether two looks saw the same directory through the same mount. The mount is compared too,
- * because two mounts of one directory may have different mounts below them. Older headers have no
- * name for the field of the mount, which lies behind the device. */
+/* Whether two looks saw the same directory through the same mount. Two mounts of one directory may
+ * have different mounts below them. Older headers do not define the field of the mount's id, which
+ * follows the device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
@@ -155,9 +156,9 @@ static int is_same_directory(const struct statx *a, const struct statx *b) {
            mount_a == mount_b;
 }
 
-/* Returns the entry of the source's directory to which the first `n` bytes of the path lead, or
- * NULL. The inode alone is not enough: the directory may have been moved since the scan, and
- * another may have its path. So the path that the catalog has for the entry must lead to the same
+/* Returns the catalog's entry of the source's directory to which the first `n` bytes of the path
+ * lead, or NULL. Comparing the inode is not enough: the directory may have been moved since the
+ * scan, and another one may have its path. So the path in the entry must lead to the same
  * directory. */
 __attribute__((noinline)) static const struct monarch_entry *
 directory_at(const struct session *s, const struct monarch_catalog *c, const char *path, size_t n) {
@@ -198,13 +199,13 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
         /* The entry's copy was made from the daemon's view of the source, so this process must see
-         * the same root. */
+         * the same root directory. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;
     }
-    /* Most files of the directory may be outside every source, and should not pay for the few that
-     * are not. So the hint is dropped now and then. */
+    /* Most files of the directory may be outside all sources, and should not pay for the few that
+     * are not. So the hint is dropped at intervals. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;
@@ -212,16 +213,16 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
 
 /* --- learning --------------------------------------------------------------------------------- */
 
-/* Learns where the first `n` bytes of the path lead; `st` is of the file to which the whole path
- * leads. Returns whether the path leads into a source. */
+/* Learns where the first `n` bytes of the path lead. `st` describes the file to which the whole
+ * path leads. Returns whether the path leads into a source. */
 static int learn(struct session *s, const char *path, size_t n, const struct stat *st) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* No entry was found, so the path is assumed to lead elsewhere. There are two exceptions: a
-         * file on a source's device, as long as the scan may still find it, and a directory, which
-         * may hold links into a source. */
+        /* The catalog has no such file, so the path is assumed to lead elsewhere. There are two
+         * exceptions: a file on a source's device while the scan may still find it, and a
+         * directory, because it may contain links into a source. */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;
@@ -243,8 +244,8 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
            learn(s, path, directory_length(path, strlen(path)), &st);
 }
 
-/* Whether to look where the first `n` bytes of `path` lead. This table is not for paths that, as
- * text, lie in a source, nor for relative paths that may lead there. */
+/* Whether to find out where the first `n` bytes of `path` lead. The table does not hold paths whose
+ * text leads into a source, nor relative paths that may lead there. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

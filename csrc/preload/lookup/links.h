@@ -1,9 +1,9 @@
 /* Paths that lie outside every source and lead into one through a link.
  *
  * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. A small table
- * remembers where the directories of paths have led. An entry of the table is a hint: before
- * anything is served, it is compared with what the kernel says now. So the table may be out of date
- * or lose entries, and needs no lock, neither in signal handlers nor across forks. */
+ * records where directories have led. An entry of the table is a hint: before a copy is served, the
+ * hint is checked by a system call. So entries may be outdated or lost, and the table needs no
+ * lock, neither in signal handlers nor across forks. */
 #pragma once
 
 #include <sys/stat.h>
@@ -12,10 +12,10 @@
 #include "preload/session/session.h"
 
 enum monarch_lead {
-    MONARCH_LEAD_NEW, /* nothing is known, or it is time to look again */
+    MONARCH_LEAD_NEW, /* nothing is known, or the directory should be looked at again */
     MONARCH_LEAD_ELSEWHERE,
     MONARCH_LEAD_DIRECTORY, /* the first `prefix` bytes of the path name a source's directory */
-    MONARCH_LEAD_FILES,     /* files of a source have names in this directory */
+    MONARCH_LEAD_FILES,     /* the directory has names of files of a source */
 };
 
 struct monarch_hint {
@@ -23,32 +23,32 @@ struct monarch_hint {
     size_t prefix;
 };
 
-/* Atomic, 1: this process has met a path that leads into a source through a link. It is 0 in nearly
- * all processes. */
+/* Atomic; 1: this process has used a path that leads into a source through a link. It is 0 in
+ * nearly all processes. */
 extern uint32_t monarch_links_met HIDDEN;
 
-/* Returns the hint for a path of `n` bytes, which is absolute or relative to the working
+/* Returns what the table says of a path of `n` bytes, which is absolute or relative to the working
  * directory. */
 struct monarch_hint monarch_hint_for(const char *path, size_t n);
 
-/* Returns the entry of the directory to which the first `prefix` bytes of `path` lead now. If that
- * is no directory of a source, drops the hint and returns NULL. */
+/* Returns the entry of the source's directory to which the first `prefix` bytes of `path` lead now.
+ * If they lead to none, drops the hint and returns NULL. */
 const struct monarch_entry *monarch_enter_directory(struct session *s,
                                                     const struct monarch_catalog *c,
                                                     const char *path, size_t prefix);
-/* Returns the number of the entry of the file to which `path` leads now, if the file is unchanged
- * since the scan; otherwise MONARCH_OUTSIDE. The call costs one system call at the source. *version
- * becomes the entry's version, which stays the same as long as the entry is of that file. */
+/* Returns the number of the entry of the file to which `path` leads now, or MONARCH_OUTSIDE if
+ * there is none or the file has changed since the scan. Costs one system call at the source.
+ * *version gets the entry's version, which stays the same while the entry describes that file. */
 int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
                            const char *path, int follow, uint32_t *version);
 
-/* Called after an open at the source of a path whose hint was MONARCH_LEAD_NEW: learns where the
+/* Call it after an open, at the source, of a path whose hint was MONARCH_LEAD_NEW. Learns where the
  * path leads. Returns whether it leads to a file of a source; if so, a look-up of the path may find
  * the file now. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
-/* Called after a successful stat of a directory by any path: learns where the path leads.
- * monarch_learn_listed does so after an opendir. Nothing is learned from stats of files, because
- * there are too many. */
+/* Learn where a path leads: monarch_learn_directory after a successful stat of a directory,
+ * monarch_learn_listed after an opendir. Nothing is learned from stats of files, because there are
+ * too many of them. */
 void monarch_learn_directory(const char *path, const struct stat *st);
 static inline void monarch_learn_stat(const char *path, const struct stat *st) {
     if (__builtin_expect(S_ISDIR(st->st_mode), 0))

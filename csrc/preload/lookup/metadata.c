@@ -6,13 +6,14 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* A look asks the source whether a directory is unchanged; its answer holds for a second. The
- * look's time is kept in ticks of 2^20 ns, so that the entry's number fits into the same word. */
+/* A look asks the source whether a directory has changed; its answer holds for a second. Its time
+ * is stored in ticks of 2^20 ns, so that it fits into one word with the entry's number. */
 #define TICK_BITS 20
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-/* The catalog may answer for a limited time after its directories were compared with the source. */
+/* Whether the catalog may still answer: it may for a limited time after the directories were
+ * compared with the source. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
     if (at && monarch_now_ns() - at < s->control->revalidate_ns)
@@ -46,10 +47,10 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
     return monarch_time_ns(t->tv_sec, t->tv_nsec) == ns;
 }
 
-/* Whether the directory is unchanged since it was listed. The answer is as fresh as that of a plain
- * opendir: NFS asks its server whenever a directory is opened, and FUSE whenever one is listed. The
- * attributes that both of them cache, and that a plain stat returns, may be a minute older. This is
- * a separate function, because few calls need the stack for the answer. */
+/* Whether the directory has not changed since it was listed. The answer is as fresh as that of a
+ * plain opendir: NFS asks its server whenever a directory is opened, and FUSE whenever one is
+ * listed. A plain stat is not enough, because its cached attributes may be a minute older. A
+ * separate function, because it needs stack space for the attributes, which few calls need. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;
@@ -61,8 +62,8 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         makedev(now.stx_dev_major, now.stx_dev_minor) == dev &&
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
-    /* The directory has changed: from now on the source lists it, and no look is needed before
-     * that. Other errors may be temporary. */
+    /* The directory has changed. From now on the source lists it, without further looks. Other
+     * errors may be temporary. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;
@@ -70,12 +71,12 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
 
 /* --- listings --------------------------------------------------------------------------------- */
 
-/* Whether the listing lies within the catalog: a damaged listing could lead anywhere. */
+/* Whether the listing lies within the catalog. A damaged listing might point anywhere. */
 static int is_within(const struct monarch_catalog *c, uint64_t listing) {
     return monarch_listing_first(listing) + monarch_listing_length(listing) <= c->capacity;
 }
 
-/* Returns the listing that the last walk of the directory made, or 0 if the directory is known to
+/* Returns the listing that the last scan of the directory made, or 0 if the directory is known to
  * have changed. */
 static uint64_t last_listing(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
@@ -97,9 +98,9 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* The listing is checked once more after the look, because the look may have compared the
-     * directory with new times that the daemon had just noted for a changed directory. The daemon
-     * marks such a directory before it notes the times, so this check sees the mark. */
+    /* The listing is checked again after the look. The daemon may have just stored the new times of
+     * a changed directory, and the look may have compared with these. The daemon marks the
+     * directory before it stores its times, so this check sees the mark. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);
@@ -108,8 +109,8 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 
 /* --- attributes ------------------------------------------------------------------------------- */
 
-/* Whether the catalog can answer for the entry. A file is assumed to have the attributes with which
- * it was scanned or copied, until somebody reports a change. */
+/* Whether the catalog can answer for the entry. A file is assumed to keep the attributes that it
+ * had when it was scanned or copied, until a change is recorded. */
 static int can_tell(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -117,8 +118,8 @@ static int can_tell(const struct monarch_known *k) {
         return monarch_listing_of(k) != 0;
     if (e->kind == MONARCH_OTHER || monarch_entry_is_changed(k->session, e))
         return 0;
-    /* Before the first comparison with the source, the attributes need not be fresh: the scan has
-     * just read them. */
+    /* Before the first comparison with the source, the attributes need not be checked for
+     * freshness: the scan has just read them. */
     const struct monarch_control *control = k->session->control;
     if ((!control->revalidate_ns || __atomic_load_n(&control->compared_ns, __ATOMIC_ACQUIRE)) &&
         !monarch_is_fresh(k->session))
@@ -139,7 +140,7 @@ int monarch_know_near(int dir, const char *path, int follow, struct monarch_know
     if (!s || !s->control->metadata_cached)
         return 0;
     int64_t id = monarch_locate(s, &k->catalog, dir, path, follow);
-    /* A process of another user may have fewer rights than the daemon's user. */
+    /* A process of another user may have fewer rights than the daemon. */
     if (id < 0 || s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return 0;
     monarch_tick(s);

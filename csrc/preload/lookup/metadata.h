@@ -1,5 +1,5 @@
-/* Answers questions about a path from the catalog, in place of the source. It answers only for what
- * exists. Only the source can say that a file does not exist, because a process without the library
+/* Answers calls about a path from the catalog, in place of the source. It answers only for files
+ * that exist. That a file does not exist, only the source can say: a process without the library
  * may have made the file since the scan. */
 #pragma once
 
@@ -15,33 +15,34 @@ struct monarch_known {
 
 int monarch_know_near(int dir, const char *path, int follow, struct monarch_known *k);
 
-/* Whether the catalog has an entry for what `path` leads to, and this process may be told of it; *k
- * is then that entry. The functions below say what the catalog can answer for the entry. */
+/* Whether the catalog has an entry for the file to which `path` leads, and this process may get
+ * answers about it. *k then refers to that entry. The functions below tell what the catalog can
+ * answer for it. */
 static inline int monarch_know(int dir, const char *path, int follow, struct monarch_known *k) {
     MAYBE_NULL(path);
     return path && !monarch_leads_nowhere(dir, path) && monarch_know_near(dir, path, follow, k);
 }
 
-/* Whether the catalog can answer with the entry's attributes. For a directory, it can only as long
- * as it can list the directory: a program that compares a directory's times before and after
- * listing it must see a change. */
+/* Whether the catalog can answer with the entry's attributes. For a directory, it must also be able
+ * to list the directory: a program that compares a directory's times before and after listing it
+ * must see a change. */
 int monarch_can_tell(const struct monarch_known *k);
 
-/* Called after the entry's attributes were read. Returns 0 if the daemon has begun to replace them
- * meanwhile, so that they may be of two versions. */
+/* Call it after reading the entry's attributes. Returns 0 if the daemon has begun to replace them
+ * meanwhile, so that what was read may be of two versions. */
 int monarch_is_same_version(const struct monarch_known *k);
 
-/* Whether the last comparison of the directories with the source is younger than `revalidate`. If
- * not, the daemon is told. */
+/* Whether the time since the last comparison of the directories with the source is less than
+ * `revalidate`. If it is not, asks the daemon for a comparison. */
 int monarch_is_fresh(struct session *s);
 
-/* Returns the listing of a directory if the last look at the source still holds, otherwise 0. */
+/* Returns the listing of a directory if the last look at the source is still valid, otherwise 0. */
 uint64_t monarch_listing_of(const struct monarch_known *k);
-/* Returns the listing of a directory, or 0 if the directory may have changed. If no look holds,
- * takes a new look: a statx of `path`, the path that has led to the entry. */
+/* Returns the listing of a directory, or 0 if the directory may have changed. If no look is valid,
+ * makes one: a statx of `path`, by which the caller has found the entry. */
 uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const char *path);
 
-/* Counts a question that the catalog has answered in place of the source. */
+/* Counts a call that the catalog has answered in place of the source. */
 static inline void monarch_count_told(const struct monarch_known *k) {
     __atomic_fetch_add(&monarch_my_stats(k->session)->metadata_hits, 1, __ATOMIC_RELAXED);
 }

@@ -20,9 +20,9 @@ int monarch_name_of(int fd, char *out) {
 }
 
 /* Writes the canonical path of an open directory on a source's device. Returns 0 if the descriptor
- * is of anything else. */
+ * is of any other file. */
 static int directory_path(struct session *s, int dir, char *out) {
-    struct stat st, there; /* of a removed directory, the kernel's path is "/path (deleted)" */
+    struct stat st, there; /* for a removed directory, the kernel reports "/path (deleted)" */
     if (dir < 0 || sys_fstat(dir, &st) != 0 || !S_ISDIR(st.st_mode) ||
         monarch_source_on(s, st.st_dev, 0) < 0 || !monarch_name_of(dir, out))
         return 0;
@@ -30,7 +30,7 @@ static int directory_path(struct session *s, int dir, char *out) {
            there.st_dev == st.st_dev;
 }
 
-/* Writes the path of a->base at the source, without a slash at its end. */
+/* Writes the path of the directory a->base at the source, without a trailing slash. */
 static int base_path(const struct session *s, const struct monarch_aim *a, char *out) {
     if (!monarch_source_path(s, a->catalog, a->base, out))
         return 0;
@@ -58,7 +58,7 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
         place->entry = MONARCH_OUTSIDE;
 }
 
-/* This is a separate function, because few calls need the stack for a path. */
+/* A separate function, because it needs stack space for a path, which few calls need. */
 __attribute__((noinline)) static int64_t locate_odd(struct session *s, const struct monarch_aim *a,
                                                     int dir, const char *path, int follow) {
     struct monarch_place place;
@@ -66,15 +66,15 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
     return place.entry;
 }
 
-/* Does the first step for a path whose hint leads into a source. This is a separate function,
- * because few calls need the registers that it takes. */
+/* Does the first step for a path whose hint leads into a source. A separate function, because it
+ * needs registers that few calls need. */
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
         return 0;
     a->lead = hint.lead;
     if (hint.lead == MONARCH_LEAD_FILES)
-        return 1; /* for an open, a look at the file costs less than it saves */
+        return 1; /* for an open, checking the file costs less than the copy saves */
     a->base = monarch_enter_directory(s, a->catalog, path, hint.prefix);
     a->is_new = !a->base;
     if (!a->base)
@@ -90,7 +90,7 @@ __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *
     return monarch_root_is_ours(s, (unsigned)a->source, 0);
 }
 
-/* Does the first step for a path that, compared as text, lies in no source. */
+/* Does the first step for a path whose text leads into no source. */
 static inline int aim_through_link(struct session *s, const char *path, size_t n,
                                    struct monarch_aim *a) {
     if ((!a->is_open && !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED)) ||
@@ -110,7 +110,7 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
     if (path[0] == '/') {
         a->source = monarch_prefix(s->control, path, n, &a->rel);
         if (a->source < 0) {
-            /* Nearly every open ends here: its directory is known to lead elsewhere. */
+            /* Nearly every open ends here, because its directory is known to lead elsewhere. */
             int leads = aim_through_link(s, path, n, a);
             if (leads || a->lead != MONARCH_LEAD_NEW || !monarch_is_odd(path, n) ||
                 monarch_is_outside(s->control, path))
@@ -129,8 +129,8 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
         return 1;
     a->len = n - (size_t)(a->rel - path);
     a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
-    /* Only the bytes from `rel` on need the check, because those before it equal the source's path.
-     * The check reads 16 bytes at once, so it begins earlier for a short path. */
+    /* Only the bytes from `rel` on need the check, because the bytes before them equal the source's
+     * path. The check loads 16 bytes at once, so it begins earlier for a short path. */
     size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
     if (monarch_is_odd(path + from, n - from)) {
         a->source = -1;

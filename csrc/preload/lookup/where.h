@@ -1,52 +1,52 @@
-/* Looks up paths as the process gives them: relative, by a directory descriptor, or through
+/* Looks up paths as the process passes them: relative, by a directory descriptor, or through
  * links. */
 #pragma once
 
 #include "preload/lookup/cwd.h"
 #include "preload/lookup/links.h"
 
-/* Whether the path is far from every source (monarch_is_far) and this process has met no link into
- * one. This check is cheap, and comes before any other. */
+/* Whether the path is far from every source (monarch_is_far), and this process has used no link
+ * into one. This check is cheap, so it comes before all others. */
 static inline int monarch_leads_nowhere(int dir, const char *path) {
     return !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED) && monarch_is_far(dir, path);
 }
 
-/* Returns the number of the catalog's entry for a path, MONARCH_OUTSIDE or MONARCH_UNKNOWN. *c
- * becomes the catalog that was asked. Most processes never need a catalog, and therefore map
- * none. */
+/* Returns the number of the catalog's entry for a path, MONARCH_OUTSIDE or MONARCH_UNKNOWN. *c gets
+ * the catalog in which it was looked up. The catalog is mapped at the first call that needs it,
+ * because most processes never need one. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
 
-/* What the first step of monarch_locate (monarch_aim) hands to the second (monarch_locate_aimed). A
- * plain path, absolute and in a source, is looked up by `hash`. */
+/* The result of monarch_aim, the first step of monarch_locate, for monarch_locate_aimed, the second
+ * one. A plain path, which is absolute and in a source, is looked up by `hash`. */
 struct monarch_aim {
     const struct monarch_catalog *catalog;
-    /* If not NULL, the first `skip` bytes of the path lead, through a link outside, to this
-     * directory of a source. */
+    /* If not NULL: the source's directory to which the first `skip` bytes of the path lead, through
+     * a link outside all sources. */
     const struct monarch_entry *base;
     size_t skip;
     enum monarch_lead lead; /* how the path leads into a source, if its text does not */
     uint32_t version; /* with MONARCH_LEAD_FILES: the entry's version, see monarch_enter_file */
-    int is_open;      /* 1: this is for an open; only opens use MONARCH_LEAD_FILES */
-    int is_new;       /* 1: as text, the path lies in no source, and no hint says more */
-    const char *rel;  /* the path within the source */
+    int is_open;      /* 1: the look-up is for an open; only opens use MONARCH_LEAD_FILES */
+    int is_new;       /* 1: the path's text leads into no source, and no hint is known */
+    const char *rel;  /* the path relative to the source */
     size_t len;
     uint64_t hash;
-    int is_alias;   /* 1: the path's last name is what leads into the source; it may be a link */
-    int64_t likely; /* the answer of monarch_guess, or -1 */
-    int source;     /* -1: an odd path, resolved the slower, exact way */
+    int is_alias;   /* 1: the path's last component leads into the source, and may be a link */
+    int64_t likely; /* the result of monarch_guess, or -1 */
+    int source;     /* -1: an odd path, which is resolved in the slower, exact way */
 };
 /* The first step of a look-up. Returns 0 if the path leads to no source, as far as its text and the
- * hints tell. */
+ * hints show. */
 int monarch_aim(struct session *s, int dir, const char *path, int is_open, struct monarch_aim *a);
 int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
                              int follow);
 
-/* Resolves the path to a place: the entry, and the path within the source without links and
+/* Resolves the path to its entry, and to the path relative to the source, without links and
  * dots. */
 void monarch_locate_place(struct session *s, const struct monarch_aim *a, int dir, const char *path,
                           int follow, struct monarch_place *place);
 
-/* Writes the kernel's name of an open file to `out` (MONARCH_PATH_MAX bytes). Returns 0 if there is
- * none. The file may have been renamed or removed since. */
+/* Writes the path that the kernel reports for an open file to `out` (MONARCH_PATH_MAX bytes).
+ * Returns 0 if there is none. The file may have been renamed or removed since it was opened. */
 int monarch_name_of(int fd, char *out);
