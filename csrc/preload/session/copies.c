@@ -26,16 +26,16 @@ int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e
 
 /* --- from a copy to its file ------------------------------------------------------------------ */
 
-/* Whether a file with this mode may be a copy. Hardly any other file has this mode, so nearly all
- * files are ruled out without the catalog. */
+/* Whether a file with this mode may be a copy. Hardly any other file has this mode, so the check
+ * rules out nearly all files without a look at the catalog. */
 int monarch_has_mode_of_copy(unsigned mode) {
     return (mode & (S_IFMT | 07777)) == (S_IFREG | 0400);
 }
 
-/* Whether `st` describes the entry's copy. The inode is not enough: once a copy is gone, the file
- * system may give its inode to anybody's new file. So the size must be the entry's. If the entry's
- * copy is not PRESENT, `st` can only be of a dropped copy that is still open: that copy has no name
- * any more, or still has its name, which is about to be removed. */
+/* Whether `st` describes the entry's copy. The same inode number is not enough: once a copy is
+ * removed, the file system may reuse the number for any new file. So the size must match too. If
+ * the entry is not PRESENT, `st` can only describe a dropped copy that is still open. Such a copy
+ * has no name any more, or its name is about to be removed. */
 static int is_copy_of(const struct session *s, const struct monarch_entry *e,
                       const struct stat *st) {
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -70,8 +70,8 @@ monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const 
         int t = monarch_tier_on(*s, st->st_dev, 0);
         if (t < 0)
             continue;
-        /* Of an old session, only the catalog that is already mapped is used: a new daemon may have
-         * made another catalog of the same name. */
+        /* For an old session, only the catalog that is already mapped is used: a new daemon may
+         * have made another catalog with the same name. */
         *c = newest ? monarch_catalog_of(*s) : __atomic_load_n(&(*s)->catalog, __ATOMIC_ACQUIRE);
         for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {
             const struct monarch_entry *e = copy_in(*s, *c, (unsigned)t, st);

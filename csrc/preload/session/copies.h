@@ -8,11 +8,11 @@
 #include "preload/session/session.h"
 #include "shared/bytes.h"
 
-/* Room for the path of a copy. */
-#define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16) /* a name is written as 16 digits */
+/* Size of a buffer for the path of a copy; the copy's name is written as 16 digits. */
+#define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16)
 
-/* Writes the path of the copy that `word` names. Every open needs one, so all 16 hexadecimal digits
- * are computed at once; the first MONARCH_COPY_NAME of them are the name. */
+/* Writes the path of the copy that `word` names. Every open needs such a path, so all 16
+ * hexadecimal digits are computed at once; the first MONARCH_COPY_NAME of them are the name. */
 static inline void monarch_copy_path(const struct session *s, uint64_t word, char *out) {
     const struct monarch_tier *tier = &s->control->tier[MONARCH_WORD_TIER(word)];
     const unsigned unused = 4 * (16 - MONARCH_COPY_NAME);
@@ -26,18 +26,18 @@ static inline void monarch_copy_path(const struct session *s, uint64_t word, cha
     name[MONARCH_COPY_NAME] = 0;
 }
 
-/* Writes the entry's path at the source to `path` (MONARCH_PATH_MAX bytes). Returns 0 if it does
- * not fit. */
+/* Writes the path of the entry's file at the source to `path` (MONARCH_PATH_MAX bytes). Returns 0
+ * if it does not fit. */
 int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
                         const struct monarch_entry *e, char *path);
-/* Whether a file with the attributes `st` is the entry's file, unchanged since the scan. */
+/* Whether `st` describes the entry's file, unchanged since the scan. */
 int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e,
                           const struct stat *st);
 
 int monarch_has_mode_of_copy(unsigned mode);
-/* Returns the entry whose copy has the attributes `st`, or NULL. It reads the device, inode, mode,
- * link count, size and mtime of `st`. The caller sets *s to the newest session. On return, *s and
- * *c are the session and the catalog of the entry; they may be an earlier daemon's, because
+/* Returns the entry whose copy `st` describes, or NULL. It uses the device, inode, mode, link
+ * count, size and mtime in `st`. Before the call, *s must be the newest session. After it, *s and
+ * *c are the session and the catalog of the entry. They may be those of an earlier daemon, because
  * descriptors outlive the daemon that made their copies. */
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st);

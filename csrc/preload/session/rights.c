@@ -12,13 +12,13 @@ static int are_our_users(const struct monarch_control *k) {
 
 /* --- capabilities ----------------------------------------------------------------------------- */
 
-static uint32_t falls_short; /* atomic, 1: some thread lacks the daemon's rights; it stays 1 */
+static uint32_t falls_short; /* atomic; 1: some thread lacks rights of the daemon; never reset */
 
 static int may_read_everything(const struct monarch_control *k) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2] = {{.effective = 0}};
     const uint32_t mask = 1U << CAP_DAC_OVERRIDE | 1U << CAP_DAC_READ_SEARCH;
-    /* A process that is root only in its own user namespace may read only some files. */
+    /* A process that is root only in its own user namespace cannot read all files. */
     return sys6(SYS_capget, (long)&header, (long)data, 0, 0, 0, 0) == 0 &&
            (data[0].effective & mask) && are_our_users(k);
 }
@@ -29,10 +29,10 @@ static int may_read_everything(const struct monarch_control *k) {
 
 #define FEW 64         /* enough for the groups of nearly all processes */
 #define MOST 65536     /* NGROUPS_MAX */
-#define UNMAPPED 65534 /* what a user namespace shows for a group that has no number in it */
+#define UNMAPPED 65534 /* group number that a user namespace shows for groups without a mapping */
 
 /* Whether all of the daemon's groups are among the `n` groups. Both lists are usually sorted, so
- * each search continues where the last one ended. */
+ * each search continues where the last one has ended. */
 static int has_groups(const struct monarch_control *k, const uint32_t *groups, long n) {
     long at = 0, unmapped = 0, missing = 0;
     for (long i = 0; i < n; i++)
@@ -44,15 +44,15 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
         if (tried == n && ++missing > unmapped)
             return 0;
     }
-    /* In a container, which has its own user namespace, the process keeps the groups that it came
-     * with. Most of them have no number there (UNMAPPED), and no call can add such a group. So
-     * there, and only there, groups may be missing, as long as no more are missing than are
-     * unmapped. */
+    /* In a container with its own user namespace, the process keeps the groups that it had before.
+     * Most of them have no mapping there (UNMAPPED), and no call can add such a group. So in a
+     * container, and only there, groups of the daemon may be missing, but no more of them than the
+     * process has unmapped groups. */
     return !missing || !are_our_users(k);
 }
 
-/* Writes the effective group and all others to `groups`. Returns their number, or an error: -EINVAL
- * if there are more than `room`. */
+/* Writes the effective group and all supplementary groups to `groups`. Returns their number, or a
+ * negative errno: -EINVAL if there are more than `room`. */
 static long get_groups(uint32_t *groups, long room) {
     groups[0] = (uint32_t)sys6(SYS_getegid, 0, 0, 0, 0, 0, 0);
     long n = sys6(SYS_getgroups, room - 1, (long)(groups + 1), 0, 0, 0, 0);

@@ -1,10 +1,11 @@
-/* Whether this process may read, at the source, all that the daemon may read.
+/* Checks whether this process may read, at the source, everything that the daemon may read.
  *
- * Copies belong to the daemon's user and do not carry the permissions of their source files. */
+ * The check is needed because copies belong to the daemon's user, and do not have the permissions
+ * of their source files. */
 #pragma once
 
 #include "preload/session/session.h"
 
-/* Returns 0 if this process lacks some of the daemon's rights. Then every read goes to the
+/* Returns 0 if this process lacks some of the daemon's rights; all its reads must then go to the
  * source. */
 int monarch_rights_suffice(const struct session *s);

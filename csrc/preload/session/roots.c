@@ -4,17 +4,19 @@
 
 #include "shared/sys.h"
 
-static uint32_t foreign; /* atomic, 1: some thread sees other mounts or another root; it stays 1 */
+static uint32_t foreign; /* atomic; 1: some thread has other mounts or another root; never reset */
 
 /* --- mounts --------------------------------------------------------------------------------- */
 
-/* Whether a mount point lies below `path`; 1 in doubt. It is asked in a mount namespace other than
- * the daemon's (in a container), because the daemon has not scanned what is mounted there below a
- * source. mountinfo is read in small pieces, because the stack may be small. */
+/* Whether a mount point is below `path`; 1 if that is uncertain. The check is for a process in
+ * another mount namespace than the daemon's (in a container): the daemon has not scanned what is
+ * mounted below a source there. mountinfo is read in small pieces, because the stack may be
+ * small. */
 __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
     char buf[512];
-    unsigned field = 0; /* field of the line, from 0; the fifth is the mount point */
-    size_t same = 0;    /* bytes of the mount point that equal the path's so far */
+    /* index of the field in the line, from 0; the fifth field is the mount point */
+    unsigned field = 0;
+    size_t same = 0; /* number of bytes in which the mount point equals the path so far */
     int differs = 0, found = 0;
     int fd = sys_openat(AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -30,7 +32,8 @@ __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t 
                 field++;
             } else if (field == 4 && !differs) {
                 differs = same == path_len || *at != path[same];
-                /* mountinfo writes a blank as \040, at which the comparison ends in doubt. */
+                /* mountinfo writes a blank as \040; the comparison stops there, and the result is
+                 * uncertain. */
                 found = differs && *at == (same == path_len ? '/' : '\\');
                 same++;
             }
@@ -78,9 +81,9 @@ int monarch_has_foreign_tier(const struct monarch_control *k) {
 
 /* --- roots ---------------------------------------------------------------------------------- */
 
-/* session.roots has one word for the sources' paths and one for their aliases. The lower half of a
- * word has two bits per source: 0 not known, 1 the root is ours, 2 it is another directory. The
- * upper half counts the process's changes of root. */
+/* session.roots has one word for the sources' paths, and one for their aliases. The lower half of a
+ * word has two bits per source: 0 unknown, 1 the path leads to the scanned directory, 2 it leads to
+ * another one. The upper half counts the process's changes of root. */
 static_assert(MONARCH_MAX_SOURCES <= 16, "their bits fill the lower half");
 
 static int is_ours_now(const struct session *s, unsigned source, int by_alias) {
@@ -101,11 +104,11 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
             return 0;
         if (known)
             return known == 1;
-        /* After a chroot the tiers' paths may lead elsewhere too. */
+        /* After a chroot, the paths of the tiers may lead elsewhere too. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
-        /* An answer from before a chroot must not be stored after it: the chroot has changed the
-         * count, and the loop asks again. */
+        /* An answer that was found before a chroot must not be stored after it. The chroot has then
+         * changed the count in the word, so the loop checks again. */
         while (seen >> 32 == then >> 32)
             if (__atomic_compare_exchange_n(word, &seen, seen | (same ? 1ULL : 2ULL) << source * 2,
                                             0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))

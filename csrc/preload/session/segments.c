@@ -12,12 +12,12 @@
 #include "shared/xxh3.h"
 
 #define DIR_MAX 256
-/* Room for "catalog.", 20 digits and the NUL [bytes]. It is small, because a first open may be on a
- * small stack. */
+/* Room for "catalog.", 20 digits and the NUL [bytes]. It is small because a thread's first open may
+ * happen on a small stack. */
 #define NAME_BYTES 29
 /* Number of addresses of each kind of range that are kept for later sessions. A process rarely has
- * more than two sessions at a time. An address that finds no place here stays mapped, which costs
- * address space but no memory. */
+ * more than two sessions at a time. An address beyond that number stays mapped, which costs address
+ * space but no memory. */
 #define SPARES 4
 
 static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
@@ -40,16 +40,16 @@ const char *monarch_session_dir(void) { return session_dir; }
 
 /* --- mapping -------------------------------------------------------------------------------- */
 
-/* These two functions are separate so that a first open, which may be on a small stack, needs room
- * for the path or for the attributes, but not for both. */
+/* Two separate functions: a first open, which may be on a small stack, then needs room for the path
+ * or for the attributes, but not for both at once. */
 __attribute__((noinline)) static int open_segment(const char *name, int flags) {
     char path[DIR_MAX + 1 + NAME_BYTES];
     put(put(put(path, session_dir), "/"), name);
     return sys_openat(AT_FDCWD, path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 }
 
-/* Gets the segment's size and identity. The size is 0 for a file that is not this user's alone:
- * another user who can write to it could redirect our reads. */
+/* Gets the segment's size and identity. The size is reported as 0 if another user can access the
+ * file, because a user who can write to it could redirect reads. */
 __attribute__((noinline)) static void look_at(int fd, struct monarch_segment *out) {
     struct stat st;
     out->size = 0;
@@ -77,19 +77,19 @@ int monarch_was_stopped(void) {
     return fd >= 0;
 }
 
-/* A mapping to be made, and its result. */
+/* Arguments of a mapping to be made, and its result. */
 struct request {
     char name[NAME_BYTES];
     struct monarch_segment found;
-    enum monarch_range kind; /* for map_range */
+    enum monarch_range kind; /* of map_range */
     int reused;
-    int has_no_number; /* the process has no descriptor left */
+    int has_no_number; /* the process has as many descriptors as it may have */
 };
 static_assert(sizeof(struct request) <= MONARCH_APART_BYTES, "it is copied");
 
-/* Runs `map`. If the process has no descriptor left, runs it again in a thread with its own table
- * of descriptors. Without the mapping a change could not be recorded, and other processes would go
- * on reading the old copy. */
+/* Runs `map`. If the process has no free descriptor, runs it again in a thread with its own table
+ * of descriptors. Without the mapping, a change could not be recorded, and other processes would
+ * still read the old copy. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)
@@ -121,7 +121,7 @@ int monarch_map_segment(const char *name, struct monarch_segment *out) {
 
 __attribute__((noinline)) int monarch_is_linked(const struct session *s) {
     struct stat st;
-    /* The mapping keeps the inode in use, so that no other file gets its number. */
+    /* The mapping keeps the inode in use, so no other file can have its number. */
     return sys_fstatat(AT_FDCWD, control_path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
            st.st_ino == s->ino && st.st_dev == s->dev;
 }
@@ -140,7 +140,7 @@ static int paths_fit(const struct monarch_control *k) {
 }
 
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size) {
-    /* A segment of another version may be shorter, but its first fields are the same. */
+    /* A segment of another version may be shorter, but its first fields have the same layout. */
     if (size < offsetof(struct monarch_control, state) || k->magic != MONARCH_MAGIC)
         return 0;
     if (k->version != MONARCH_VERSION) {
@@ -222,13 +222,13 @@ static void release_catalog(const struct monarch_catalog *c) {
         clear(c, c->bytes, PROT_READ);
 }
 
-/* Addresses of catalogs are not reused. A thread that still holds a pointer to an entry of the old
- * catalog would otherwise find another file's entry there. */
+/* Addresses of catalogs are not reused. Otherwise, a thread that still has a pointer to an entry of
+ * the old catalog could find another file's entry there. */
 void monarch_release_session(struct session *s) {
     if (__atomic_exchange_n(&s->released, 1, __ATOMIC_ACQ_REL))
         return;
     clear(s->control, sizeof *s->control,
-          PROT_READ); /* comes first, so that nothing new is mapped from here on */
+          PROT_READ); /* this comes first, so that nothing new is mapped afterwards */
     release_catalog(__atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE));
     for (int i = 0; i < MONARCH_OLDER; i++)
         release_catalog(__atomic_load_n(&s->older[i], __ATOMIC_ACQUIRE));
@@ -248,9 +248,9 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     struct monarch_fills *fresh = monarch_map_range(MONARCH_RANGE_FILLS, &reused);
     if (!fresh)
         return NULL;
-    /* The segment was found by name. A daemon that replaces this session's daemon closes this
-     * session before it creates segments. So if this session still serves, the segment is its
-     * own. */
+    /* The segment was found by name, and may belong to a new daemon. But a new daemon closes the
+     * session of the one that it replaces before it creates segments. So if this session still
+     * serves, the segment belongs to it. */
     if (monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->fills, &old, fresh, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return fresh;
@@ -258,7 +258,7 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     return old;
 }
 
-/* Whether the header's offsets are right: the offsets of a damaged header could lead anywhere. */
+/* Whether the header's offsets are valid. Those of a damaged header might point anywhere. */
 static int is_sound(const struct monarch_catalog *c, uint64_t size) {
     struct monarch_catalog right;
     if (size < sizeof *c || c->magic != MONARCH_MAGIC || c->capacity > MONARCH_MAX_ENTRIES ||
@@ -280,8 +280,8 @@ const struct monarch_catalog *monarch_catalog_slow(struct session *s,
     if (!monarch_map_segment(name, &found))
         return old;
     const struct monarch_catalog *c = found.map;
-    /* A new daemon may have made this catalog: its catalogs have the same names as those of the old
-     * daemon. So the catalog is stored only if this session's daemon still serves. */
+    /* A new daemon may have made this catalog, because its catalogs have the same names as those of
+     * the old daemon. So the catalog is stored only if this session's daemon still serves. */
     if (is_sound(c, found.size) && c->generation == generation && monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->catalog, &old, c, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         uint32_t n = __atomic_fetch_add(&s->older_used, 1, __ATOMIC_RELAXED);
@@ -289,5 +289,5 @@ const struct monarch_catalog *monarch_catalog_slow(struct session *s,
         return c;
     }
     sys_unmap(c, found.size);
-    return old; /* or the catalog that another thread has stored meanwhile */
+    return old; /* `old`, or the catalog that another thread has stored meanwhile */
 }

@@ -43,8 +43,8 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from) {
 
 unsigned monarch_rank;
 
-/* The innermost launcher's variable comes first: torchrun may have been started by mpiexec in a
- * step of Slurm. */
+/* The launchers' variables, innermost launcher first: torchrun may have been started by mpiexec in
+ * a step of Slurm. */
 static const char *const variables[] = {
     "LOCAL_RANK",                 /* torchrun, Lightning, DeepSpeed, accelerate */
     "OMPI_COMM_WORLD_LOCAL_RANK", /* Open MPI */
@@ -55,8 +55,8 @@ static const char *const variables[] = {
     "SLURM_LOCALID",              /* srun */
 };
 
-/* Returns the rank, which is the launcher's number + 1, or 0 if the text is not a number or the
- * number is too large. */
+/* Returns the rank, which is the launcher's number + 1. Returns 0 if the text is not a number, or
+ * if the number is too large. */
 static unsigned number_of(const char *text) {
     unsigned n = 0;
     for (; *text >= '0' && *text <= '9' && n < MONARCH_RANKS; text++)
@@ -69,8 +69,8 @@ void monarch_rank_init(void) {
         const char *text = secure_getenv(variables[i]);
         if (text && *text) {
             unsigned rank = number_of(text);
-            /* The variable is written only if there is a rank. Most programs have none, and then
-             * need no private page for the variable. */
+            /* monarch_rank is written only if there is a rank. Most programs have none, and so need
+             * no private page for the variable. */
             if (rank)
                 monarch_rank = rank;
             return;
@@ -101,8 +101,8 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     struct monarch_scan_hint *slot = &m->scan_hint[n % MONARCH_SCAN_HINTS];
     uint64_t seen = __atomic_load_n(&slot->ticket, __ATOMIC_ACQUIRE);
     if (seen & 3)
-        return;               /* the daemon has not read it yet */
-    uint64_t mine = seen + 5; /* the next number, being written */
+        return;               /* the daemon has not read the path in this slot yet */
+    uint64_t mine = seen + 5; /* the next number, with the state "being written" */
     if (!__atomic_compare_exchange_n(&slot->ticket, &seen, mine, 0, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
         return;
@@ -110,7 +110,7 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     slot->path_len = (uint32_t)len;
     slot->is_part = (uint32_t)is_part;
     memcpy(slot->path, path, len);
-    /* The exchange fails if the daemon took this thread for dead and freed the slot. */
+    /* The exchange fails if the daemon has taken this thread for dead and freed the slot. */
     if (__atomic_compare_exchange_n(&slot->ticket, &mine, mine + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED))
         monarch_ring(s);

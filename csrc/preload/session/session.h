@@ -1,51 +1,52 @@
 /* The process's connection to a daemon's session. The process looks for a session at load, and for
- * a newer one when daemons come and go. No function here waits for a daemon, takes a lock or keeps
- * a descriptor open. */
+ * a newer one when daemons end and start. None of these functions waits for a daemon, takes a lock,
+ * or leaves a descriptor open. */
 #pragma once
 
 #include "shared/catalog.h"
 
-/* Number of replaced catalogs that a process keeps. A newer, larger catalog does not know the
- * copies that were dropped before it was made, and descriptors of these copies may still be
- * open. */
+/* Number of replaced catalogs that a process keeps. A newer, larger catalog does not contain copies
+ * that were dropped before, but descriptors of these copies may still be open. */
 #define MONARCH_OLDER 8
 
-/* A session is never freed: threads that hang in a call, waiting mappings and the words of track.h
+/* A session is never freed: threads that hang in a call, waiting mappings, and the words of track.h
  * refer to it. Once its segments are no longer needed, zeros are mapped over them. */
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
-    const struct monarch_fills *fills;     /* atomic, NULL until it is needed */
+    const struct monarch_fills *fills;     /* atomic; NULL until it is needed */
     const struct monarch_catalog *catalog; /* atomic */
-    uint64_t roots[2];                     /* atomic: see monarch_root_is_ours */
-    /* Atomic. Low bit: 1 if nothing may be read from copies, because a switch file exists, for
-     * example. Upper bits: the number of the look at the switches that set the low bit
-     * (attach.c). */
+    uint64_t roots[2];                     /* atomic, see monarch_root_is_ours */
+    /* Atomic. Lowest bit: 1 if nothing may be read from copies, for example because a switch file
+     * exists. Upper bits: number of the check that has set the lowest bit (attach.c). */
     uint32_t off;
-    /* Atomic: 1 our mount namespace is the daemon's, 2 it is another, 0 not known */
+    /* Atomic: 1: this process is in the daemon's mount namespace; 2: it is in another one; 0:
+     * unknown */
     uint32_t mounts;
-    struct session *before; /* atomic: the session of an earlier daemon; its copies may be open */
-    /* Atomic. The last MONARCH_OLDER catalogs that were replaced; they stay mapped for their
-     * readers. */
+    /* atomic: the session of the previous daemon, whose copies may still be open */
+    struct session *before;
+    /* Atomic. The last MONARCH_OLDER catalogs that were replaced; they stay mapped, because threads
+     * may still read them. */
     const struct monarch_catalog *older[MONARCH_OLDER];
     uint32_t older_used; /* atomic */
     uint32_t number;     /* see monarch_session_at */
-    uint64_t dev, ino;   /* identify the segment `control` */
-    /* Atomic: when, before recording a change, we last saw that the name `control` leads to this
-     * segment. */
+    uint64_t dev, ino;   /* of the segment `control` */
+    /* Atomic: when the last check, made before recording a change, found that the name `control`
+     * leads to this segment. */
     uint64_t linked_ns;
-    uint32_t listings; /* atomic: open directories that are listed from its catalog */
-    /* Atomic: number of the last search that found a copy of this session open (attach.c) */
+    /* atomic: number of open directories that are listed from the session's catalog */
+    uint32_t listings;
+    /* Atomic: number of the last search that has found a copy of this session open (attach.c) */
     uint32_t needed;
-    uint32_t released; /* atomic, 1: nothing is mapped any more */
-    /* 1: when we attached, a tier's path led to another directory than the daemon's */
+    uint32_t released; /* atomic; 1: the segments are no longer mapped */
+    /* 1: at the time of attaching, a tier's path led to another directory than the daemon's */
     uint32_t distrusts;
-    uint32_t reused; /* 1: `clients` lies at an address that an earlier session used */
+    uint32_t reused; /* 1: `clients` is at an address that an earlier session used */
 };
 
-/* The newest session. Atomic; NULL in a process that has nothing to do with Monarch. */
+/* The newest session. Atomic; NULL in a process that does not use Monarch. */
 extern struct session *monarch_current __attribute__((visibility("hidden")));
-/* The value of monarch_current while a configuration is named but no daemon has answered yet. */
+/* The value of monarch_current while a configuration is given but no daemon has been found yet. */
 extern struct session monarch_waiting __attribute__((visibility("hidden")));
 
 struct session *monarch_session_slow(void);
@@ -58,7 +59,7 @@ static inline int monarch_is_off(const struct session *s) {
     return (int)(__atomic_load_n(&s->off, __ATOMIC_RELAXED) & 1);
 }
 
-/* Returns the session that serves a read or a look-up, or NULL if the source must answer. */
+/* Returns the session for a read or a look-up, or NULL if the source must answer. */
 static inline struct session *session_for_reading(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     if (__builtin_expect(!s, 1))
@@ -68,9 +69,8 @@ static inline struct session *session_for_reading(void) {
     return monarch_session_slow();
 }
 
-/* Returns the session in which to record a change, or NULL. Changes are recorded even while
- * everything is switched off: a file that is changed then must not be served from its copy
- * later. */
+/* Returns the session in which a change must be recorded, or NULL. Changes are recorded even while
+ * Monarch is switched off: a file that changes meanwhile must not be served from its copy later. */
 struct session *monarch_session_for_change(void);
 static inline struct session *session_for_change(void) {
     return __builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1)
@@ -78,12 +78,12 @@ static inline struct session *session_for_change(void) {
                : monarch_session_for_change();
 }
 
-/* Returns the newest session if `number` (5 bits) is its number, otherwise a session that serves
+/* Returns the newest session if it has this number (5 bits), otherwise a session that serves
  * nothing. */
 struct session *monarch_session_at(unsigned number);
 
-/* Replaces `old` by the newest catalog, if the newest can be mapped. Returns the catalog that the
- * session has afterwards. */
+/* Replaces `old` by the newest catalog if that can be mapped. Returns the session's catalog after
+ * that. */
 const struct monarch_catalog *monarch_catalog_slow(struct session *s,
                                                    const struct monarch_catalog *old);
 /* Returns the newest catalog that can be mapped, or NULL before there is one. */
@@ -101,30 +101,30 @@ static inline const struct monarch_entry *monarch_entry_of(struct session *s, ui
     return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
 }
 
-/* Whether the entry's file was recorded as changed, so that the catalog and the copy are out of
- * date. */
+/* Whether the entry's file was recorded as changed, so that the catalog and the copy are
+ * outdated. */
 static inline int monarch_entry_is_changed(const struct session *s, const struct monarch_entry *e) {
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
-/* Returns the segment `fills`, or NULL if it cannot be mapped; then unfinished copies are not read.
- * It is mapped when it is first needed, because most processes never need it. */
+/* Returns the segment `fills`, or NULL if it cannot be mapped; unfinished copies are then not read.
+ * It is mapped at the first call, because most processes never need it. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
-/* Checks the switch files, our rights, and whether the session's directory is still there. It does
- * so at most once a second. */
+/* Checks the switch files, the process's rights, and whether the session's directory still exists,
+ * at most once a second. */
 void monarch_tick(struct session *s);
-/* Called when the user or the groups may have changed: checks at once whether our rights suffice
- * for the newest session. */
+/* Call it when the user or the groups may have changed. Checks at once whether the process's rights
+ * suffice for the newest session. */
 void monarch_rights_may_differ(void);
 
 struct monarch_stats *monarch_my_stats(struct session *s);
 
-/* The rank of this node to which this process belongs: the launcher's number + 1. A rank is a
- * training process with its workers. The value is 0 if no launcher has given a number. */
+/* The rank of this node to which this process belongs: the launcher's number + 1, or 0 if no
+ * launcher has given a number. A rank is a training process with its workers. */
 extern unsigned monarch_rank __attribute__((visibility("hidden")));
-/* Reads monarch_rank from the environment. Called in a constructor: later, other threads may change
- * the environment. */
+/* Reads monarch_rank from the environment. Call it in a constructor: later, other threads may
+ * change the environment. */
 void monarch_rank_init(void);
 
 /* Each returns the number of the first source or tier, from number `from` on, that lies on the
@@ -144,8 +144,8 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
                        int is_part);
 
 /* Writes one line to standard error, at most once in a process, and only if descriptor 2 is still
- * the file that it was when we were loaded. */
+ * the file that it was when the library was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
-/* Tells children that the warning was given. Call it only in a constructor, while one thread
- * runs. */
+/* Tells child processes that the warning was given. Call it only in a constructor, while there is
+ * only one thread. */
 void monarch_pass_warning_on(void);

@@ -8,8 +8,8 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* Largest size of the file `changes`. Beyond it no change is written down, and any file counts as
- * changed. */
+/* Size limit of the file `changes`. Once it is reached, changes are no longer recorded, and every
+ * file counts as changed. */
 #define MOST_BYTES (16UL << 20)
 
 struct told {
@@ -19,8 +19,8 @@ struct told {
 };
 static_assert(sizeof(struct told) <= MONARCH_APART_BYTES, "it is copied");
 
-/* Opens a segment that has at least `least` bytes and is this user's alone. Returns its descriptor,
- * or -errno. */
+/* Opens a segment that has at least `least` bytes and that other users cannot access. Returns its
+ * descriptor, or -errno. */
 static int open_ours(const char *name, int flags, uint64_t least, struct told *t) {
     uint64_t size;
     int fd = monarch_open_segment(name, flags, &size);
@@ -39,8 +39,8 @@ static uint64_t word_at(int fd, uint64_t at) {
 
 #define HALF_AT(fd, field) ((uint32_t)word_at(fd, offsetof(struct monarch_control, field)))
 
-/* Whether the descriptor `control` is of the serving daemon's segment, and `dev` is a source's
- * device. */
+/* Whether the descriptor `control` is of the segment of the serving daemon, and `dev` is the device
+ * of one of its sources. */
 static int is_of_source(int control, uint64_t dev) {
     if (word_at(control, 0) != MONARCH_MAGIC || HALF_AT(control, version) != MONARCH_VERSION ||
         HALF_AT(control, state) != MONARCH_SERVING)

@@ -7,8 +7,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Environment variable that is set once the line was written. It tells the processes that this one
- * starts or becomes: after exec, only the environment knows that the warning was given. */
+/* The environment variable that is set once the line was written. It tells the programs that this
+ * process starts, and the program that this process becomes by exec, that the warning was given. */
 #define SAID "MONARCH_WARNED"
 
 static struct stat stderr_at_load;
@@ -26,10 +26,11 @@ static int stderr_is_what_it_was(void) {
            now.st_rdev == stderr_at_load.st_rdev;
 }
 
-#define PART_BYTES 1024 /* bytes of an environment read at a time: the stack may be small */
+/* bytes of an environment that are read at a time; the stack may be small */
+#define PART_BYTES 1024
 
-/* Whether the parent has warned already. It has if it, too, was started with the library and a
- * configuration. A job has many processes and should warn once. */
+/* Whether the parent has already warned. It has if it was also started with the library and a
+ * configuration. A job has many processes, but should warn only once. */
 __attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
     char path[32], buf[PART_BYTES + 32];
