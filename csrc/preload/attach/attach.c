@@ -1,4 +1,4 @@
-/* Attaches the process to a daemon's session: at load, and again when daemons come and go. */
+/* Attaches the process to a daemon's session, at load, and again when daemons end and start. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,14 +22,14 @@
 #define NUMBERS 32
 
 static struct session first;
-static uint64_t last_tick; /* when monarch_tick last looked [s] */
+static uint64_t last_tick; /* time of the last check by monarch_tick [s] */
 static uint32_t lacks_room;
 
 int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC_RELAXED); }
 
 /* --- attaching ------------------------------------------------------------------------------ */
 
-/* Maps the current session into `s`, which no other thread knows yet. */
+/* Maps the current session's segments into `s`, which no other thread has seen yet. */
 static int map_into(struct session *s, const struct monarch_segment *control) {
     int reused = 0;
     struct monarch_clients *m = monarch_map_range(MONARCH_RANGE_CLIENTS, &reused);
@@ -48,8 +48,8 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Attaches to the current session. Returns `old` if `old` is the current session; otherwise a new
- * session, which no other thread has seen yet, or NULL if there is none. */
+/* Attaches to the current session. Returns `old` if that is still the current one. Otherwise
+ * returns a new session, which no other thread has seen yet, or NULL if there is none. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -79,7 +79,7 @@ static void detach(struct session *s) {
     sys_unmap(s, NODE_BYTES);
 }
 
-/* --- sessions whose daemon is gone ------------------------------------------------------------ */
+/* --- sessions whose daemon has ended ---------------------------------------------------------- */
 
 static uint32_t searches;
 
@@ -88,7 +88,7 @@ struct search {
     uint32_t number;
 };
 
-/* Gets a descriptor's attributes without asking the file system's server, which may hang. */
+/* Reads a descriptor's attributes without asking the file system's server, which may hang. */
 static int attributes_of(int fd, struct stat *st) {
     struct statx x;
     const unsigned mask = STATX_BASIC_STATS;
@@ -104,7 +104,7 @@ static int attributes_of(int fd, struct stat *st) {
     return 1;
 }
 
-/* If the descriptor is an open copy, notes that the copy's session is needed. */
+/* If the descriptor is of a copy, notes that the copy's session is still needed. */
 static void note_need(int fd, void *data) {
     const struct search *search = data;
     const struct monarch_catalog *c;
@@ -119,10 +119,10 @@ static void note_need(int fd, void *data) {
         ;
 }
 
-/* Called after `newest` has replaced a session. Releases the mappings of each session older than
- * the replaced one, unless the process has copies or listings of that session open. Two threads may
- * do this at once: at worst, one of them visits a session that the other has already removed from
- * the list. */
+/* Call it after `newest` has replaced a session. Releases the mappings of all sessions older than
+ * the replaced one, except those of which the process still has copies or listings open. If two
+ * threads call it at once, the worst that happens is that one of them visits a session that the
+ * other has already removed from the list. */
 static void retire(struct session *newest) {
     struct session *last = newest->before, *s;
     struct search search = {newest, __atomic_add_fetch(&searches, 1, __ATOMIC_ACQ_REL)};
@@ -143,11 +143,11 @@ static void retire(struct session *newest) {
 
 /* --- switches and rights ---------------------------------------------------------------------- */
 
-static uint32_t looks; /* atomic: number of looks at switches and rights */
+static uint32_t looks; /* atomic: number of checks of switches and rights so far */
 
 static uint32_t begin_look(void) { return __atomic_add_fetch(&looks, 1, __ATOMIC_SEQ_CST) << 1; }
 
-/* Stores the result of a look, unless a later look has already stored its own. */
+/* Stores the result of check `look`, unless a later check has already stored its own. */
 static void end_look(struct session *s, uint32_t look, uint32_t off) {
     uint32_t seen = __atomic_load_n(&s->off, __ATOMIC_RELAXED);
     while ((int32_t)(look - (seen & ~1U)) > 0 &&
@@ -167,10 +167,10 @@ static void look_at_switches(struct session *s, int is_gone) {
     end_look(s, look, off);
 }
 
-/* Attaches to a new daemon's session. Threads that find it at the same time each map it for
- * themselves, and one of them makes its own mapping the process's. A lock would not do: it could be
- * held by a thread that a signal handler has interrupted, or by a child of vfork that was
- * killed. */
+/* Attaches to a new daemon's session. Several threads may do so at the same time: each maps the
+ * session for itself, and one of the mappings becomes the process's. A lock would be no
+ * alternative, because a thread that a signal handler has interrupted, or a child of vfork that was
+ * killed, could hold it. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)
@@ -185,11 +185,11 @@ static struct session *attach_again(struct session *old) {
         return fresh;
     }
     detach(fresh);
-    return old; /* the session of another thread, which was faster */
+    return old; /* another thread was faster, and this is its session */
 }
 
-/* Attaches to newer and newer sessions until it finds one whose daemon serves. Returns NULL if no
- * daemon serves. */
+/* Attaches to ever newer sessions until it finds one whose daemon serves. Returns NULL if no daemon
+ * serves. */
 static struct session *follow(struct session *s) {
     for (;;) {
         struct session *next = attach_again(s);
@@ -230,8 +230,8 @@ void monarch_rights_may_differ(void) {
         end_look(s, look, 1);
 }
 
-/* Whether the name `control` still leads to this session. This is checked only once per tick of the
- * coarse clock, because a new daemon takes longer than a tick to start. */
+/* Whether the name `control` still leads to this session's segment. The check is made only once per
+ * tick of the coarse clock, because a new daemon takes longer than a tick to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
@@ -242,9 +242,9 @@ static int is_linked_still(struct session *s) {
     return 1;
 }
 
-/* A daemon that has just started must learn of the change. So must a daemon whose session directory
- * was removed, if no other daemon has replaced it, because it may still serve reads of other
- * processes. */
+/* Finds the session whose daemon must learn of the change. That may be a daemon that has just
+ * started. It may also be one whose session directory was removed, if no other daemon has replaced
+ * it, because that daemon may still serve reads of other processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);
@@ -262,8 +262,8 @@ struct session *monarch_session_slow(void) {
     return s->control->off || monarch_is_off(s) ? NULL : s;
 }
 
-/* Whether this is the command `monarch`, which starts and stops daemons itself. A script's
- * process has the name of the script. */
+/* Whether this process runs the command `monarch`, which starts and stops daemons itself. A process
+ * that runs a script has the script's name. */
 static int is_our_command(void) {
     char name[16] = "";
     sys6(SYS_prctl, PR_GET_NAME, (long)name, 0, 0, 0, 0);
@@ -274,7 +274,8 @@ __attribute__((constructor)) static void load(void) {
     monarch_real_init();
     const char *config = secure_getenv("MONARCH_CONFIG"), *off = secure_getenv("MONARCH_DISABLE");
     const char *sources = secure_getenv("MONARCH_SOURCE");
-    /* With the site's module alone nobody has asked for a daemon yet, so nobody misses it. */
+    /* If only the site's module has set up Monarch, the user has not asked for a daemon, so its
+     * absence needs no warning. */
     int is_meant = (config && *config) || (sources && *sources);
     if (!config || !*config)
         config = secure_getenv("MONARCH_SITE_CONFIG");
@@ -296,7 +297,8 @@ __attribute__((constructor)) static void load(void) {
                          "Raise its limits of addresses (ulimit -v) and mappings "
                          "(vm.max_map_count).");
         else if (!starts && is_meant && !is_our_command() &&
-                 !monarch_was_stopped()) /* a shell whose daemon was stopped gets no warning */
+                 !monarch_was_stopped()) /* no warning in a shell whose daemon was stopped by the
+                                            user */
             monarch_warn("no daemon serves", config,
                          "Start one with `monarch start`, or unload the library with "
                          "eval \"$(monarch env --unset)\".");
