@@ -20,42 +20,46 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* After an attempt the process makes none for this time, and for at most the second time where no
- * start may be made [ns]. */
+/* Shortest time between two attempts of the process: PAUSE_NS after an attempt, and at most the
+ * second limit after it has found that no start is allowed now [ns]. */
 #define PAUSE_NS 200000000ULL
 #define LONG_PAUSE_NS 1000000000ULL
-/* A daemon of another pid namespace counts as killed if its heart has stood still for this time. */
+/* A daemon in another pid namespace counts as killed if its heartbeat has not changed for this long
+ * [ns]. */
 #define SILENT_NS 10000000000ULL
-/* How much of a configuration is searched for the word [bytes]. */
+/* Number of bytes of a configuration that are searched for the word `autostart`. */
 #define MOST_SEARCHED 65536
 
 uint32_t monarch_autostart;
 
-/* The state of autostart in this process, set up when the library is loaded. It lies in pages of
- * its own, which are made only where autostart is asked for. */
+/* The state of autostart in this process, set up when the library is loaded. It is in memory pages
+ * of its own, which are allocated only if autostart is requested. */
 struct plan {
-    uint64_t mounts, users, net, root_dev, root_ino; /* where we were loaded */
-    uint64_t confined;                               /* see confinement */
-    uint64_t signals;                                /* blocked then */
+    uint64_t mounts, users, net, root_dev, root_ino; /* namespaces and root directory at load */
+    /* checksum of the restrictions at load, see confinement */
+    uint64_t confined;
+    uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
-    /* Atomic: the process of which a thread makes an attempt, and uses what follows; 0: none. */
+    /* Atomic: pid of the process one of whose threads makes an attempt and uses the fields below;
+     * 0: none. */
     uint32_t user;
-    uint64_t blocked; /* signals, before the attempt */
+    uint64_t blocked; /* signals that were blocked before the attempt */
     char record[MONARCH_RECORD_BYTES];
     char config[MONARCH_PATH_MAX], name[MONARCH_PATH_MAX];
     char python[MONARCH_PATH_MAX], packages[MONARCH_PATH_MAX];
     struct monarch_launch launch;
-    const char *envp[]; /* and the texts behind it */
+    const char *envp[]; /* followed by the texts */
 };
 static struct plan *plan;
-static uint64_t next_ns; /* atomic: no attempt before this time */
+static uint64_t next_ns; /* atomic: time before which no attempt is made */
 
 static void switch_off(void) { __atomic_store_n(&monarch_autostart, 0, __ATOMIC_RELAXED); }
 
 /* --- the environment ------------------------------------------------------------------------- */
 
-/* Variables that a job sets for its own programs and not for the daemon's Python. */
+/* Whether a job sets the variable for its own programs, so that the daemon's Python must not get
+ * it. */
 static int is_the_jobs(const char *variable) {
     static const char *const prefixes[] = {"LD_",  "PYTHON",          "OMP_", "GOMP_", "KMP_",
                                            "MKL_", "MONARCH_DISABLE="};
@@ -72,8 +76,9 @@ static size_t environment_bytes(size_t *variables) {
     return bytes + (*variables + 2) * sizeof(char *);
 }
 
-/* Copies the environment: later, other threads may change it. The starter is no program under the
- * library, not even where /etc/ld.so.preload names it. */
+/* Copies the environment, because other threads may change it later. With
+ * MONARCH_DISABLE=1, the library does nothing in the starter, even if /etc/ld.so.preload names it.
+ */
 static void copy_environment(struct plan *p, size_t variables) {
     char *text = (char *)&p->envp[variables + 2];
     size_t n = 0;
@@ -93,9 +98,10 @@ static const char *value_of(const char *name) {
     return NULL;
 }
 
-/* --- what the user wishes -------------------------------------------------------------------- */
+/* --- the user's wish -------------------------------------------------------------------------- */
 
-/* Whether the file has the word `autostart`. Only the starter can tell what it means there. */
+/* Whether the file contains the word `autostart`. What the word means there, only the starter can
+ * tell. */
 static int has_word(const char *file) {
     static const char word[] = "autostart";
     struct monarch_reader r;
@@ -123,7 +129,7 @@ static int has_record(void) {
     return fd >= 0;
 }
 
-/* MONARCH_AUTOSTART=1 makes every record say yes. */
+/* Reads the wish from the record. MONARCH_AUTOSTART=1 turns a wish of no into yes. */
 static void read_wish(struct plan *p) {
     const char *asked = value_of("MONARCH_AUTOSTART");
     const struct monarch_setting now = {p->config, p->mounts, value_of};
@@ -135,7 +141,7 @@ static void read_wish(struct plan *p) {
         switch_off();
 }
 
-/* --- where we are ---------------------------------------------------------------------------- */
+/* --- the process's surroundings --------------------------------------------------------------- */
 
 static uint64_t inode_of(const char *path, uint64_t *dev) {
     struct stat st;
@@ -150,7 +156,8 @@ static uint32_t id(long call) { return (uint32_t)sys6(call, 0, 0, 0, 0, 0, 0); }
 
 static uint64_t blocked_signals(void) { return sys_signals(SIG_BLOCK, 0); }
 
-/* Returns a checksum of the thread's capabilities, filters of system calls and the like. */
+/* Returns a checksum of the lines of /proc about the thread's capabilities, system call filters and
+ * the like. */
 static uint64_t confinement(void) {
     static const char first[] = "\nCapInh:", last[] = "\nCpus_allowed:";
     char text[2048];
@@ -163,10 +170,12 @@ static uint64_t confinement(void) {
     return end ? monarch_xxh3(begin, (size_t)(end - begin)) : 0;
 }
 
-/* Whether this process may start another one. A daemon that it has locked in with itself would
- * serve nobody well. The orphan must not become this process's child again, whose own wait would
- * see it. After unshare(CLONE_NEWPID), the process between us and the orphan would be the first one
- * of the namespace, which dies with it. */
+/* Whether this process is still in the surroundings in which it was loaded, so that it may start
+ * another process. Otherwise the daemon would be confined with it, and of little use to others. Two
+ * more cases are excluded. A process that adopts orphans (a subreaper) would get the daemon as its
+ * child, and its own wait would report the daemon. And after unshare(CLONE_NEWPID), the
+ * intermediate process would be the first one of the new namespace, whose end kills all others in
+ * it. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -180,8 +189,8 @@ static int is_where_we_were_loaded(const struct plan *p) {
            inode_of("/proc/thread-self/ns/net", NULL) == p->net && confinement() == p->confined;
 }
 
-/* A signal that was not blocked when we were loaded is blocked while its handler runs. What else
- * keeps a process from starting a daemon stays so. */
+/* Whether a start is possible now. If a signal is blocked that was not blocked at load, the process
+ * is in a handler of it, and the start is only postponed. Any other obstacle is permanent. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;
@@ -193,7 +202,7 @@ static int may_start(const struct plan *p) {
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-/* Whether a daemon serves other than that of session `s`. */
+/* Whether a daemon serves whose session is not `s`. */
 static int another_serves(const struct session *s) {
     struct monarch_segment found;
     if (!monarch_map_segment("control", &found))
@@ -205,7 +214,7 @@ static int another_serves(const struct session *s) {
     return serves;
 }
 
-/* Runs in the process that becomes the starter. */
+/* Runs in the process that then becomes the starter. */
 static int prepare(void *data, int *errors) {
     struct plan *p = data;
     if (monarch_find_interpreter(p->python, p->packages))
@@ -229,7 +238,7 @@ static void launch(struct plan *p) {
 
 static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
 
-/* Whether no start may be made now. If so, none is attempted for a while. */
+/* Whether no start is allowed now. If so, no attempt is made for a while. */
 static int is_taken(void) {
     uint64_t now = monarch_now_ns(), until = monarch_claim_taken_until();
     if (until)
@@ -249,9 +258,10 @@ static void end_attempt(struct plan *p) {
     sys_signals(SIG_SETMASK, blocked);
 }
 
-/* Makes the calling thread the one that attempts a start. Signals are blocked until it has ended,
- * because a handler may jump out of the open. A handler that has interrupted that thread before
- * finds the plan in use, and the child of a fork does not. */
+/* Makes the calling thread the one that attempts a start. It blocks all signals until the attempt
+ * has ended, because a signal handler could leave the open by a jump. A handler that has
+ * interrupted the thread before that finds the plan in use by its own process. In a forked child,
+ * the plan is free. */
 static int begin_attempt(struct plan *p) {
     if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;
@@ -273,7 +283,7 @@ static int begin_attempt(struct plan *p) {
 
 /* --- at an open ------------------------------------------------------------------------------ */
 
-/* Directories in which no dataset lies. */
+/* Whether the path is in a directory of the system, where no dataset lies. */
 static int is_the_systems(const char *path) {
     static const char *const prefixes[] = {"/usr/",    "/lib/", "/lib32/", "/lib64/",
                                            "/libx32/", "/bin/", "/sbin/",  "/etc/",
@@ -284,7 +294,7 @@ static int is_the_systems(const char *path) {
     return path[0] != '/'; /* a pipe or the like */
 }
 
-/* Whether the file may be one of a dataset. */
+/* Whether the file may belong to a dataset. */
 static int may_be_of_source(struct plan *p, int fd, char *name) {
     char link[32];
     struct stat st;
@@ -297,7 +307,8 @@ static int may_be_of_source(struct plan *p, int fd, char *name) {
     return may_be && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-/* Whether this process has seen a daemon that a user has ended with `monarch stop`. */
+/* Whether this process has seen a daemon that a user has ended with `monarch stop`. Such a daemon
+ * is not started again. */
 static int is_to_stay_stopped(const struct session *s) {
     uint64_t size = 0;
     int fd = s == &monarch_waiting ? -1 : monarch_open_segment("stopped", O_RDONLY, &size);
@@ -306,7 +317,8 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
-/* Looks once in a while whether starts are used up: then files need not be looked at. */
+/* Checks at intervals whether the allowed starts are used up; if so, opened files need not be
+ * examined. */
 static int are_used_up(void) {
     static uint64_t looked_ns; /* atomic */
     uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
@@ -333,9 +345,10 @@ void monarch_autostart_opened_slow(int fd) {
 
 /* --- while a session is used ----------------------------------------------------------------- */
 
-static uint64_t seen_beat, seen_ns; /* atomic: the heartbeat, and since when it has been that */
+/* atomic: the heartbeat last seen, and since when it has that value */
+static uint64_t seen_beat, seen_ns;
 
-/* Whether the daemon has no process any more, as far as this process can know that. */
+/* Whether the daemon's process has ended, as far as this process can find out. */
 static int is_gone(const struct session *s) {
     return s->control->pids && s->control->pids == inode_of("/proc/thread-self/ns/pid", NULL) &&
            sys6(SYS_kill, s->control->pid, 0, 0, 0, 0, 0) == -ESRCH;
@@ -349,7 +362,7 @@ static int is_dead(const struct session *s) {
     return now - __atomic_load_n(&seen_ns, __ATOMIC_RELAXED) >= SILENT_NS || is_gone(s);
 }
 
-/* Starts the starter, unless the configuration asks for no daemon. */
+/* Starts the starter, unless the configuration says that no daemon is wanted. */
 static void start_for_session(struct plan *p, const struct session *s) {
     if (!begin_attempt(p))
         return;
@@ -387,8 +400,8 @@ static struct plan *new_plan(const char *config) {
     return p;
 }
 
-/* Whether MONARCH_SOURCE names a directory (several are separated by ':') that is none of the
- * session's sources. */
+/* Whether one of the directories in MONARCH_SOURCE, which are separated by ':', is no source of the
+ * session. */
 static int lacks_source(const struct session *s, const char *named) {
     for (size_t n = 0; named && *named; named += n + (named[n] == ':')) {
         int has = 0;
@@ -404,8 +417,8 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* Whether the daemon that a program finds at its start was killed, or has to learn of a new source.
- * If there is a record, the daemon knows the source. */
+/* Whether the starter is needed although there is a session: because the daemon was killed, or must
+ * learn of a new source. If the configuration has a record, the daemon knows its sources. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));
@@ -423,7 +436,7 @@ int monarch_autostart_init(const char *config, const struct session *s) {
         return 0;
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
-    /* A record of an older configuration says nothing. */
+    /* A record of an earlier version of the configuration does not count. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

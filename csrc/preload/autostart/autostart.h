@@ -1,30 +1,31 @@
-/* Starts the daemon when a program opens the first file of a dataset, if the configuration or
+/* Starts the daemon when a program first opens a file of a dataset, if the configuration or
  * MONARCH_AUTOSTART=1 asks for that.
  *
- * The process itself starts a starter (monarch_py/commands/autostart.py) at most, and never waits
- * for it. */
+ * The process itself only starts a starter (monarch_py/commands/autostart.py), which starts the
+ * daemon, and never waits for it. */
 #pragma once
 
 #include "preload/process/attributes.h"
 #include "preload/session/session.h"
 
-/* Atomic, 1: this process may have to start a daemon. */
+/* Atomic; 1: this process may have to start a daemon. */
 extern uint32_t monarch_autostart HIDDEN;
 
-/* Called in the constructor. `s` is the session of the daemon that serves, or NULL. Returns whether
- * a daemon will be started when it is needed, so that the user need not be told to start one. */
+/* Call it in the constructor. `s` is the session of the daemon that serves, or NULL. Returns
+ * whether a daemon will be started when it is needed, so that the user need not be asked to start
+ * one. */
 int monarch_autostart_init(const char *config, const struct session *s);
 
 void monarch_autostart_opened_slow(int fd);
-/* Called after a program has opened a file for reading, while no daemon serves. */
+/* Call it after a program has opened a file for reading while no daemon serves. */
 static inline void monarch_autostart_opened(int fd) {
     if (__builtin_expect(__atomic_load_n(&monarch_autostart, __ATOMIC_RELAXED), 0) && fd >= 0)
         monarch_autostart_opened_slow(fd);
 }
 
 void monarch_autostart_watch_slow(const struct session *s);
-/* Called about once a second while the process uses the session: starts a daemon again that was
- * killed. */
+/* Called about once a second while the process uses the session. If the daemon was killed, starts a
+ * daemon again. */
 static inline void monarch_autostart_watch(const struct session *s) {
     if (__builtin_expect(__atomic_load_n(&monarch_autostart, __ATOMIC_RELAXED), 0))
         monarch_autostart_watch_slow(s);

@@ -7,10 +7,11 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* The file has the times of the last starts. A daemon that was killed is started again twice in
- * WITHIN_NS, but not before APART_NS have passed, because what has failed fails again at once. If
- * the starter has found that no daemon was to be started, it makes the time odd, and the start
- * counts for a minute only. */
+/* Limits of starts. The session's file `starts` holds the times of the last STARTS starts. So a
+ * daemon that was killed is started again at most twice within WITHIN_NS. Two starts are at least
+ * APART_NS apart, because a start that has failed would usually fail again at once. A starter that
+ * finds that no daemon should be started makes the time of its start odd; that start counts only
+ * for UNNEEDED_NS. */
 #define STARTS 3
 #define WITHIN_NS 600000000000ULL
 #define APART_NS 5000000000ULL
@@ -22,8 +23,9 @@ static int is_private(int fd, mode_t type) {
            st.st_uid == (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0);
 }
 
-/* Opens a directory that is this user's alone, and makes it if there is none. A link may lead to
- * it only where nobody else can make one: in such a directory. */
+/* Opens a directory that only this user can access, and creates it if there is none. The path may
+ * lead through a link only inside a directory that is already known to be the user's own, where
+ * nobody else can create links. */
 static int open_directory(int dir, const char *path) {
     const int links = dir == AT_FDCWD ? O_NOFOLLOW : 0;
     sys6(SYS_mkdirat, dir, (long)path, 0700, 0, 0, 0);
@@ -49,12 +51,14 @@ static int open_session(void) {
     return above < 0 ? -1 : open_directory(above, name + 1);
 }
 
-/* Until when a start counts. A time to come is of another boot. */
+/* Returns until when a start counts. A time in the future is from an earlier boot, and does not
+ * count. */
 static uint64_t end_of(uint64_t start, uint64_t now) {
     return start > now || !start ? 0 : start + (start & 1 ? UNNEEDED_NS : WITHIN_NS);
 }
 
-/* Until when no start may be made. The place for the next one is *first. */
+/* Returns until when no start is allowed; 0 if one is allowed now. *first gets the index at which
+ * the next start is recorded. */
 static uint64_t taken_until(const uint64_t *starts, uint64_t now, int *first) {
     uint64_t until = 0;
     *first = 0;
@@ -79,7 +83,7 @@ uint64_t monarch_claim_taken_until(void) {
     return taken_until(starts, monarch_now_ns(), &first);
 }
 
-/* Writes down this start. Returns 0 if none may be made. */
+/* Records this start. Returns 0 if none is allowed now. */
 static int count_start(int fd) {
     uint64_t starts[STARTS] = {0}, now = monarch_now_ns();
     int first;
@@ -90,7 +94,7 @@ static int count_start(int fd) {
     return sys_pwrite(fd, starts, sizeof starts, 0) == sizeof starts;
 }
 
-/* Descriptors that it has opened when it fails are closed with the process. */
+/* If it fails, the descriptors that it has opened are closed when the process ends. */
 int monarch_claim_start(int *errors) {
     int dir = open_session(), fd = dir < 0 ? -1 : open_file(dir, "starts", O_RDWR);
     if (fd < 0 || !is_private(fd, S_IFREG) ||

@@ -1,14 +1,16 @@
-/* One starter at a time, and not too many of them. */
+/* The claim of a starter: only one runs at a time, and starts are limited in number. */
 #pragma once
 
 #include <stdint.h>
 
-/* Returns until when no starter may be started, because one was a moment ago, or as many in the
- * last ten minutes as may be; 0 if one may [ns of CLOCK_MONOTONIC]. */
+/* Returns until when no starter may be started [ns of CLOCK_MONOTONIC], because the last start was
+ * a moment ago, or because as many as allowed were made in the last ten minutes. Returns 0 if one
+ * may be started now. */
 uint64_t monarch_claim_taken_until(void);
 
-/* Takes the session's claim. It is called in the process that becomes the starter, and not in the
- * program, whose children would inherit the claim. Returns its descriptor, or -1 if another starter
- * is at work, or if none may be started now. The kernel ends the claim with the starter, however it
- * ends. Opens the session's log as *errors; -1 if it cannot. */
+/* Takes the session's claim. Call it in the process that becomes the starter, not in the program,
+ * whose children would inherit the claim. Returns the claim's descriptor, or -1 if another starter
+ * is at work or if none may be started now. The kernel ends the claim when the starter ends, in
+ * whatever way. *errors gets a descriptor of the session's log, or -1 if the log cannot be
+ * opened. */
 int monarch_claim_start(int *errors);

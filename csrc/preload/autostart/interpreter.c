@@ -7,7 +7,7 @@
 #include "preload/process/text.h"
 #include "shared/sys.h"
 
-/* Cuts the last name from the path. Returns it, or NULL if there is none. */
+/* Cuts the last component off the path, and returns it; NULL if there is none. */
 static char *cut(char *path) {
     char *slash = strrchr(path, '/');
     if (!slash || slash == path)
@@ -16,14 +16,15 @@ static char *cut(char *path) {
     return slash + 1;
 }
 
-/* pip names /bin/sh where the interpreter's path is too long for a first line. */
+/* Whether the file can be the interpreter. If the interpreter's path is too long for the first line
+ * of a script, pip writes /bin/sh there, which is not it. */
 static int is_interpreter(const char *path) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     return path[0] == '/' && (strncmp(name, "python", 6) == 0 || strncmp(name, "pypy", 4) == 0) &&
            sys6(SYS_faccessat, AT_FDCWD, (long)path, X_OK, 0, 0, 0) == 0;
 }
 
-/* Reads the path in the first line of a file, after `prefix`. */
+/* Reads the path that follows `prefix` in the first line of a file. */
 static int read_path(const char *file, const char *prefix, char *out) {
     size_t n = strlen(prefix);
     int fd = sys_openat(AT_FDCWD, file, O_RDONLY | O_CLOEXEC);
@@ -38,9 +39,9 @@ static int read_path(const char *file, const char *prefix, char *out) {
     return is_interpreter(out);
 }
 
-/* `packages` is PREFIX/lib/pythonX.Y/site-packages. The first line of PREFIX/bin/monarch names the
- * interpreter that pip has installed for. In an environment that was moved it is gone, and
- * PREFIX/bin/pythonX.Y is there. */
+/* Finds the interpreter from `packages`, which is PREFIX/lib/pythonX.Y/site-packages. The first
+ * line of PREFIX/bin/monarch names the interpreter for which pip has installed the package. If the
+ * environment was moved, that path no longer exists, and PREFIX/bin/pythonX.Y is used. */
 static int find_beside(char *python, const char *packages) {
     char place[MONARCH_PATH_MAX];
     const char *version;
@@ -65,7 +66,7 @@ int monarch_find_interpreter(char *python, char *packages) {
     put(packages, library);
     if (!cut(packages))
         return 0;
-    /* setup.py writes this file where it builds in a checkout. */
+    /* setup.py writes this file when it builds in a checkout. */
     char *end = packages + strlen(packages);
     put(end, "/interpreter");
     int found = read_path(packages, "", python);

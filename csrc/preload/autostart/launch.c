@@ -8,29 +8,33 @@
 
 #include "shared/sys.h"
 
-/* The processes between us and the program share our memory, as a child of vfork does, because a
- * copy of the page tables of a large program takes long. Each has a stack of its own. They must not
- * touch errno or any other thread-local variable, because these are ours. Sanitizers would. */
+/* Two processes are made: an intermediate process, which ends at once, and its child, which becomes
+ * the launched program. Both share the memory of this process, like a child of vfork, because
+ * copying the page tables of a large process takes long. Each has a stack of its own. They must not
+ * touch errno or any other thread-local variable, because these belong to this process. Code of a
+ * sanitizer would touch them. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
 #define BESIDE
 #endif
 
-/* How long the open of the program waits for the process between, which ends at once, and for the
- * start of the program [ns]. While the latter has our memory, that is not freed if we end. */
+/* How long monarch_launch waits: BETWEEN_NS for the intermediate process, which ends at once, and
+ * START_NS for the start of the program [ns]. If this process ends while the other still uses its
+ * memory, the memory stays allocated until then. */
 #define BETWEEN_NS 50000000ULL
 #define START_NS 2000000ULL
-/* Room for the stack of the process between [bytes]. */
+/* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096
 
 typedef int (*work)(struct monarch_launch *l);
 
-/* Runs `run` in a new process with our memory and our table of descriptors. The kernel clears
- * *runs when this process has ended or runs another program. We do not wait for that with
- * CLONE_VFORK, because nothing could end that wait. Without an exit signal, wait() does not see the
- * process; untraced, a tracer that follows children does not either. (libc's clone is not used:
- * before glibc 2.25 it would change our cached pid.) */
+/* Runs `run` in a new process that shares this process's memory and table of descriptors. The
+ * kernel clears *runs when the new process has ended or runs another program. CLONE_VFORK would
+ * wait for the same, but without a time limit. The new process has no exit signal, so that wait()
+ * does not report it, and is untraced, so that a tracer that follows children does not see it.
+ * libc's clone is not used: before glibc 2.25 it would change the pid that libc caches in this
+ * process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags = CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_CHILD_CLEARTID;
 #if defined(__x86_64__)
@@ -71,14 +75,15 @@ static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t
 
 /* --- in the process that becomes the program ------------------------------------------------- */
 
-/* The kernel's struct sigaction for SIG_DFL is zeros. */
+/* The kernel's struct sigaction for SIG_DFL is all zeros. */
 BESIDE static void reset_signals(void) {
     const uint64_t none[4] = {0};
     for (int number = 1; number <= 64; number++)
         sys6(SYS_rt_sigaction, number, (long)none, 0, sizeof none[0], 0, 0);
 }
 
-/* The limits that a job sets for its training are not the daemon's. */
+/* Raises the limits to their maximum: those that a job sets for its training are not meant for the
+ * daemon. */
 BESIDE static void raise_limits(void) {
     static const int raised[] = {RLIMIT_CPU,   RLIMIT_FSIZE,  RLIMIT_DATA,
                                  RLIMIT_NPROC, RLIMIT_NOFILE, RLIMIT_AS};
@@ -90,8 +95,9 @@ BESIDE static void raise_limits(void) {
         }
 }
 
-/* A launcher binds each rank to processors and memory of its own; the daemon serves all of them. A
- * priority can be raised only with the right to do so. */
+/* Releases the process from the processors, the memory and the priority of its rank. A launcher
+ * binds each rank to its own, but the daemon serves all ranks. Raising the priority needs
+ * permission and may fail. */
 BESIDE static void unbind(void) {
     uint64_t all[128];
     const int priority = 0;
@@ -104,17 +110,18 @@ BESIDE static void unbind(void) {
     sys6(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, 0, 0, 0, 0);
 }
 
-/* Leaves the program's table of descriptors, which must not be changed. The kernel copies nothing
- * of it, so that closing our table does not flush files that the program writes; before Linux 6.13
- * it copies at most the lowest 64. Before 5.9 it copies all, and what is not closed by exec stays
- * open until the program that is started closes it. */
+/* Leaves the table of descriptors that is shared with the program, and which must not change. With
+ * close_range, the kernel copies nothing of that table, so that closing the new one does not flush
+ * files that the program writes; before Linux 6.13 it copies at most the lowest 64 descriptors.
+ * Before Linux 5.9 there is only unshare, which copies all of them; those without FD_CLOEXEC then
+ * stay open until the launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
 }
 
-/* Leaves descriptors 0 and 1 at /dev/null, `errors` at 2 (/dev/null if it is negative) and `kept`
- * at 3. */
+/* Leaves /dev/null as descriptors 0 and 1, `errors` as 2 (/dev/null if it is negative), and `kept`
+ * as 3. */
 BESIDE static int set_descriptors(int kept, int errors) {
     const int first_free = 4;
     const int null = sys_openat(AT_FDCWD, "/dev/null", O_RDWR);
@@ -157,10 +164,10 @@ BESIDE static int become(struct monarch_launch *l) {
     return 1;
 }
 
-/* --- between ---------------------------------------------------------------------------------- */
+/* --- in the intermediate process -------------------------------------------------------------- */
 
-/* The process between us and the program ends at once, so that the program becomes an orphan, whom
- * the init process or a subreaper takes in. */
+/* Makes the process that becomes the program. The intermediate process then ends at once, so that
+ * its child is an orphan, which the init process or a subreaper adopts. */
 BESIDE static int leave_orphan(struct monarch_launch *l) {
     if (run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs) < 0)
         __atomic_store_n(&l->runs, 0, __ATOMIC_RELEASE);
@@ -169,14 +176,14 @@ BESIDE static int leave_orphan(struct monarch_launch *l) {
 
 /* --- in the program --------------------------------------------------------------------------- */
 
-/* Waits until the kernel has cleared the word, but not for longer than the limit. */
+/* Waits until the kernel has cleared the word, or until the time limit. */
 static void await(const uint32_t *runs, uint64_t limit_ns) {
     uint64_t begin = monarch_now_ns();
     while (__atomic_load_n(runs, __ATOMIC_ACQUIRE) && monarch_now_ns() - begin < limit_ns)
         sys_futex_wait(runs, 1, (long)limit_ns);
 }
 
-/* Whether the process between is no zombie. */
+/* Whether the intermediate process is gone, and not a zombie. */
 static int is_reaped(struct monarch_launch *l) {
     if (l->between && sys6(SYS_wait4, l->between, 0, __WALL | WNOHANG, 0, 0, 0) == 0)
         return 0;
@@ -184,7 +191,7 @@ static int is_reaped(struct monarch_launch *l) {
     return 1;
 }
 
-/* In the child of a fork this is a copy that no other process uses. */
+/* In a forked child, this is a copy that no other process uses. */
 int monarch_launch_is_over(struct monarch_launch *l) {
     if (l->owner != (uint32_t)sys_getpid())
         return 1;
@@ -202,7 +209,7 @@ int monarch_launch(struct monarch_launch *l) {
     }
     l->between = (uint32_t)pid;
     await(&l->between_runs, BETWEEN_NS);
-    /* It ends a moment after it has left our memory. */
+    /* The intermediate process ends a moment after it has left this memory. */
     for (unsigned n = 0; n < 64 && !l->between_runs && !is_reaped(l); n++)
         sys_relax(n);
     await(&l->runs, START_NS);

@@ -1,31 +1,32 @@
-/* Starts a program that has nothing to do with this process: neither its wait, nor its signals, nor
- * a reader of its descriptors notices the program. */
+/* Starts a program that has no connection with this process: the process's wait does not report it,
+ * its signals do not reach it, and it keeps none of the process's descriptors open. */
 #pragma once
 
 #include <stdint.h>
 
-/* Room for the stacks of the two processes that run before the program does [bytes]. */
+/* Size of the stacks of the two processes that run before the program does [bytes]. */
 #define MONARCH_LAUNCH_STACK 20480
 
-/* The two processes use this in our memory, even after monarch_launch has returned. */
+/* A launch. The two processes use it, in this process's memory, even after monarch_launch has
+ * returned. */
 struct monarch_launch {
     const char *argv[8]; /* argv[0] is the program's path */
     const char *const *envp;
-    /* Called in the new process, which has no descriptor and a umask of its own. It may only make
-     * system calls. Returns the descriptor that the program gets as number 3, or -1 if no program
-     * is to be started, and writes the one of its standard error to *errors. */
+    /* Called in the new process, which has no descriptors and a umask of its own. It may only make
+     * system calls. Returns the descriptor that becomes the program's descriptor 3, or -1 if no
+     * program should be started. Stores in *errors the one that becomes its standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
-    /* Atomic futexes: 1 until the kernel has seen that the process has left our memory. */
+    /* Atomic futexes: 1 until the kernel reports that the process has left this memory. */
     uint32_t between_runs, runs;
-    uint32_t owner, between; /* the processes: ours, and the one between us and the program */
+    uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));
 };
 
-/* Returns when the program runs, but after a few milliseconds at the latest: exec may hang for as
- * long as a file system does. It makes only system calls, does not change errno, and returns 0 if
- * the kernel makes no process. Signals must be blocked, because a handler must not run in a process
- * that shares our memory. */
+/* Launches the program. Returns when the program runs, but after a few milliseconds at the latest,
+ * because exec may hang as long as a file system does. Makes only system calls, and leaves errno
+ * alone. Returns 0 if the kernel creates no process. The caller must block all signals, because no
+ * signal handler may run in a process that shares this memory. */
 int monarch_launch(struct monarch_launch *l);
-/* Whether `l` may be used again. */
+/* Whether the launch has ended, so that `l` may be used again. */
 int monarch_launch_is_over(struct monarch_launch *l);

@@ -5,26 +5,26 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* A record has a line for each fact, and its lines end with NULs in memory. The first letter says
+/* A record has one fact per line; in memory, NULs end its lines. The first word of a line tells
  * which fact it is:
  *
  *   monarch autostart 1         the first line
  *   config PATH                 the configuration; several may have one session
- *   mounts INODE                the mount namespace in which it was written
- *   file INODE SIZE MTIME PATH  a file that says what the configuration is; zeros: there was none
+ *   mounts INODE                the mount namespace in which the record was written
+ *   file INODE SIZE MTIME PATH  a file that the configuration depends on; zeros: there was none
  *   value NAME=VALUE            a variable that the configuration depends on; without '=': not set
  *   wish yes                    whether a daemon is to be started
  *   source PATH                 a source, without links
  *   end                         the last line */
 static const char first_line[] = "monarch autostart 1";
 
-/* Returns what follows the word, or NULL if the line has another one. */
+/* Returns the text after the word, or NULL if the line begins with another one. */
 static const char *after(const char *line, const char *word) {
     size_t n = strlen(word);
     return strncmp(line, word, n) == 0 && line[n] == ' ' ? line + n + 1 : NULL;
 }
 
-/* Reads a number and the blank behind it. */
+/* Reads a number and the blank after it. */
 static uint64_t number(const char **at) {
     uint64_t n = 0;
     for (; **at >= '0' && **at <= '9'; ++*at)
@@ -42,7 +42,8 @@ static int is_same_file(const char *fact) {
            monarch_time_ns(st.st_mtim.tv_sec, st.st_mtim.tv_nsec) == (int64_t)mtime_ns;
 }
 
-/* Cuts the name from its value, for value_of; the line is whole again afterwards. */
+/* Compares a fact NAME=VALUE with the variable's present value. Cuts the line at '=' for the call
+ * of value_of, and restores it. */
 static int is_same_value(char *fact, const char *(*value_of)(const char *name)) {
     char *value = strchr(fact, '=');
     if (!value)
@@ -68,7 +69,7 @@ static int still_holds(char *line, const struct monarch_setting *now) {
 
 static char *next(char *line) { return line + strlen(line) + 1; }
 
-/* Reads the file, and ends its lines with NULs. Returns 0 if it is not whole. */
+/* Reads the file, and ends its lines with NULs. Returns 0 if the file is not complete. */
 static int read_lines(char *text) {
     uint64_t size;
     int fd = monarch_open_segment("autostart", O_RDONLY, &size);

@@ -1,4 +1,5 @@
-/* A record: what the starter has found in a configuration. The library reads no YAML. */
+/* A record: what the starter has found out about a configuration. The library itself reads no
+ * YAML. */
 #pragma once
 
 #include <stdint.h>
@@ -6,14 +7,15 @@
 #define MONARCH_RECORD_BYTES 32768
 
 enum monarch_wish {
-    MONARCH_WISH_UNKNOWN, /* there is no record, or it is of another configuration */
+    MONARCH_WISH_UNKNOWN, /* there is no record, or it was made for another configuration */
     MONARCH_WISH_NO,
     MONARCH_WISH_YES,
 };
 
-/* The setting that a record must have been written for.
+/* The setting for which a record must have been written.
  *
- * config : the path of the configuration;  mounts : the inode of our mount namespace
+ * config : path of the configuration
+ * mounts : inode of the process's mount namespace
  * value_of : returns the value of an environment variable, or NULL */
 struct monarch_setting {
     const char *config;
@@ -21,7 +23,7 @@ struct monarch_setting {
     const char *(*value_of)(const char *name);
 };
 
-/* Reads the session's record into `text` (MONARCH_RECORD_BYTES). */
+/* Reads the session's record into `text` (MONARCH_RECORD_BYTES). Returns the wish in it. */
 enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now);
-/* Whether `path`, which has no links and dots, lies below a source of the record. */
+/* Whether `path`, which has no links and dots, is below a source of the record. */
 int monarch_record_has(const char *text, const char *path);
