@@ -11,18 +11,18 @@
 #define LIMIT_NS 1000000000ULL
 #define STACK_BYTES 16384
 
-/* This struct lies at the beginning of the thread's memory; the thread's stack comes after it. */
+/* The beginning of the thread's memory; the thread's stack follows it. */
 struct apart {
-    uint32_t runs; /* futex: the kernel clears it when the thread has left this memory */
+    uint32_t runs; /* futex: the kernel clears it when the thread no longer uses this memory */
     void (*work)(void *data);
     uint64_t data[MONARCH_APART_BYTES / 8];
 };
 
-/* Runs the work with a table of descriptors of its own. From Linux 5.9 on, close_range gives the
- * thread an empty table (before 6.13 it copies at most the lowest 64 descriptors and closes the
+/* Runs the work with a table of descriptors of its own. Since Linux 5.9, close_range gives the
+ * thread an empty table (before 6.13, it copies at most the lowest 64 descriptors and closes the
  * copies). On older kernels, unshare copies the whole table, and closing descriptor 0, usually the
- * standard input, makes a number free. Either way the process's own table is unchanged. No lock of
- * the process ends, because a lock belongs to the table through which it was taken. */
+ * standard input, frees a number. In both cases, the process's own table does not change. No lock
+ * of the process ends, because a lock belongs to the table through which it was taken. */
 static int run(void *at) {
     struct apart *a = at;
     if (sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
@@ -31,8 +31,8 @@ static int run(void *at) {
     return 0;
 }
 
-/* Starts the thread with signals blocked: no handler may run in it, because it has no thread-local
- * memory of its own. */
+/* Starts the thread with all signals blocked. No signal handler may run in it, because it has no
+ * thread-local memory of its own. */
 static int start(struct apart *a) {
     const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD |
                       CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;
@@ -45,8 +45,7 @@ static int start(struct apart *a) {
     return tid > 0;
 }
 
-/* The thread's memory is freed only once the thread has ended: a thread that hangs goes on using
- * it. */
+/* The thread's memory is freed only if the thread has ended: a thread that hangs still uses it. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n) {
     struct apart *a = n <= MONARCH_APART_BYTES ? sys_new_pages(STACK_BYTES) : NULL;
     if (!a)

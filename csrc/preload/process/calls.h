@@ -2,9 +2,9 @@
  * never a copy; _FORTIFY_SOURCE turns calls of the plain names into calls of `__open_2`,
  * `__read_chk` and the like.
  *
- *   X(name, return type, arguments)   a function that we interpose; the original of the libraries
- *                                     behind us is found at its first call
- *   F(name, return type, arguments)   a function that we only call; it is found at load
+ *   X(name, return type, arguments)   a function that the library interposes; the original, in a
+ *                                     library loaded after this one, is found at its first call
+ *   F(name, return type, arguments)   a function that the library only calls; it is found at load
  *   TWIN(alias, name)                 a second name of an interposed function, for a call that does
  *                                     the same on LP64; the lines are in the files of calls/ */
 #pragma once
@@ -209,9 +209,9 @@ struct file_handle;
     X(unshare, int, (int flags))                                                                   \
     X(setns, int, (int fd, int type))
 
-/* Functions that we call but do not interpose. The pthread functions start the thread of move.c;
- * linking to them would require a newer libc than the rest of the library needs. __tsan_init exists
- * under ThreadSanitizer only. */
+/* Functions that the library calls but does not interpose. The pthread functions start the thread
+ * of move.c; linking to them would require a newer libc than the rest of the library does.
+ * __tsan_init exists only under ThreadSanitizer. */
 #define MONARCH_FOUND(F)                                                                  \
     F(fdopendir, DIR *, (int fd))                                                         \
     F(pthread_create, int,                                                                \
@@ -222,8 +222,8 @@ struct file_handle;
     F(pthread_attr_setdetachstate, int, (pthread_attr_t * attr, int state))               \
     F(__tsan_init, void, (void))
 
-/* Gives a function another name. The assembler's `.set` is used, because the headers declare the
- * two names with different types, though of the same layout. A file's twins stand at its end. */
+/* Gives a function another name. It uses the assembler's `.set` because the headers declare the two
+ * names with different types, which have the same layout. The twins of a file are at its end. */
 #define TWIN(alias, name) __asm__(".globl " #alias "\n.set " #alias ", " #name);
 
 #define X(name, ret, args) typedef ret(*name##_call) args;
@@ -239,13 +239,13 @@ struct real_calls {
 #undef X
 
 extern struct real_calls monarch_real HIDDEN;
-/* The path by which the program was told to load this library. */
+/* The path in LD_PRELOAD by which this library was loaded. */
 extern const char *monarch_library HIDDEN;
 __attribute__((cold)) void monarch_real_init(void) HIDDEN;
 __attribute__((cold)) void *monarch_real_find(void **at, const char *name) HIDDEN;
 
-/* Returns the function, or NULL if it was not found yet. The values 0 and 1 are no functions (see
- * ABSENT in real.c). */
+/* Returns the function, or NULL if it was not searched yet. The values 0 and 1 stand for no
+ * function (see ABSENT in real.c). */
 static inline void *monarch_real_if_found(void **at) {
     void *found = __atomic_load_n(at, __ATOMIC_RELAXED);
     return __builtin_expect((uintptr_t)found > 1, 1) ? found : NULL;
@@ -256,15 +256,15 @@ static inline void *monarch_real_of(void **at, const char *name) {
     return __builtin_expect(found != NULL, 1) ? found : monarch_real_find(at, name);
 }
 
-/* The function as the libraries behind ours define it; NULL if none does. It is found at its first
- * call, which may come before our constructor, from the constructor of another library. */
+/* The function as defined by the libraries loaded after this one; NULL if none defines it. It is
+ * searched at its first call. That call may come before this library's constructor, from the
+ * constructor of another library. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
-/* The function if it was found before, otherwise NULL. Nothing is searched: this is for callers
- * that have no stack for a search. */
+/* The function if it was found before, otherwise NULL. It is not searched, because the callers do
+ * not have enough stack for that. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
-/* Turns the result of a system call of our own into what libc would return: -1, with errno set, for
- * an error. */
+/* Converts the result of a raw system call into that of libc: for an error, -1 with errno set. */
 static inline long monarch_result(long r) {
     if (r >= 0)
         return r;

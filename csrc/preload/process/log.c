@@ -8,7 +8,7 @@
 #include "shared/sys.h"
 
 #define DIRECTORY_BYTES 512
-#define NAME_BYTES 1024 /* bytes of a path that are logged; longer paths are cut */
+#define NAME_BYTES 1024 /* most bytes of a path in the log; longer paths are cut */
 
 int monarch_logging;
 static char directory[DIRECTORY_BYTES] SELDOM;
@@ -25,8 +25,8 @@ void monarch_log_init(void) {
     monarch_logging = 1;
 }
 
-/* Opens the log for one line, so that no descriptor stays open and threads' lines stay whole. A
- * child of fork has another pid, and so another file. */
+/* Opens the log for a single line, so that no descriptor stays open, and the lines of several
+ * threads do not mix. A forked child has another pid, and so another file. */
 static int open_log(void) {
     char path[DIRECTORY_BYTES];
     struct stat st;

@@ -1,13 +1,13 @@
-/* Logs what the library does, to one file for each process, if MONARCH_LOG is `debug`. */
+/* Logs the library's decisions, into one file per process, if MONARCH_LOG is `debug`. */
 #pragma once
 
 extern int monarch_logging;
 
 void monarch_log_slow(const char *what, const char *name, const char *outcome);
-/* Logs one line. `name` is a path or NULL. While logging is off, this costs one load. */
+/* Logs one line. `name` is a path or NULL. While logging is off, the call costs one load. */
 static inline void monarch_log(const char *what, const char *name, const char *outcome) {
     if (__builtin_expect(monarch_logging, 0))
         monarch_log_slow(what, name, outcome);
 }
-/* Reads MONARCH_LOG and MONARCH_LOG_DIR. Called in the constructor. */
+/* Reads MONARCH_LOG and MONARCH_LOG_DIR. Call it in the constructor. */
 void monarch_log_init(void);

@@ -8,7 +8,7 @@ struct line {
     char perms[4];
 };
 
-/* Reads a number and the one character behind it. Returns 0 if that character is not `end`. */
+/* Reads a number and the character after it. Returns 0 if that character is not `end`. */
 static int number(struct monarch_reader *r, unsigned base, char end, uint64_t *out) {
     *out = 0;
     for (;;) {
@@ -65,7 +65,8 @@ int monarch_is_mapped(uint64_t begin, uint64_t end, const struct monarch_mapped 
                       uint64_t offset, int shared) {
     struct monarch_reader r;
     struct line l;
-    uint64_t upto = begin; /* end of the match so far; a line may cover several mappings */
+    /* end of the range that matches so far; a line may cover several mappings */
+    uint64_t upto = begin;
     if (!monarch_reader_open(&r, MAPS))
         return 0;
     while (upto < end && read_line(&r, &l)) {

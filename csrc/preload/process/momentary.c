@@ -5,20 +5,22 @@
 /* Longest time that a fork waits until momentary descriptors are closed [ns]. Their tier or source
  * may hang. */
 #define FORK_NS 20000000ULL
-/* Longest time for which a fork keeps other threads from opening a momentary descriptor [ns]. By
- * then the kernel has long copied the descriptors, or a signal handler has jumped out of the
- * fork. */
+/* Longest time for which a fork prevents other threads from opening a momentary descriptor [ns]. A
+ * fork that takes longer was abandoned: a signal handler has jumped out of it. Otherwise the kernel
+ * has copied the descriptors long before. */
 #define FORKING_NS 100000000ULL
 
-/* Atomic: the number of threads that have a momentary descriptor open, and of threads that fork. */
+/* Atomic: the number of threads that have a momentary descriptor open, and the number of threads
+ * that are forking. */
 static uint32_t open_now, forking;
-static uint64_t fork_ns; /* atomic: when the last fork began */
+static uint64_t fork_ns; /* atomic: start of the latest fork */
 
 static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATOMIC_SEQ_CST); }
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
-/* Lowers the count, but not below 0. Both counts are reset when the library finds itself in the
- * child of a fork that it did not see, and so may be lower than this thread left them. */
+/* Lowers the count, but not below 0. Both counts are reset when the library notices that it is in
+ * the child of a fork that it did not see, so the count may be lower than this thread has left
+ * it. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&
@@ -31,8 +33,8 @@ static int is_forking(void) {
            monarch_now_ns() - __atomic_load_n(&fork_ns, __ATOMIC_RELAXED) < FORKING_NS;
 }
 
-/* The count is raised before the check, so that of an opening and a forking thread at least one
- * sees the other. */
+/* The count is raised before the check. So if one thread opens and another forks at the same time,
+ * at least one sees the other. */
 void monarch_momentary_begin(void) {
     add(&open_now);
     for (unsigned n = 0; __builtin_expect(is_forking(), 0);) {

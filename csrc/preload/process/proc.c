@@ -28,9 +28,9 @@ char monarch_reader_next(struct monarch_reader *r) {
     return r->buf[r->at++];
 }
 
-/* Calls act(number, data) for each entry of the open directory whose name is a number, and closes
- * the directory. Returns whether all entries were listed. A list of descriptors must include the
- * descriptor `list` itself; otherwise it is the list of another table. */
+/* Calls act(number, data) for each entry of the open directory `list` whose name is a number, and
+ * closes the directory. Returns whether all entries were listed. of_descriptors: the directory
+ * lists descriptors, and must list `list` itself; otherwise it belongs to another table. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));
@@ -57,10 +57,10 @@ static int open_list(const char *path) {
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* A thread may have its own table (unshare, clone), but /proc/self/fd shows the first thread's
- * table. */
+/* A thread may have its own table of descriptors (unshare, clone), but /proc/self/fd shows that of
+ * the first thread. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data) {
-    int list = open_list("/proc/thread-self/fd"); /* Linux 3.17 */
+    int list = open_list("/proc/thread-self/fd"); /* since Linux 3.17 */
     return for_numbers(list == -ENOENT ? open_list("/proc/self/fd") : list, 1, act, data);
 }
 
@@ -80,15 +80,15 @@ int monarch_have_one_table(void) {
     return for_numbers(open_list("/proc/self/task"), 0, compare_table, &c) && !c.differs;
 }
 
-/* --- what threads wait in --------------------------------------------------------------------- */
+/* --- system calls in which threads wait ------------------------------------------------------- */
 
 struct sleeper {
     char first[40],
-        fourth[24]; /* texts to compare with the line of `syscall`: "8 0x5 ", "0x1234 " */
+        fourth[24]; /* compared with the text of `syscall`: e.g. "8 0x5 " and "0x1234 " */
     int found;
 };
 
-/* Reads the file's text, cut to `room`. */
+/* Reads the file's text, up to `room` bytes. */
 static void read_text(const char *path, char *text, unsigned long room) {
     int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
     long n = fd < 0 ? 0 : sys_read(fd, text, room - 1);
@@ -101,8 +101,8 @@ static int begins_with(const char *text, const char *what) {
     return strncmp(text, what, strlen(what)) == 0;
 }
 
-/* Whether the line of `syscall` shows the call. A line is like "8 0x5 0x1000 0x1 0x1234 0x0 0x0
- * 0x7ffc... 0x7f3c...", or one word, or empty. */
+/* Whether a line of `syscall` shows the call. A line looks like "8 0x5 0x1000 0x1 0x1234 0x0 0x0
+ * 0x7ffc... 0x7f3c...", or it is a single word or empty. */
 static int is_in_call(const struct sleeper *s, const char *line) {
     const char *at = begins_with(line, s->first) ? line + strlen(s->first) : NULL;
     for (int skipped = 0; at && skipped < 2; skipped++)
@@ -120,8 +120,8 @@ static void look_at_thread(int tid, void *data) {
     read_text(path, text, sizeof text);
     if (!is_in_call(s, text))
         return;
-    /* Only state D, from which no signal wakes a thread, shows that it sleeps inside the kernel. A
-     * thread that a tracer or a filter holds before the call is in another state. */
+    /* Only state D, from which no signal wakes a thread, proves that the thread sleeps inside the
+     * kernel. A thread that a tracer or a filter stops before the call is in another state. */
     put(name, "stat");
     read_text(path, text, sizeof text);
     const char *state = strrchr(text, ')');

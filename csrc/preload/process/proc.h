@@ -1,4 +1,4 @@
-/* Reads what /proc says of this process, without buffers for whole lines. */
+/* Reads this process's files in /proc, without a buffer for whole lines. */
 #pragma once
 
 #include <stdint.h>
@@ -6,7 +6,7 @@
 struct monarch_reader {
     int fd;
     long have, at;
-    char buf[2048]; /* some readers have a small stack */
+    char buf[2048]; /* small, because some callers have a small stack */
 };
 
 int monarch_reader_open(struct monarch_reader *r, const char *path);
@@ -15,15 +15,15 @@ void monarch_reader_close(const struct monarch_reader *r);
 /* Returns the next character, or 0 at the end of the file. */
 char monarch_reader_next(struct monarch_reader *r);
 
-/* Calls act(fd, data) for each descriptor of this thread's table. Returns whether the whole table
+/* Calls act(fd, data) for each descriptor in this thread's table. Returns whether the whole table
  * was listed. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data);
 /* Whether all threads share one table of descriptors, as far as the kernel can tell (kcmp). */
 int monarch_have_one_table(void);
 
 /* Whether a thread of this process sleeps in the system call `call` with these first and fourth
- * arguments. It must sleep inside the kernel: a thread that a tracer or a filter holds before the
- * call does not count. Returns 0 without /proc. */
+ * arguments. Only a thread inside the kernel counts, not one that a tracer or a filter has stopped
+ * before the call. Returns 0 without /proc. */
 int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 
 /* Returns the offset of a descriptor, or 0 without /proc. Unlike lseek, this function does not wait

@@ -1,10 +1,11 @@
-/* Finds the functions behind our interposed ones, as dlsym(RTLD_NEXT) would.
+/* Finds the original functions of those that the library interposes, as dlsym(RTLD_NEXT) would.
  *
- * Each function is found when it is first called: most processes that a job starts are short and
- * call few of them. We cannot use dlsym itself: it lies in libdl before glibc 2.34 (we link to libc
- * alone); it takes a lock, which is wrong in signal handlers and in the child of a vfork; and it
- * may allocate, which re-enters our open() under a replaced malloc. So we remember where the symbol
- * tables of the libraries lie, and search them. */
+ * Each function is searched when it is first called: most processes of a job are short, and call
+ * few of them. dlsym itself has three problems. Before glibc 2.34 it is in libdl, but the library
+ * links only to libc. It takes a lock, which must not happen in signal handlers and in a child of
+ * vfork. And it may allocate memory, which calls this library's open() again if the program has
+ * replaced malloc. So the positions of the libraries' symbol tables are stored, and the tables are
+ * searched here. */
 #include <elf.h>
 #include <link.h>
 #include <stdint.h>
@@ -15,10 +16,10 @@
 struct real_calls monarch_real;
 const char *monarch_library;
 
-/* Largest number of tables that are kept. If more libraries come before libc, the last ones before
- * it are not searched; libc always is. */
+/* Most tables that are stored. If more libraries come before libc, the last of them are not
+ * searched; libc always is. */
 #define TABLES 64
-/* Stands in struct real_calls for a function that no library has. */
+/* The value in struct real_calls of a function that no library defines. */
 #define ABSENT ((void *)1)
 
 /* The dynamic symbol table of one loaded library. */
@@ -30,15 +31,15 @@ struct table {
     ElfW(Addr) base;
 };
 
-/* Symbol tables of the libraries that are searched after ours, up to and including libc, in the
- * order of the search. These libraries were loaded when the program started and are never unloaded.
- * Libraries that were loaded later come after libc. They are left out, because libc has nearly all
- * names. */
+/* The symbol tables of the libraries that are searched after this one, up to and including libc, in
+ * the order of the search. These libraries were loaded at the program's start, and are never
+ * unloaded. Libraries that were loaded later come after libc. They are left out, because libc
+ * defines nearly all names. */
 static struct table table[TABLES] SELDOM;
-static uint32_t tables; /* atomic: number of tables; 0 until they are known */
+static uint32_t tables; /* atomic: number of tables; 0 until they are found */
 
 struct search {
-    struct real_calls found; /* the functions of MONARCH_FOUND */
+    struct real_calls found; /* only the functions of MONARCH_FOUND */
     uint32_t n;
     int behind_us, behind_libc;
 };
@@ -60,7 +61,7 @@ static int read_table(struct table *t, const struct dl_phdr_info *info) {
     if (!dyn)
         return 0;
     for (; dyn->d_tag != DT_NULL; dyn++) {
-        /* glibc has relocated these addresses in place; in the kernel's vDSO they are still
+        /* glibc has relocated these addresses in place, but those of the kernel's vDSO are still
          * relative. */
         ElfW(Addr) at = dyn->d_un.d_ptr < t->base ? dyn->d_un.d_ptr + t->base : dyn->d_un.d_ptr;
         if (dyn->d_tag == DT_SYMTAB)
@@ -82,8 +83,8 @@ static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
     return at;
 }
 
-/* Returns the symbol's address, or NULL. A default version is preferred to a hidden one (`__xstat`
- * has only hidden ones since glibc 2.33). */
+/* Returns the symbol's address, or NULL. Prefers a symbol of a default version to one of a hidden
+ * version; `__xstat` has only hidden versions since glibc 2.33. */
 static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
     const ElfW(Addr) *bloom = (const void *)(h + 4);
@@ -92,8 +93,9 @@ static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     void *found = NULL;
     if (!buckets || !blooms)
         return NULL;
-    /* Most libraries have none of the names; two bits of their Bloom filter say so. The filter's
-     * size is a power of two, or the dynamic linker would not have loaded the library. */
+    /* Most libraries define none of the names, which two bits of their Bloom filter show. The
+     * filter's size is a power of two; otherwise the dynamic linker would not have loaded the
+     * library. */
     ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
     if (!(word >> hash % bits & word >> (hash >> h[3]) % bits & 1))
         return NULL;
@@ -150,8 +152,8 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-/* Before the constructor, several threads may run this at once. They store the same answers, and do
- * so one after the other, because dl_iterate_phdr holds a lock. */
+/* Before the constructor, several threads may call this function at once. They do so one after the
+ * other, because dl_iterate_phdr holds a lock, and they store the same results. */
 void monarch_real_init(void) {
     struct search s;
     memset(&s, 0, sizeof s);

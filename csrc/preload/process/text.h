@@ -1,6 +1,6 @@
-/* Builds text without libc's formatting, which may allocate and asks for the locale.
+/* Builds text without libc's formatting functions, which may allocate memory and use the locale.
  *
- * Each function returns where the NUL is; the caller provides enough room. */
+ * Each function returns a pointer to the NUL at the end. The caller provides enough room. */
 #pragma once
 
 #include <stdint.h>
