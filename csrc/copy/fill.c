@@ -21,8 +21,7 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* --- readers -----------------------------------------------------------------------------------
- */
+/* --- readers ---------------------------------------------------------------------------------- */
 
 /* The lower half of a demand is the word that its reader sleeps on. */
 static uint32_t *futex_of(uint64_t *demand) { return (uint32_t *)demand; }
@@ -68,8 +67,7 @@ uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_
     return waiting;
 }
 
-/* --- beginning ---------------------------------------------------------------------------------
- */
+/* --- beginning -------------------------------------------------------------------------------- */
 
 static uint64_t words_for(uint64_t bits) { return (bits + 63) / 64; }
 
@@ -236,8 +234,7 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     return NULL;
 }
 
-/* --- moving ------------------------------------------------------------------------------------
- */
+/* --- moving ----------------------------------------------------------------------------------- */
 
 static uint64_t end_of_block(const struct fill *f, uint64_t block) {
     uint64_t end = (block + 1) * f->block_bytes, size = f->job->entry.size;
@@ -447,8 +444,7 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
         end_block(e, f, block, buffer, has_sum ? &sum : NULL);
 }
 
-/* --- ending ------------------------------------------------------------------------------------
- */
+/* --- ending ----------------------------------------------------------------------------------- */
 
 int monarch_fill_is_over(const struct fill *f) {
     return __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE) ||

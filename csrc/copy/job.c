@@ -81,8 +81,7 @@ void monarch_remove_copy(struct job *job) {
         job->result.left = errno;
 }
 
-/* --- limits ------------------------------------------------------------------------------------
- */
+/* --- limits ----------------------------------------------------------------------------------- */
 
 /* Reserves the next free span of time for `n` bytes or operations, at `per_s` each second. Returns
  * when the span begins. Unused time is lost, except for the last 20 ms, which compensate for
@@ -236,8 +235,7 @@ ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int
     return r < 0 ? r : r + (ssize_t)done;
 }
 
-/* --- looking through a file --------------------------------------------------------------------
- */
+/* --- looking through a file ------------------------------------------------------------------- */
 
 /* Computes the checksum that a fill records: the XXH3-64 of the file's block sums, each of which is
  * the XXH3-64 of one block. */

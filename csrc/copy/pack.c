@@ -63,8 +63,7 @@ struct pack {
     struct window window[WINDOWS];
 };
 
-/* --- members ------------------------------------------------------------------------------------
- */
+/* --- members ---------------------------------------------------------------------------------- */
 
 static int64_t find(const struct pack *p, uint64_t hash, uint64_t size, int64_t mtime_ns) {
     for (uint64_t i = hash & (p->slots - 1); p->slot[i]; i = (i + 1) & (p->slots - 1)) {
@@ -203,8 +202,7 @@ void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_ca
     }
 }
 
-/* --- windows ------------------------------------------------------------------------------------
- */
+/* --- windows ---------------------------------------------------------------------------------- */
 
 static uint64_t end_of(const struct monarch_member *m) { return m->offset + m->size; }
 

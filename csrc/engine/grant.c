@@ -23,8 +23,7 @@ static int is_still_there(const struct pool *p, const struct waiting *reader) {
     return __atomic_load_n(demand, __ATOMIC_ACQUIRE) == reader->demand;
 }
 
-/* --- one file -----------------------------------------------------------------------------------
- */
+/* --- one file --------------------------------------------------------------------------------- */
 
 /* Takes room from the first tier that has enough, and returns that tier; -1 if none has. If only
  * part of a tier's room is granted, and that part is too small, the tier itself may still be the

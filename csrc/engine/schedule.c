@@ -13,8 +13,7 @@
 /* Most orders that one search may pass over, because it holds the pool's lock. */
 #define MOST_PASSED 64
 
-/* --- orders by entry ---------------------------------------------------------------------------
- */
+/* --- orders by entry -------------------------------------------------------------------------- */
 
 /* The buckets hold only orders that have not begun and for which a reader may wait. */
 int monarch_is_awaited(const struct job *job) {

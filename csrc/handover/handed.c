@@ -12,8 +12,7 @@
 #include "publish/writer.h"
 #include "shared/clock.h"
 
-/* --- the descriptor -----------------------------------------------------------------------------
- */
+/* --- the descriptor --------------------------------------------------------------------------- */
 
 /* Returns whether the path is spelled as the scan would spell it. */
 static int is_plain(const char *path) {
@@ -78,8 +77,7 @@ void monarch_hand_to(struct handed *h, struct job *job) {
     h->fd = -1;
 }
 
-/* --- the order ----------------------------------------------------------------------------------
- */
+/* --- the order -------------------------------------------------------------------------------- */
 
 /* Takes a queued order out of its queue and returns it. Returns NULL, and leaves the order queued,
  * if it asks peers or another descriptor waits for it. */

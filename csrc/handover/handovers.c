@@ -39,8 +39,7 @@ struct handovers {
     } taker[THREADS];
 };
 
-/* --- one file -----------------------------------------------------------------------------------
- */
+/* --- one file --------------------------------------------------------------------------------- */
 
 /* Finds or makes the order of the file, and gives the order a slot, so that it can begin at
  * once. */
@@ -104,8 +103,7 @@ static void take_none(struct pool *p, int fd, const struct monarch_handover *wha
     monarch_end_claim(p->shared.clients, what->id);
 }
 
-/* --- the threads --------------------------------------------------------------------------------
- */
+/* --- the threads ------------------------------------------------------------------------------ */
 
 static int is_valid(const struct monarch_handover *what, ssize_t n) {
     const ssize_t before = offsetof(struct monarch_handover, path);

@@ -120,8 +120,7 @@ int monarch_keep(struct kept_table *t, struct handed *h, int is_asked) {
     return has_room;
 }
 
-/* --- orders -------------------------------------------------------------------------------------
- */
+/* --- orders ----------------------------------------------------------------------------------- */
 
 void monarch_note_kept(struct pool *p, struct job *job) {
     struct kept_table *t = p->kept;

@@ -6,8 +6,7 @@
 #include <stdint.h>
 #endif
 
-/* --- many reads in flight at once: reads.c ------------------------------------------------------
- */
+/* --- many reads in flight at once: reads.c ---------------------------------------------------- */
 
 /* Most reads that one call has in flight at once. */
 #define MONARCH_READS_IN_FLIGHT 256

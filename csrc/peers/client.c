@@ -57,8 +57,7 @@ struct answer {
     struct xxh3_stream stream;
 };
 
-/* --- the socket ---------------------------------------------------------------------------------
- */
+/* --- the socket ------------------------------------------------------------------------------- */
 
 /* Waits until `n` bytes can be read at once, the socket can hold no more, the connection has ended,
  * or `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call. A
@@ -146,8 +145,7 @@ static enum monarch_peer_status ask(link_t *l, const get *gets, uint64_t n) {
     return put(l, q, n * sizeof *q);
 }
 
-/* --- an answer ----------------------------------------------------------------------------------
- */
+/* --- an answer -------------------------------------------------------------------------------- */
 
 static int store(get *g, const char *from, uint64_t n, uint64_t at) {
     while (n) {

@@ -98,8 +98,7 @@ static void end_wait(connection *c, stage_t *stage) {
     c->due_ns = 0;
 }
 
-/* --- a request ----------------------------------------------------------------------------------
- */
+/* --- a request -------------------------------------------------------------------------------- */
 
 static io_state read_request(connection *c, stage_t *stage) {
     while (c->got < sizeof c->in) {
@@ -150,8 +149,7 @@ static io_state open_file(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-/* --- the answer ---------------------------------------------------------------------------------
- */
+/* --- the answer ------------------------------------------------------------------------------- */
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 

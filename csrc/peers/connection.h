@@ -75,8 +75,7 @@ enum monarch_peer_io_state monarch_peer_step(struct monarch_peer_connection *c,
 /* Closes the file that the connection has open. */
 void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch_peer_stage *stage);
 
-/* --- server.c ---------------------------------------------------------------------------------
- */
+/* --- server.c --------------------------------------------------------------------------------- */
 
 /* Makes the connections that wait for this file check again. Call it when the answers of `files`
  * about the file may have changed. */

@@ -159,8 +159,7 @@ static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     forget_idle(p);
 }
 
-/* --- the use of a link --------------------------------------------------------------------------
- */
+/* --- the use of a link ------------------------------------------------------------------------ */
 
 static void enter_locked(peer *p, struct use *me) {
     me->next = p->uses;

@@ -16,8 +16,7 @@ struct monarch_peer_keys {
     unsigned char theirs[MONARCH_KEY_BYTES]; /* for messages that the other end sends */
 };
 
-/* --- the server: server.c, connection.c --------------------------------------------------------
- */
+/* --- the server: server.c, connection.c ------------------------------------------------------- */
 
 struct monarch_peer_bounds {
     uint32_t threads, connections; /* the most threads, and the most connections */
@@ -48,8 +47,7 @@ int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd,
                               const struct monarch_peer_keys *keys);
 int monarch_peer_server_has_room(struct monarch_peer_server *s);
 void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_peer_counts *out);
-/* --- the client: client.c ----------------------------------------------------------------------
- */
+/* --- the client: client.c --------------------------------------------------------------------- */
 
 /* Most bytes that are read from a socket or a file at a time [bytes]. */
 #define MONARCH_PEER_CHUNK 262144
@@ -109,8 +107,7 @@ uint64_t monarch_peer_link_frames(const struct monarch_peer_link *l);
 void monarch_peer_link_cut(const struct monarch_peer_link *l);
 void monarch_peer_link_close(struct monarch_peer_link *l);
 
-/* --- one peer: peer.c ---------------------------------------------------------------------------
- */
+/* --- one peer: peer.c ------------------------------------------------------------------------- */
 
 struct monarch_peer;
 /* Makes a new link. Returns NULL if that fails, or if requests to this peer are suppressed for now;

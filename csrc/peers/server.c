@@ -153,8 +153,7 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
     return 0;
 }
 
-/* --- waits and deadlines ------------------------------------------------------------------------
- */
+/* --- waits and deadlines ---------------------------------------------------------------------- */
 
 /* Claims the next connection, from *from on, whose time is over. Returns NULL if there is none.
  * *waited gets whether the connection was waiting for bytes rather than for its peer. */

@@ -9,8 +9,7 @@
 #include <stdint.h>
 #endif
 
-/* --- MT19937, the generator of torch and of NumPy's RandomState: mersenne.c --------------------
- */
+/* --- MT19937, the generator of torch and of NumPy's RandomState: mersenne.c ------------------- */
 
 struct monarch_mersenne {
     uint32_t state[624];
@@ -48,8 +47,7 @@ int monarch_buffer_shuffle(uint64_t seed, uint64_t seed2, uint64_t buffer, int32
 /* Computes the first `n` numbers of the Philox 4x32-10 generator. */
 void monarch_philox(uint64_t seed, uint64_t seed2, uint32_t *out, uint64_t n);
 
-/* --- counting accesses: access.c ---------------------------------------------------------------
- */
+/* --- counting accesses: access.c -------------------------------------------------------------- */
 
 /* Adds 1 to counts[u] for each access to unit u. Returns 0, or -1 if a unit's number is `units` or
  * larger. */

@@ -116,8 +116,7 @@ struct task *monarch_take_task(struct monarch_scan *s);
 /* Makes all threads check again whether they may continue. The caller holds the lock. */
 void monarch_wake_scan(struct monarch_scan *s);
 
-/* --- walk.c: listing directories, and looking at files ------------------------------------------
- */
+/* --- walk.c: listing directories, and looking at files ---------------------------------------- */
 
 void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
 void monarch_walk_directory(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);

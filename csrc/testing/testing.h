@@ -26,8 +26,7 @@ uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const ui
                           uint64_t n, uint32_t *met);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 
-/* --- a server without a catalog: peer_table.c ---------------------------------------------------
- */
+/* --- a server without a catalog: peer_table.c ------------------------------------------------- */
 
 /* A table of a few hundred open files, found by their identity in the catalog. Some of them may
  * still be incomplete. */

@@ -23,9 +23,9 @@ static int may_read_everything(const struct monarch_control *k) {
            (data[0].effective & mask) && are_our_users(k);
 }
 
-/* --- groups ------------------------------------------------------------------------------------ A
- * process that has left a group, or was started without it, may not read files that only the group
- * may read, and must not get their copies either. */
+/* --- groups --------------------------------------------------------------------------------------
+ * A process that has left a group, or was started without it, may not read files that only the
+ * group may read, and must not get their copies either. */
 
 #define FEW 64         /* enough for the groups of nearly all processes */
 #define MOST 65536     /* NGROUPS_MAX */
