@@ -1,5 +1,5 @@
-/* Starts the daemon when a program first opens a file of a dataset, if the configuration or
- * MONARCH_AUTOSTART=1 asks for that.
+/* Starts the daemon when a program first opens a file of a dataset. It does so only if the
+ * configuration or MONARCH_AUTOSTART=1 asks for that.
  *
  * The process itself only starts a starter (monarch_py/commands/autostart.py), which starts the
  * daemon, and never waits for it. */

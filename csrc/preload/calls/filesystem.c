@@ -1,6 +1,6 @@
-/* Answers statfs and statvfs for copies, and makes their file handles, as if copies lay on the
- * source's file system. For a path in a source, the catalog answers in place of the source while
- * its numbers are fresh. */
+/* Answers statfs, statvfs and file handles of copies as if they lay on the source's file system.
+ * For a path in a source, the catalog answers in place of the source while its numbers are fresh.
+ */
 #include <errno.h>
 #include <string.h>
 
