@@ -80,9 +80,9 @@ void monarch_ring_doorbell(struct monarch_clients *m);
 
 /* --- listings: listing.c ---------------------------------------------------------------------- */
 
-/* Stores each directory's listing in its `sum` if all its names are known. Call it once everything
- * is scanned. If the directory has not changed since `young_ns`, also stores the listing in
- * `copy_ino`, where readers find it; a directory with younger times could change again without a
+/* Stores each directory's listing in its `sum` if all its names are known. Call this once
+ * everything is scanned. If the directory has not changed since `young_ns`, also stores the listing
+ * in `copy_ino`, where readers find it; a directory with younger times could change again without a
  * change of its times. After sources were added, call it again with the number of the first new
  * source as `from`: the listings of earlier sources stay. Returns how many listings readers can
  * find, or -1 without memory. */
@@ -152,7 +152,7 @@ int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
 /* Lets the scan skip files that the catalog already has with the same name and inode number. It
  * skips files only in directories that have not changed since `since_ns` [CLOCK_REALTIME], a time
  * when the catalog had no files yet. For a file that a client is reading now, the scan takes the
- * attributes that the kernel cached at the client's open, and does not ask the server. Call it
+ * attributes that the kernel cached at the client's open, and does not ask the server. Call this
  * before the first monarch_scan_allow. */
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
@@ -252,12 +252,12 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
                                             struct monarch_fills *fills);
 /* Makes the threads publish the copies that they make, through `w`. Before a thread publishes a
  * copy, it checks that no client has changed the file; `control` has the device of the file's
- * source. Call it before the first order. */
+ * source. Call this before the first order. */
 void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
                             struct monarch_control *control);
 /* Makes the engine receive descriptors that readers hand over, from these `n` datagram sockets. The
  * caller closes the sockets once the engine has stopped. Returns 0, or -1 if no thread could be
- * started. Call it after monarch_engine_publish. */
+ * started. Call this after monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
 /* Lists files of a source that were handed over and have no entry. Writes their attributes to
  * `entries` (max,), and their paths, of at most MONARCH_SCAN_HINT_PATH bytes each, to `pool`.
@@ -272,8 +272,8 @@ void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt
 /* Gives the engine a pack: an archive of files of the source. The engine reads a file of one unit
  * from the pack instead if a member has the same name, size and time of modification. `fd` is
  * duplicated. size, mtime_ns: those of the archive when the members were listed. The members are in
- * the order of their positions in the archive. Call it before the first order. Returns 0 or -errno;
- * ESTALE: the archive has changed since. */
+ * the order of their positions in the archive. Call this before the first order. Returns 0 or
+ * -errno; ESTALE: the archive has changed since. */
 struct monarch_member {
     uint64_t hash; /* XXH3-64 of the path in the source, relative to its root */
     uint64_t offset, size;
@@ -298,11 +298,11 @@ void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, i
  * ranks whose readers wait, each is served in proportion to its share. All shares are 0 at first;
  * the readers of a rank with share 0 are served like those that belong to no rank. */
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
-/* Submits orders. The engine does them in the order of the arrays, except that orders for
- * files in use (in_use = 1) come before all others. The catalog is read only during the
- * call. sums: the sum that a CHECK or COMPARE expects. peers: MONARCH_ASKED for each order, the
- * peers that a FILL asks before the source; -1 for none, number + MONARCH_HAS_IT for a peer that
- * has the whole file. sums and peers may be NULL. Returns how many orders were accepted. */
+/* Submits orders. The engine does them in the order of the arrays, except that orders for files in
+ * use (in_use = 1) come before all others. The catalog is read only during the call. sums: the sum
+ * that a CHECK or COMPARE expects. peers: MONARCH_ASKED for each order, the peers that a FILL asks
+ * before the source; -1 for none, number + MONARCH_HAS_IT for a peer that has the whole file. sums
+ * and peers may be NULL. Returns how many orders were accepted. */
 enum monarch_asked { MONARCH_HAS_IT = 65536 };
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
@@ -326,16 +326,17 @@ struct monarch_placed {
     uint64_t id, copy;
     uint32_t tier, unused;
 };
-/* Gives the grant that struct monarch_room describes. meets: a bit per source; set: the engine may
- * add files of this source to the catalog when programs hand them over. */
+/* Gives the grant that struct monarch_room describes. meets: a bit per source, set if the engine
+ * may add files of that source to the catalog when programs hand them over. */
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
                           uint64_t first_copy, uint32_t meets);
 /* Ends the grant. Writes the fills that the engine ordered under it to `out` (MONARCH_PLACED,), and
  * returns their number. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
 /* Where nodes share files: whether this node keeps a file, and the peers that a fill of the file
- * asks; -1 for none. monarch_engine_homes tells the engine this for `n` files. After its first
- * call, files that were in no call are left to Python. It returns 0, or -1 without memory. */
+ * asks; -1 for none. monarch_engine_homes tells the engine this for `n` files. Once it has been
+ * called, the engine leaves files that no call has named to Python. It returns 0, or -1 without
+ * memory. */
 struct monarch_home {
     int16_t asked_first, asked_then;
     uint16_t is_kept;
@@ -346,12 +347,12 @@ int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *i
  * has no order and that the grant leaves to Python, or a fill ends unpublished. Returns whether one
  * has happened since the last call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
-/* Withdraws the FILLs of these `n` entries that no thread has begun, except those of files in
- * use and those for which a reader's descriptor waits. Each gets the result ABANDONED at once.
- * Returns how many it withdrew. */
+/* Withdraws the FILLs of these `n` entries that no thread has begun, except those of files in use
+ * and those for which a reader's descriptor waits. Each gets the result ABANDONED at once. Returns
+ * how many it withdrew. */
 uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
-/* Frees the maps and block sums of the results taken so far. Call it once the catalog reflects
+/* Frees the maps and block sums of the results taken so far. Call this once the catalog reflects
  * these results: from then on readers do not need the maps of fills that the engine did not
  * publish, and nothing needs the block sums. */
 void monarch_engine_settle(struct monarch_engine *e);
@@ -364,7 +365,7 @@ void monarch_engine_await(struct monarch_engine *e, int is_awaited);
  * counts orders for files in use, 0 counts all others. `way` selects one way, or both
  * (MONARCH_WAYS). */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int way);
-/* Returns whether a FILL from a source has no result yet. */
+/* Returns whether there is a FILL from a source without a result. */
 int monarch_engine_reads_sources(struct monarch_engine *e);
 /* Counts, for each of `n` peers, the orders without a result that ask this peer first. */
 void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n);
@@ -384,7 +385,7 @@ uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what)
 /* Stops the engine and abandons unfinished orders. Limit and result are those of
  * monarch_scan_stop. */
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms);
-/* Makes the readers look again whose file is complete or will not be filled any more. Returns how
+/* Makes readers look again if their file is complete or will not be filled any more. Returns how
  * many readers still have to wait. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);
 /* Computes the XXH3-64 of the block sums of the file at `path`. Returns 0 or -errno. */

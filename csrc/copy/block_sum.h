@@ -22,6 +22,6 @@ struct block_sum_stream {
  * the stream has no digest. */
 void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
 void monarch_block_sum_add(struct block_sum_stream *s, const void *bytes, size_t n);
-/* Ends the stream. Call it once after each monarch_block_sum_begin. out: NULL if the sums are not
+/* Ends the stream. Call this once after each monarch_block_sum_begin. out: NULL if the sums are not
  * needed. */
 void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);

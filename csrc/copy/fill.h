@@ -3,7 +3,7 @@
 
 #include "copy/filling.h"
 
-/* Ends the claim of a file whose descriptor was handed over. Call it once that descriptor is
+/* Ends the claim of a file whose descriptor was handed over. Call this once that descriptor is
  * closed. */
 void monarch_end_claim(struct monarch_clients *m, uint64_t id);
 /* Returns whether a descriptor that was handed over must be closed now, because its program waits
@@ -19,7 +19,7 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
  * NULL. */
 void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
                        char *buffer, struct block_sum_stream *stream);
-int monarch_fill_is_over(const struct fill *f); /* whether it is complete or has failed */
+int monarch_fill_is_over(const struct fill *f); /* whether the fill is complete or has failed */
 /* Ends a fill that is complete or has failed, and that no other thread uses: sets the job's result
  * and frees the fill. */
 void monarch_fill_end(struct monarch_engine *e, struct fill *f);

@@ -21,7 +21,7 @@ struct fill {
     int peers; /* number of peers that the order names */
     /* atomic: index in job->peer of the peer that is asked now; those before it have failed */
     int asks;
-    /* atomic: a bit for each element of job->peer; set: that peer gave bytes of the copy */
+    /* atomic: a bit for each element of job->peer, set if that peer gave bytes of the copy */
     int gave;
     int is_last_late; /* atomic: the last block did not arrive from a peer in time */
     int lacks_pages;  /* atomic: a read from the reader's descriptor had to wait for the source */

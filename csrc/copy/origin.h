@@ -9,7 +9,7 @@
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
                   struct block_sum *sum);
 /* Returns the peer that gave all bytes of a finished fill; -1 if there is none. That peer has the
- * whole file, because a peer sends the last block only if it does. */
+ * whole file: otherwise it would not have sent the last block. */
 int monarch_giver_of(const struct fill *f);
 /* Notes that a source has returned data just now. */
 void monarch_note_source(struct monarch_engine *e);

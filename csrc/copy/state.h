@@ -34,7 +34,8 @@ struct monarch_engine {
      * it takes the results. */
     struct monarch_writer *writer;
     struct monarch_control *control;
-    /* atomic: a bit per source; set: the pages of its files stay in the page cache after a read */
+    /* atomic: a bit per source, set if the pages of its files stay in the page cache after a
+     * read */
     uint32_t kept_sources;
     struct monarch_clients *clients;
     struct monarch_fills *fills;

@@ -8,8 +8,9 @@
  * queue, and holds the writer's lock and the pool's. Returns NULL if the grant does not allow the
  * fill. */
 struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
-/* Orders fills for the demands without an order that the thread has found (me->unordered), as far
- * as the grant allows. Leaves the others to Python. The caller holds no lock. */
+/* Goes through the demands without an order that the thread has noted (me->unordered). Orders fills
+ * for them as far as the grant allows, and leaves the others to Python. The caller holds no
+ * lock. */
 void monarch_order_demanded(struct pool *p, struct worker *me);
 /* Returns whether the end of this order must wake the daemon's loop. That is so if a fill was not
  * published, because Python must find out why; or if a reader still waits for a file that was left

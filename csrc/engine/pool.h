@@ -97,8 +97,8 @@ struct pool {
     /* Number of orders whose results Python has not taken: [0] normal orders, [1] orders for files
      * in use, each by way. PAGE_INs are not counted. */
     uint64_t pending[2][MONARCH_WAYS];
-    uint32_t source_fills; /* of the orders in `pending`, the FILLs from a source */
-    /* of the orders in `pending`, those that ask this peer first */
+    uint32_t source_fills; /* number of FILLs from a source among the orders in `pending` */
+    /* by peer: number of orders in `pending` that ask it first */
     uint32_t asked[MONARCH_MAX_PEERS];
     uint64_t taken[MONARCH_DEMANDS]; /* for each slot, the demand that a thread is serving */
     unsigned next_demand, free_slots;
@@ -112,7 +112,7 @@ struct pool {
     /* For each way: `width` is how many threads may at a time do work for which no reader waits,
      * and `unasked` is how many do so now. */
     uint32_t width[MONARCH_WAYS], unasked[MONARCH_WAYS];
-    /* of the `unasked` threads, how many are at this peer */
+    /* by peer: how many of the `unasked` threads are at it */
     uint32_t unasked_at[MONARCH_MAX_PEERS];
     struct grant grant;
     /* NULL if the engine takes no descriptors from readers. */
@@ -132,7 +132,7 @@ struct pool {
     uint64_t start_after_ns; /* no thread is started before this time, because the last attempt
                                 failed; 0: no limit */
     int peer_threads; /* number of threads for peers: worker[most_threads] and the following */
-    int at[MONARCH_MAX_PEERS]; /* number of these threads that are at this peer */
+    int at[MONARCH_MAX_PEERS]; /* by peer: number of these threads that are at it */
     int away;                  /* number of these threads that are at any peer */
     struct worker {
         struct pool *pool;

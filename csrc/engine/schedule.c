@@ -293,8 +293,9 @@ static void exchange(struct pool *p, struct fill *a, struct fill *b) {
     b->next = next;
 }
 
-/* Finds a unit to move ahead of a reader: a reader that has waited for a unit will soon want the
- * next ones. The files for which readers have waited are served in rotation, one unit each. */
+/* Finds a unit to fill before its reader asks for it: a reader that has waited for a unit will soon
+ * want the next ones. The files for which readers have waited are served in rotation, one unit
+ * each. */
 static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     for (struct fill *first = NULL, *f; (f = next_fill(p, way, &first));) {
         uint64_t unit = unit_ahead(f);

@@ -16,7 +16,7 @@ int monarch_has_order(const struct pool *p, uint64_t id);
 /* Removes an order from its queue and from the table of orders by entry. */
 void monarch_unqueue(struct pool *p, struct job *job);
 
-/* Frees the order's slot in the fills segment, if it has one. Call it once readers no longer need
+/* Frees the order's slot in the fills segment, if it has one. Call this once readers no longer need
  * the map of the fill. */
 void monarch_free_slot(struct pool *p, struct job *job);
 
@@ -47,6 +47,6 @@ uint32_t monarch_roles_of(const struct worker *me);
  * its work. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
 /* Returns the roles, as bits, of the threads of this way that could do some of the work there is; 0
- * if there is no work. The result may be nonzero without need: it may count the units ahead of
- * readers in a fill all of whose units are already claimed. */
+ * if there is no work. The result may be nonzero although no work is left: units ahead of readers
+ * count even if all units of the fill are already claimed. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way);

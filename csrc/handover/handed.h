@@ -3,7 +3,7 @@
 
 #include "engine/schedule.h"
 
-/* Stands for the entry's number of a file that the catalog does not know. */
+/* Takes the place of an entry's number if the catalog does not know the file. */
 #define MONARCH_NO_ENTRY UINT64_MAX
 
 struct handed {
@@ -39,7 +39,7 @@ enum monarch_answer {
     MONARCH_REFUSED, /* policy must order the fill, or add the file to the catalog */
     /* policy has yet to act: there is no grant, or the order is not in its queue yet */
     MONARCH_NOT_YET,
-    MONARCH_ANOTHERS /* the descriptor is of another file than the entry */
+    MONARCH_ANOTHERS /* the descriptor and the entry are of different files */
 };
 
 /* Finds or makes the order that fills the file, and takes it out of any queue. *job gets the order,

@@ -13,9 +13,9 @@ int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 /* Orders fills for the descriptors in the table as far as a grant allows, and closes descriptors
  * that need not wait any longer. */
 void monarch_look_at_kept(struct pool *p);
-/* Call it for each new order. Sets job->is_kept if a descriptor waits for the order. */
+/* Call this for each new order. Sets job->is_kept if a descriptor waits for the order. */
 void monarch_note_kept(struct pool *p, struct job *job);
-/* Call it before the order begins. Gives the order the descriptor that waits for it, unless the
+/* Call this before the order begins. Gives the order the descriptor that waits for it, unless the
  * program has asked for that descriptor back. */
 void monarch_take_kept(struct pool *p, struct job *job);
 

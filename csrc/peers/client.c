@@ -405,7 +405,7 @@ int monarch_peer_request(link_t *l, const get *g, uint64_t *tag) {
     ssize_t r = send(l->fd, &q, sizeof q, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (r != sizeof q) {
         if (r > 0)
-            monarch_peer_link_cut(l); /* the following bytes could not be understood */
+            monarch_peer_link_cut(l); /* the bytes that follow could not be parsed */
         return -1;
     }
     *tag = l->tag++;

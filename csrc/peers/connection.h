@@ -37,7 +37,7 @@ struct monarch_peer_connection {
     uint32_t wait_at; /* index of the connection in the server's `waits` */
     uint64_t deadline_ns;
 
-    uint64_t due_ns; /* end of the longest wait for bytes; 0: the connection does not wait */
+    uint64_t due_ns; /* deadline of the connection's wait for bytes; 0: it does not wait */
     enum monarch_peer_state state;
     union {
         struct monarch_peer_request request;
@@ -77,11 +77,11 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 
 /* --- server.c --------------------------------------------------------------------------------- */
 
-/* Makes the connections that wait for this file check again. Call it when the answers of `files`
+/* Makes the connections that wait for this file check again. Call this when the answers of `files`
  * about the file may have changed. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
-/* Makes those connections check again to which `open` has answered LATER, and for whose requests
- * `is_settled` returns true. */
+/* Makes connections check again if `open` has answered LATER to them and `is_settled` returns true
+ * for their request. */
 void monarch_peer_wake_if(struct monarch_peer_server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg);

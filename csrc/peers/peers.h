@@ -130,7 +130,7 @@ int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint
 int monarch_peer_is_starting(const struct monarch_peer *p);
 /* Ends all requests to the peer, whose ranges are then CUT, and refuses new ones. */
 void monarch_peer_hang_up(struct monarch_peer *p);
-/* Frees the peer. Call it when no thread uses the peer any more. */
+/* Frees the peer. Call this when no thread uses the peer any more. */
 void monarch_peer_free(struct monarch_peer *p);
 
 #ifdef MONARCH_CDEF

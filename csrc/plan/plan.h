@@ -31,9 +31,9 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
                            uint64_t n);
 /* Shuffles `items` like libstdc++'s std::shuffle with std::minstd_rand0, whose state is *state. */
 void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n);
-/* Writes `items` to `out` in a random order: each output is drawn from a buffer of `buffer` items,
- * into which the next item then goes, with std::uniform_int_distribution over std::minstd_rand0.
- * Returns 0, or -1 without memory. */
+/* Writes `items` to `out` in random order. Each output is drawn from a buffer of `buffer` items,
+ * into which the next item then goes. The draws are those of std::uniform_int_distribution over
+ * std::minstd_rand0. Returns 0, or -1 without memory. */
 int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
                           uint64_t n);
 /* Shuffles `items` like libstdc++'s std::shuffle with std::mt19937. by_division: like GCC before
@@ -97,7 +97,7 @@ struct monarch_deal {
     /* most samples of a rank in a step, as a multiple of an equal share; 0: all ranks take equally
      * many */
     double cap;
-    int32_t most;  /* the same limit in samples; no step may exceed it */
+    int32_t most;  /* `cap` in samples, for a full step; also the limit for smaller steps */
     int32_t least; /* fewest samples of a rank in a step that has enough samples */
 };
 

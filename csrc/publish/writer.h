@@ -11,11 +11,11 @@
 struct monarch_writer {
     pthread_mutex_t lock; /* protects the fields below, and the whole catalog except its listings */
     struct monarch_catalog *catalog;
-    uint32_t lost; /* a bit per tier; set: nothing is published in this tier any more */
+    uint32_t lost; /* a bit per tier, set once nothing is published in that tier any more */
 };
 
-/* Takes the writer's lock, but gives up after 20 ms. Threads that have other work to do while the
- * catalog grows use it. Returns whether the caller has the lock. */
+/* Takes the writer's lock, but gives up after 20 ms, for threads that have other work to do while
+ * the catalog grows. Returns whether the caller has the lock. */
 int monarch_lock_soon(struct monarch_writer *w);
 /* Publishes the copy that a FILL has made, or that a CHECK has found intact. It does so only if the
  * entry still has this copy's number, no client has changed the file, the tier is not lost, and the

@@ -79,7 +79,7 @@ struct monarch_scan {
 
 /* Counts a directory or file that could not be looked at. Takes the lock. */
 void monarch_count_scan_error(struct monarch_scan *s, int error);
-/* Adds an entry to the thread's own batch. If the batch is full, hands it to Python before. *batch
+/* Adds an entry to the thread's own batch. If the batch is full, hands it to Python first. *batch
  * is NULL at first. */
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
                     const char *path, const char *target);

@@ -10,7 +10,7 @@
 struct monarch_holdings;
 
 /* How many rotten copies, and how many files that this node has begun to keep, are remembered until
- * they are taken. Any more are forgotten, and will be found again. */
+ * they are taken. Further ones are not remembered, and will be found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
 /* This node's answer for a file of which it has no copy. */

@@ -136,7 +136,7 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
         if (id >= c->capacity) /* the slot is damaged */
             continue;
         const struct monarch_entry *e = &entries[id];
-        /* A slot outlives its copy, which may have been dropped or made anew; so compare the
+        /* A slot outlives its copy, which may have been dropped or filled again, so compare the
          * entry. */
         if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->kind == MONARCH_FILE &&
             __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
@@ -189,8 +189,8 @@ void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uin
 
 static uint64_t mask_of(uint64_t bit) { return 1ULL << (bit % 64); }
 
-/* The coarse bit is set last and read first. A reader that finds it unset read it before the file
- * counted as marked. */
+/* The coarse bit is set last and read first. So a reader that finds it unset has read it before the
+ * mark was complete. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     uint64_t bit = monarch_filter_bit(dev, ino), second = monarch_filter_second(dev, ino);
     uint64_t coarse = bit / MONARCH_FILTER_COARSE;

@@ -117,7 +117,7 @@ struct monarch_filesystem {
 
 struct monarch_source {
     /* Device and inode of the root directory. A process that finds other numbers at the path is in
-     * another mount namespace or root. */
+     * another mount namespace, or has another root directory. */
     uint64_t dev, ino;
     uint64_t up_ino; /* inode number that a listing of the root shows for ".." */
     struct monarch_filesystem filesystem;
@@ -175,8 +175,8 @@ struct monarch_control {
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
     uint64_t users;  /* inode of the daemon's user namespace */
     uint64_t pids;   /* inode of its pid namespace; 0: unknown */
-    /* How long after the last comparison of the directories with the source the catalog may still
-     * answer calls for attributes [ns]. */
+    /* How long the catalog may answer calls for attributes, counted from the last comparison of the
+     * directories with the source [ns]. */
     uint64_t revalidate_ns;
     uint64_t compared_ns; /* atomic: time of that comparison [ns of CLOCK_MONOTONIC]; 0: none yet */
     struct monarch_source source[MONARCH_MAX_SOURCES];
@@ -233,7 +233,7 @@ struct monarch_catalog {
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    /* a bit per tier; set: in this tier only copies that this daemon made are stamped */
+    /* a bit per tier, set if only the copies that this daemon made are stamped there */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own, because its entry numbers differ from
      * another's */
@@ -338,7 +338,7 @@ struct monarch_clients {
     uint32_t doorbell; /* futex: clients ring it when there is work for the daemon */
     uint32_t sleeping; /* 1: the daemon waits on the doorbell */
     uint64_t changes;  /* number of marks in the changed filter; incremented after each mark */
-    uint64_t renames;  /* renames of directories */
+    uint64_t renames;  /* number of renames of directories so far */
     uint64_t scan_hints;
     /* The bells of both ways. A client that demands a unit rings both, because it does not know
      * whether the file comes from the source or from a peer. */
@@ -438,8 +438,8 @@ static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     return unit;
 }
 
-/* Makes the value of a demand, which is never 0. The tag distinguishes it from an earlier demand
- * for the same unit. */
+/* Returns the value that represents a demand; it is never 0. The tag distinguishes it from an
+ * earlier demand for the same unit. */
 static inline uint64_t monarch_demand(uint64_t entry, uint64_t unit, uint32_t tag, unsigned rank) {
     return (uint64_t)rank << 57 | (entry + 1) << 32 | unit << 12 | (tag & 0xFFF) | 1;
 }

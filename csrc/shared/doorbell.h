@@ -42,9 +42,9 @@ static inline void monarch_ring_for_demand(struct monarch_clients *m) {
         monarch_bell_ring(&m->engine[way], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps until a wake-up that shares a bit with `who`, until `until_ns` [ns of CLOCK_MONOTONIC; 0:
- * no limit] at the latest. Does not sleep if the bell was rung since its count was `seen`. Returns
- * 0 on timeout, otherwise 1. */
+/* Sleeps until a wake-up that shares a bit with `who`, but not beyond `until_ns` [ns of
+ * CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell was rung since its count was `seen`.
+ * Returns 0 on timeout, otherwise 1. */
 static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who,
                                      uint64_t until_ns) {
     struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};

@@ -30,7 +30,7 @@ void links_close(struct links *l);
 void links_ask(struct links *l, double now, struct transfer asked);
 /* Returns when the next transfer ends; infinity if there is none. */
 double links_next(struct links *l);
-/* Removes the next transfer and returns it. Call it at the time when that transfer ends. */
+/* Removes the next transfer and returns it. Call this at the time when that transfer ends. */
 struct transfer links_take(struct links *l, double now);
 /* Returns when `bytes` requested at `now` would have arrived if no transfer began or ended
  * meanwhile. */

@@ -54,7 +54,7 @@ void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns when the next request ends; infinity if there is none. */
 double pfs_next(const struct pfs *p);
-/* Removes the next request and returns it. Call it at the time when that request ends. *end gets
+/* Removes the next request and returns it. Call this at the time when that request ends. *end gets
  * the time at which the node has the bytes, which is later if the node's link is slow. */
 struct request pfs_take(struct pfs *p, double now, double *end);
 /* Returns when `bytes` requested at `now` would have arrived if no more requests came. */

@@ -51,8 +51,9 @@ struct class_thread {
 };
 
 /* The simulation. Askers are numbered: first the staging threads, where those of node n start at n
- * * threads; then the classes' own threads; then the checkpoint, which has one number per node at
- * the file system, beginning with its own. Comments on arrays begin with the shape. */
+ * * threads; then the classes' own threads; then the checkpoint. At the file system, the checkpoint
+ * is one asker per node, numbered from its own number on. Comments on arrays begin with the
+ * shape. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -200,7 +201,7 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
  * if the file is already being read for another sample of this node. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
-/* Call it when a request ends. The request's node has the bytes at `end`. */
+/* Call this when a request ends. The request's node has the bytes at `end`. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
@@ -208,7 +209,7 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 /* Lets a staging thread continue. Returns 0 if it needs the next epoch, which the caller of
  * monarch_sim_run must give first; otherwise 1. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
-/* Call it when the thread's sample has arrived from the file system or another node. */
+/* Call this when the thread's sample has arrived from the file system or another node. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);
 /* Wakes the rank's staging threads, because the rank has used a sample at `now` and so made
  * room. */

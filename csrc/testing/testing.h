@@ -48,7 +48,7 @@ int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint
  * that are being sent are finished. Returns 0, or -ENOENT if there is no such file. */
 int monarch_peer_table_withdraw(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash);
 uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
-/* Frees the table. Call it when no server uses the table any more. */
+/* Frees the table. Call this when no server uses the table any more. */
 void monarch_peer_table_free(struct monarch_peer_table *t);
 
 /* Starts a server that serves the table's files. content_key: MONARCH_KEY_BYTES, the session's key

@@ -119,7 +119,7 @@ static void note_need(int fd, void *data) {
         ;
 }
 
-/* Call it after `newest` has replaced a session. Releases the mappings of all sessions older than
+/* Call this after `newest` has replaced a session. Releases the mappings of all sessions older than
  * the replaced one, except those of which the process still has copies or listings open. If two
  * threads call it at once, the worst that happens is that one of them visits a session that the
  * other has already removed from the list. */

@@ -11,13 +11,13 @@
 /* Atomic; 1: this process may have to start a daemon. */
 extern uint32_t monarch_autostart HIDDEN;
 
-/* Call it in the constructor. `s` is the session of the daemon that serves, or NULL. Returns
+/* Call this in the constructor. `s` is the session of the daemon that serves, or NULL. Returns
  * whether a daemon will be started when it is needed, so that the user need not be asked to start
  * one. */
 int monarch_autostart_init(const char *config, const struct session *s);
 
 void monarch_autostart_opened_slow(int fd);
-/* Call it after a program has opened a file for reading while no daemon serves. */
+/* Call this after a program has opened a file for reading while no daemon serves. */
 static inline void monarch_autostart_opened(int fd) {
     if (__builtin_expect(__atomic_load_n(&monarch_autostart, __ATOMIC_RELAXED), 0) && fd >= 0)
         monarch_autostart_opened_slow(fd);

@@ -14,7 +14,8 @@ struct monarch_launch {
     const char *const *envp;
     /* Called in the new process, which has no descriptors and a umask of its own. It may only make
      * system calls. Returns the descriptor that becomes the program's descriptor 3, or -1 if no
-     * program should be started. Stores in *errors the one that becomes its standard error. */
+     * program should be started. Stores in *errors the descriptor that becomes the program's
+     * standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
     /* Atomic futexes: 1 until the kernel reports that the process has left this memory. */

@@ -13,7 +13,7 @@ static inline void monarch_will_close(int fd) {
 }
 void monarch_will_close_stream(FILE *stream);
 
-/* Call it when a stream takes over a tracked descriptor. The stream reads inside libc, unseen by
+/* Call this when a stream takes over a tracked descriptor. The stream reads inside libc, unseen by
  * the library, so it is counted as one read of the whole file. */
 void monarch_count_stream(int fd);
 

@@ -34,8 +34,8 @@ static int find_descriptor(int fd, int *on) {
     return 0;
 }
 
-/* Call it with the result of a lock call. If a lock was granted, makes later reads return what its
- * last holder has written. */
+/* Call this with the result of a lock call. If a lock was granted, makes later reads return what
+ * its last holder has written. */
 static int granted(int r, int fd, int on) {
     int old_errno = errno;
     if (r == 0 && on != fd)

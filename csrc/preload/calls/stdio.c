@@ -28,7 +28,7 @@ static FILE *changed(FILE *f, const char *mode, char *real) {
     return f;
 }
 
-/* Call it after the source was opened, or could not be opened. A stream moves its descriptor's
+/* Call this after the source was opened, or could not be opened. A stream moves its descriptor's
  * offset inside libc, so the descriptor is never promoted. */
 static FILE *opened_source(struct session *s, const struct monarch_opening *o, const char *path,
                            uint64_t since_ns, FILE *f) {

@@ -54,18 +54,18 @@ static inline int monarch_may_change(int flags) {
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || monarch_needs_mode(flags);
 }
 
-/* Whether path and flags stand for the directory descriptor itself: an empty path with
+/* Whether the call concerns the directory descriptor itself: `path` is empty, and `flags` has
  * AT_EMPTY_PATH. */
 int monarch_means_descriptor(const char *path, int flags);
 
-/* Call it when a name is created or removed. Records that the listing of the directory of `path` is
- * no longer valid. */
+/* Call this when a name is created or removed. Records that the listing of the directory of `path`
+ * is no longer valid. */
 void monarch_changed_names(int dir, const char *path);
 /* Like monarch_changed_names, for a path that the function may cut in place. */
 void monarch_changed_names_of(int dir, char *path);
-/* Call it after an open of `path` that may have created the file. Records that the listing of its
+/* Call this after an open of `path` that may have created the file. Records that the listing of its
  * directory is no longer valid. `real` is a buffer for a path. */
 void monarch_made(int fd, int dir, const char *path, char *real);
-/* Call it after an open of `path` that may write to the file and, if `created` is set, may have
+/* Call this after an open of `path` that may write to the file and, if `created` is set, may have
  * created it. Records both changes. Returns what monarch_fd_to_change would return. */
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real);

@@ -1,14 +1,14 @@
 /* Closes descriptors of the library without losing the process's POSIX locks.
  *
- * The kernel silently drops all these locks on a file when the process closes any descriptor of the
- * file. */
+ * The kernel silently drops a process's POSIX locks on a file when the process closes any
+ * descriptor of that file. */
 #pragma once
 
 #include <stdint.h>
 
 /* monarch_note_locks notes that this process has taken a lock on the file, or has requested
- * asynchronous signals about it. monarch_has_locks tells whether the former was called for the
- * file. */
+ * asynchronous signals about it. monarch_has_locks returns whether that was noted; a few other
+ * files count as noted too. */
 void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 

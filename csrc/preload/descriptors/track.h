@@ -41,8 +41,8 @@ static inline struct session *monarch_track_session(uint64_t w) {
 /* Returns the entry's number. For a direct descriptor, this may be a number of monarch_unmet, which
  * stands for a file without an entry. */
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FFFFFF) - 1; }
-/* Call it before the first descriptor is tracked. Creates the page by which a process notices that
- * it is the child of a fork that the library did not see (daemon, forkpty). */
+/* Call this before the first descriptor is tracked. Creates the page by which a process notices
+ * that it is the child of a fork that the library did not see (daemon, forkpty). */
 void monarch_track_mark(void);
 /* Whether the table describes this process's descriptors. A child of vfork runs in its parent's
  * memory, so there the table describes those of the parent. */
@@ -54,8 +54,8 @@ uint32_t monarch_track_process(void);
 /* Tracks a descriptor of the entry's file at the source. flags: TRACK_DIRECT or 0. */
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags);
 void monarch_track_again(int fd, int fresh); /* tracks a duplicate of `fd` */
-/* Call it before the program does what the flag stands for. Waits until a promotion that has begun
- * has ended, and sets the flag. */
+/* Call this before the program does what the flag stands for. Waits until a promotion that has
+ * begun has ended, and sets the flag. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
 /* Replaces the descriptor's word by `to` if it still equals `seen`. Returns whether it did. A
  * pinned word is never replaced: the thread that has pinned it could not find it any more, and no
@@ -82,7 +82,7 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
  * because the descriptor refers to another open file by now. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);
 
-/* Call it before a close. Waits until a promotion in another thread has ended, which takes little
+/* Call this before a close. Waits until a promotion in another thread has ended, which takes little
  * time, and stops tracking the descriptor. */
 void monarch_untrack_slow(int fd);
 static inline void monarch_untrack(int fd) {
@@ -95,9 +95,9 @@ void monarch_untrack_seen(int fd, uint64_t seen);
 /* Stops tracking all descriptors of the session with this number, before another session gets the
  * number. */
 void monarch_untrack_session(unsigned number);
-/* Call it in the child of a fork. Makes the table describe this process. */
+/* Call this in the child of a fork. Makes the table describe this process. */
 void monarch_track_adopt(void);
-/* Call it before a fork. Marks all descriptors as shared, because the child will share their
+/* Call this before a fork. Marks all descriptors as shared, because the child will share their
  * offsets. */
 void monarch_track_share_all(void);
 void monarch_untrack_range(unsigned first, unsigned last);

@@ -17,7 +17,7 @@ struct monarch_wanted {
     uint64_t since_ns;
     uint64_t limit_ns; /* limit of the wait; 0: the default of the function that waits */
     /* 1: the caller waits instead of opening the source, so the wait must not last much longer than
-     * that. */
+     * such an open. */
     int is_instead;
 };
 

@@ -10,28 +10,28 @@
 
 #include "preload/session/session.h"
 
-/* Call it for a file that is open as `fd` and that the catalog does not know. Returns whether the
+/* Call this for a file that is open as `fd` and that the catalog does not know. Returns whether the
  * program's reads will serve as the file's fill. If so, the descriptor is direct (TRACK_DIRECT)
  * from then on, and the daemon learns of the file when the descriptor is handed over or closed. */
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
 /* The functions below take `tracked`, a descriptor's word in the table, which must have
  * TRACK_DIRECT. */
 
-/* Call it before a read. Returns whether the file now has a copy that was not made from this
+/* Call this before a read. Returns whether the file now has a copy that was not made from this
  * descriptor. If so, the descriptor is no longer direct. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
-/* Call it after a read of `n` bytes that ended at the offset `end`; -1 stands for the descriptor's
- * own offset. */
+/* Call this after a read of `n` bytes that ended at the offset `end`; -1 stands for the
+ * descriptor's own offset. */
 void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end);
-/* Hands the descriptor over now, however much of the file was read. is_read: whether all of it
- * was. */
+/* Hands the descriptor over now, however much of the file was read. is_read: whether the whole file
+ * was read. */
 void monarch_hand_over(int fd, uint64_t tracked, int is_read);
-/* Call it before the descriptor is closed. If at least half of the file was read, hands the
+/* Call this before the descriptor is closed. If at least half of the file was read, hands the
  * descriptor over. Otherwise, tells the daemon of the file if the catalog does not know it, or
  * requests a fill if the library has seen no read. */
 void monarch_close_direct(int fd, uint64_t tracked);
 
-/* Call it before a lock, a lease or a flag is set on an open file. These last as long as any
+/* Call this before a lock, a lease or a flag is set on an open file. These last as long as any
  * descriptor of the open file, so the daemon must not hold one. If less than half of the file was
  * read, the descriptor will not be handed over. If it was handed over already, waits up to 50 ms
  * until the daemon has closed it. */

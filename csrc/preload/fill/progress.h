@@ -15,15 +15,16 @@ uint64_t monarch_progress(struct session *s, uint64_t id, uint64_t n);
 uint64_t monarch_progress_of(uint64_t id);
 /* Resets the file's count to 0, because a new read of the file begins. */
 void monarch_progress_begin_again(uint64_t id);
-/* Call it when a read of `n` bytes has promoted its descriptor, so that the library will not see
+/* Call this when a read of `n` bytes has promoted its descriptor, so that the library will not see
  * later reads. If the file was read to at least an eighth by then, it counts as read to its end. */
 void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 
-/* Call it after a stream was opened on a copy for which the open had to wait. Remembers the stream,
- * so that monarch_progress_end can find out how far it was read. */
+/* Call this after a stream was opened on a copy for which the open had to wait. Remembers the
+ * stream, so that monarch_progress_end can find out how far it was read. */
 void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
-/* Call it before a stream is closed; `fd` is the stream's descriptor, or -1. The library has not
- * seen the stream's reads, so it takes the descriptor's offset as how far the file was read. */
+/* Call this before a stream is closed; `fd` is the stream's descriptor, or -1. The library has not
+ * seen the stream's reads, so it takes the descriptor's offset for the number of bytes that were
+ * read. */
 void monarch_progress_end(const FILE *stream, int fd);
 
 /* --- how long this process's own opens and reads at the sources take --- */
@@ -34,7 +35,7 @@ void monarch_progress_end(const FILE *stream, int fd);
 int monarch_source_is_at_hand(void);
 int monarch_source_is_near(void);
 
-/* Call it after an open or a read of a source's file that began at since_ns (monarch_now_ns). */
+/* Call this after an open or a read of a source's file that began at since_ns (monarch_now_ns). */
 void monarch_note_source_open(uint64_t since_ns);
 void monarch_note_source_read(uint64_t since_ns);
 

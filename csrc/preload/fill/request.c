@@ -40,7 +40,7 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
 }
 
 /* Tells the daemon of a file that the catalog does not know, by the path that the kernel reports,
- * in which links and dots are resolved. Call it only once the file is open: the daemon asks the
+ * in which links and dots are resolved. Call this only once the file is open: the daemon asks the
  * source about each file of which it is told, and a path that leads to no file must not cost
  * anything. A separate function, because it needs stack space for a path, which few opens need. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {

@@ -8,7 +8,7 @@
  * too little of the file was read for the file to be filled. */
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
-/* Call it when a program asks for `n` bytes of a file without a copy. Once this process has asked
+/* Call this when a program asks for `n` bytes of a file without a copy. Once this process has asked
  * for enough of the file, requests a fill from the daemon. Returns whether it has. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
 

@@ -208,7 +208,7 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
 }
 
 /* Whether the entry, which was found by its file's inode, may now describe another file. `version`
- * is the entry's version when it was found. Call it after reading the entry's word, because that
+ * is the entry's version when it was found. Call this after reading the entry's word, because that
  * word may already name a copy of the other file. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;

@@ -37,7 +37,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
                           struct monarch_aim *a, struct monarch_opening *out);
 void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, const char *path,
                          int flags, struct monarch_opening *out);
-/* Whether an unfinished copy can do for an open with these flags. */
+/* Whether an unfinished copy can serve an open with these flags. */
 static inline int monarch_is_plain(int flags) {
     return !(flags & ~(O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | O_LARGEFILE));
 }
@@ -55,16 +55,17 @@ static inline int monarch_flags_of_copy(int flags) {
     return flags & ~(flags & O_DSYNC ? O_DSYNC : O_NOFOLLOW);
 }
 
-/* Call it after an open with `flags` at the source, which began at `since_ns` and returned `fd`. */
+/* Call this after an open with `flags` at the source, which began at `since_ns` and returned
+ * `fd`. */
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
                            uint64_t since_ns, int fd);
-/* Call it after an open at the source that failed. If the file was claimed, requests a fill
+/* Call this after an open at the source that failed. If the file was claimed, requests a fill
  * instead, by which the daemon learns whether the file has changed. */
 void monarch_not_opened(struct session *s, const struct monarch_opening *o);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 
-/* Call it after the open of a path that leads to no source as far as the look-up knows; `fd` is the
- * descriptor. Returns whether the path leads to a file of a source after all. */
+/* Call this after the open of a path that leads to no source as far as the look-up knows; `fd` is
+ * the descriptor. Returns whether the path leads to a file of a source after all. */
 static inline int monarch_opened_elsewhere(struct session *s, const struct monarch_opening *o,
                                            const char *path, int fd) {
     return __builtin_expect(o->is_new, 0) && monarch_learn_open(s, path, fd);

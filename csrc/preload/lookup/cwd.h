@@ -17,8 +17,8 @@
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
 /* Whether a path is relative to a working directory far from every source, and has no `..`. Unless
- * it passes a link, such a path leads to no source. Nearly all relative paths of programs are
- * such. */
+ * it passes a link, such a path leads to no source. Nearly all relative paths of programs are of
+ * this kind. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&

@@ -42,9 +42,9 @@ const struct monarch_entry *monarch_enter_directory(struct session *s,
 int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
                            const char *path, int follow, uint32_t *version);
 
-/* Call it after an open, at the source, of a path whose hint was MONARCH_LEAD_NEW. Learns where the
- * path leads. Returns whether it leads to a file of a source; if so, a look-up of the path may find
- * the file now. */
+/* Call this after an open, at the source, of a path whose hint was MONARCH_LEAD_NEW. Learns where
+ * the path leads. Returns whether it leads to a file of a source; if so, a look-up of the path may
+ * find the file now. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
 /* Learn where a path leads: monarch_learn_directory after a successful stat of a directory,
  * monarch_learn_listed after an opendir. Nothing is learned from stats of files, because there are

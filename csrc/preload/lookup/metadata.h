@@ -1,6 +1,6 @@
 /* Answers calls about a path from the catalog, in place of the source. It answers only for files
- * that exist. That a file does not exist, only the source can say: a process without the library
- * may have made the file since the scan. */
+ * that exist. Only the source can say that a file does not exist, because a process without the
+ * library may have created it since the scan. */
 #pragma once
 
 #include "preload/lookup/where.h"
@@ -28,7 +28,7 @@ static inline int monarch_know(int dir, const char *path, int follow, struct mon
  * must see a change. */
 int monarch_can_tell(const struct monarch_known *k);
 
-/* Call it after reading the entry's attributes. Returns 0 if the daemon has begun to replace them
+/* Call this after reading the entry's attributes. Returns 0 if the daemon has begun to replace them
  * meanwhile, so that what was read may be of two versions. */
 int monarch_is_same_version(const struct monarch_known *k);
 

@@ -17,8 +17,9 @@ static inline int monarch_leads_nowhere(int dir, const char *path) {
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
 
-/* The result of monarch_aim, the first step of monarch_locate, for monarch_locate_aimed, the second
- * one. A plain path, which is absolute and in a source, is looked up by `hash`. */
+/* The state between the two steps of monarch_locate: monarch_aim fills it in, and
+ * monarch_locate_aimed uses it. A plain path, which is absolute and in a source, is looked up by
+ * `hash`. */
 struct monarch_aim {
     const struct monarch_catalog *catalog;
     /* If not NULL: the source's directory to which the first `skip` bytes of the path lead, through

@@ -31,7 +31,7 @@ void monarch_slots_recount(void) {
     __atomic_store_n(&monarch_mappings_waiting, GET(given_up) ? 0 : n, __ATOMIC_RELEASE);
 }
 
-/* [adopt] Call it in the child of a fork. If a thread of the parent was changing the table at the
+/* [adopt] Call this in the child of a fork. If a thread of the parent was changing the table at the
  * fork, the change may be incomplete, so the child frees all slots. A replacement that was under
  * way continues only in the parent, so its slot waits again here. The mapping may or may not have
  * been replaced before the fork; a thread checks what is mapped there before it replaces

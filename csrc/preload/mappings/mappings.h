@@ -11,11 +11,11 @@
 /* Whether a mapping with this protection and these flags can be replaced without the program
  * noticing. */
 int monarch_mapping_can_wait(int prot, int flags);
-/* Call it after [at, at + n) was mapped from the source's file. Leaves errno alone. */
+/* Call this after [at, at + n) was mapped from the source's file. Leaves errno alone. */
 void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, int flags,
                          uint64_t offset);
 
-/* Call it before a system call that removes or changes a mapping. When it returns, no mapping in
+/* Call this before a system call that removes or changes a mapping. When it returns, no mapping in
  * the range is being replaced, and after MONARCH_FORGET none will be. what: MONARCH_FORGET, or an
  * advice that is repeated for the copy. */
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what);
@@ -27,8 +27,8 @@ static inline void monarch_mappings_say(const void *at, uint64_t n, int what) {
  * added again. */
 void monarch_mappings_refuse(int refuse);
 
-/* Call it in the child after a fork. */
+/* Call this in the child after a fork. */
 void monarch_mappings_after_fork(void);
-/* Call it before a system call that the kernel refuses to a process with several threads. Forgets
+/* Call this before a system call that the kernel refuses to a process with several threads. Forgets
  * all mappings, and waits up to 0.5 s until the thread has ended. */
 void monarch_mappings_end(void);

@@ -1,4 +1,4 @@
-/* Runs work that needs a descriptor, in a process that has as many as it may have. */
+/* Runs work that needs a descriptor in a process that has none left. */
 #pragma once
 
 #define MONARCH_APART_BYTES 128

@@ -9,5 +9,5 @@ static inline void monarch_log(const char *what, const char *name, const char *o
     if (__builtin_expect(monarch_logging, 0))
         monarch_log_slow(what, name, outcome);
 }
-/* Reads MONARCH_LOG and MONARCH_LOG_DIR. Call it in the constructor. */
+/* Reads MONARCH_LOG and MONARCH_LOG_DIR. Call this in the constructor. */
 void monarch_log_init(void);

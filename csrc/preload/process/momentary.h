@@ -14,6 +14,6 @@ void monarch_momentary_end(void);
  * descriptor is open. The parent calls monarch_momentary_after_fork after the fork. */
 void monarch_momentary_before_fork(void);
 void monarch_momentary_after_fork(void);
-/* Call it in the child after a fork. Forgets the momentary descriptors of the parent's other
+/* Call this in the child after a fork. Forgets the momentary descriptors of the parent's other
  * threads, because these threads do not exist in the child. */
 void monarch_momentary_forget(void);

@@ -91,7 +91,7 @@ static int note(int fd, int high, int before) {
 static int set_backing(int fd, int high) {
     if (note(fd, high, -1))
         return high;
-    int known = backing_of(fd); /* set by another thread */
+    int known = backing_of(fd); /* the one that another thread has set */
     monarch_close_unseen(high, known);
     return known;
 }

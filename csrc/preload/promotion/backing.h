@@ -17,9 +17,9 @@ extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
  * Returns -2 if the backing descriptor cannot be opened. */
 int monarch_backing_fd(int fd);
 
-/* Call it after a lock was granted, because a writer may have held the lock before. If the source's
- * file now differs from the copy, replaces the descriptor and its duplicates in this process by
- * descriptors of the source's file. */
+/* Call this after a lock was granted, because a writer may have held the lock before. If the
+ * source's file now differs from the copy, replaces the descriptor and its duplicates in this
+ * process by descriptors of the source's file. */
 void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor, and its duplicates in this process, by descriptors of the source's
@@ -43,9 +43,9 @@ void monarch_backing_replace_slow(int fd, int fresh, int flags);
 void monarch_backing_duplicate_slow(int fd, int fresh);
 void monarch_backing_flag_slow(int fd, int flag);
 
-/* Call it before a range is closed. A backing descriptor in the range must stay open if its copy's
- * descriptor is outside the range. monarch_backing_that_stays returns the first such descriptor
- * from `from` on, or last + 1 if there is none. */
+/* Call this before a range is closed. A backing descriptor in the range must stay open if its
+ * copy's descriptor is outside the range. monarch_backing_that_stays returns the first such
+ * descriptor from `from` on, or last + 1 if there is none. */
 void monarch_backing_close_range(unsigned first, unsigned last);
 uint64_t monarch_backing_that_stays(uint64_t from, unsigned first, unsigned last);
 void monarch_backing_flag_range(unsigned first, unsigned last); /* sets FD_CLOEXEC */

@@ -14,14 +14,14 @@ int monarch_is_still(int fd, const struct session *s, const struct monarch_entry
  * describes another file now. */
 int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
-/* Call it when locks or asynchronous signals are requested on the file of this descriptor. Closing
- * any descriptor of the file would drop these locks, so no descriptor of the file is promoted from
- * then on. Returns 0 if a promotion of the file that has begun already does not end within 5 s,
- * because the source does not answer. */
+/* Call this when locks or asynchronous signals are requested on the file of this descriptor.
+ * Closing any descriptor of the file would drop these locks, so no descriptor of the file is
+ * promoted from then on. Returns 0 if a promotion of the file that has begun already does not end
+ * within 5 s, because the source does not answer. */
 int monarch_keep_locks(int fd);
-/* Call it after a lock was granted on a source's file. If the file differs from its entry in the
+/* Call this after a lock was granted on a source's file. If the file differs from its entry in the
  * catalog, records it as changed, so that the source serves its reads. */
 void monarch_compare_source(int fd);
-/* Call it before checking whether a descriptor is a copy's. From then on, the result of the check
+/* Call this before checking whether a descriptor is a copy's. From then on, the result of the check
  * stays the same. Returns 0 as monarch_keep_locks does. */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }

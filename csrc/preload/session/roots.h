@@ -22,8 +22,9 @@ static inline int monarch_sees_source(struct session *s, unsigned source) {
 }
 int monarch_mounts_are_ours(struct session *s);
 
-void monarch_roots_may_differ(void);  /* call it after a chroot */
-void monarch_roots_are_foreign(void); /* call it in another mount namespace; it cannot be undone */
+void monarch_roots_may_differ(void); /* call this after a chroot */
+/* call this in another mount namespace; it cannot be undone */
+void monarch_roots_are_foreign(void);
 
 /* Whether a tier's path leads this process to another directory than the daemon, in which other
  * files may have the names of copies. If so, warns the user. If the path leads nowhere (in a

@@ -20,7 +20,7 @@ struct session {
     /* Atomic. Lowest bit: 1 if nothing may be read from copies, for example because a switch file
      * exists. Upper bits: number of the check that has set the lowest bit (attach.c). */
     uint32_t off;
-    /* Atomic: 1: this process is in the daemon's mount namespace; 2: it is in another one; 0:
+    /* Atomic. 1: this process is in the daemon's mount namespace; 2: it is in another one; 0:
      * unknown */
     uint32_t mounts;
     /* atomic: the session of the previous daemon, whose copies may still be open */
@@ -31,8 +31,8 @@ struct session {
     uint32_t older_used; /* atomic */
     uint32_t number;     /* see monarch_session_at */
     uint64_t dev, ino;   /* of the segment `control` */
-    /* Atomic: when the last check, made before recording a change, found that the name `control`
-     * leads to this segment. */
+    /* Atomic: time of the last check that has found that the name `control` leads to this segment.
+     * The check is made before a change is recorded. */
     uint64_t linked_ns;
     /* atomic: number of open directories that are listed from the session's catalog */
     uint32_t listings;
@@ -114,8 +114,8 @@ const struct monarch_fills *monarch_fills_of(struct session *s);
 /* Checks the switch files, the process's rights, and whether the session's directory still exists,
  * at most once a second. */
 void monarch_tick(struct session *s);
-/* Call it when the user or the groups may have changed. Checks at once whether the process's rights
- * suffice for the newest session. */
+/* Call this when the user or the groups may have changed. Checks at once whether the process's
+ * rights suffice for the newest session. */
 void monarch_rights_may_differ(void);
 
 struct monarch_stats *monarch_my_stats(struct session *s);
@@ -123,7 +123,7 @@ struct monarch_stats *monarch_my_stats(struct session *s);
 /* The rank of this node to which this process belongs: the launcher's number + 1, or 0 if no
  * launcher has given a number. A rank is a training process with its workers. */
 extern unsigned monarch_rank __attribute__((visibility("hidden")));
-/* Reads monarch_rank from the environment. Call it in a constructor: later, other threads may
+/* Reads monarch_rank from the environment. Call this in a constructor: later, other threads may
  * change the environment. */
 void monarch_rank_init(void);
 
@@ -146,6 +146,6 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
 /* Writes one line to standard error, at most once in a process, and only if descriptor 2 is still
  * the file that it was when the library was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
-/* Tells child processes that the warning was given. Call it only in a constructor, while there is
+/* Tells child processes that the warning was given. Call this only in a constructor, while there is
  * only one thread. */
 void monarch_pass_warning_on(void);
