@@ -128,7 +128,7 @@ static int create_copy(struct job *job) {
     if (reserve(fd, job->entry.size) != 0) {
         monarch_fail(job, monarch_tier_status(errno), errno);
         close(fd);
-        monarch_remove_copy(job); /* the file is of this fill: no other copy ever has its number */
+        monarch_remove_copy(job); /* safe: no other copy ever has this number */
         return -1;
     }
     return fd;

@@ -78,8 +78,8 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
-/* Returns whether the peer is still starting and should be asked again; if so, pauses before. When
- * nodes are started together, the first one would otherwise fill all files from the source,
+/* Returns whether the peer is still starting and should be asked again; pauses before it returns 1.
+ * When nodes are started together, the first one would otherwise fill all files from the source,
  * including those that the others are to read there. Bytes for which no reader waits can wait until
  * the others serve. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,

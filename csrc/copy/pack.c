@@ -268,7 +268,8 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Returns the first member of the run of adjacent members to be read that ends with this one. */
+/* Goes back from this member over adjacent members that must be read too, and returns the first of
+ * them. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
@@ -331,8 +332,8 @@ static int look_again(const struct pack *p) {
     return is_same ? 0 : ESTALE;
 }
 
-/* Reads a window, and checks that the pack is still the one that its index describes. The server is
- * asked for that after the last byte was read, as for a file. Returns 0 or an errno. */
+/* Reads a window, and checks that the pack is still the one that its index describes. As for a
+ * file, the server is asked after the last byte was read. Returns 0 or an errno. */
 static int read_window(struct monarch_engine *e, struct pack *p, const struct window *w) {
     off_t at = (off_t)w->at, n = (off_t)w->length;
     struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);

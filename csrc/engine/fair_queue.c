@@ -1,5 +1,5 @@
-/* Start-time fair queueing (Goyal et al., 1996): after a service, a rank's next due time is later
- * the smaller its share is. */
+/* Start-time fair queueing (Goyal et al., 1996): the smaller a rank's share is, the later it is due
+ * again after a service. */
 #include "engine/fair_queue.h"
 
 /* Virtual time between two services of a rank with share 1. */

@@ -45,7 +45,8 @@ static int take_room(struct grant *g, uint64_t size) {
 }
 
 /* Sets the peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/nodes.py).
- * Returns 1. Returns 0 if this node does not keep the file, or if Python has not told. */
+ * Returns 1. Returns 0 if this node does not keep the file, or if Python has not said whether it
+ * does. */
 static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;
     asked[0] = asked[1] = -1;
@@ -191,7 +192,7 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
             g->refused[i] = 0;
     memset(g->is_early, 0, sizeof g->is_early);
     g->holds = e->writer != NULL;
-    monarch_unlock_and_ring(p); /* readers may have waited without a grant */
+    monarch_unlock_and_ring(p); /* readers may have asked while there was no grant */
     if (p->listener)
         p->listener->granted(p);
 }

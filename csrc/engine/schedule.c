@@ -257,7 +257,7 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* Returns the fill of which a unit should be moved ahead of its reader, or NULL. *first gets the
+/* Returns the fill of which to fill a unit before its reader asks for it, or NULL. *first gets the
  * first fill in the list that could be served. A later fill is returned instead only if the readers
  * of both belong to ranks, and the rank of the later fill is due earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
@@ -274,7 +274,7 @@ static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct
         *first = chosen ? *first : f;
         chosen = f;
         due = monarch_due(queue, rank);
-        if (!rank) /* a fill without a rank gets here only as the first */
+        if (!rank) /* only the first fill can get here without a rank */
             break;
     }
     return chosen;
@@ -354,7 +354,7 @@ static void put_aside(struct late *late, struct job *job) {
     monarch_push(&late->of[peer], job);
 }
 
-/* Returns the first order set aside whose peer may be asked now, or NULL. The search is short: it
+/* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short: it
  * passes over a peer only if threads are at that peer. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
@@ -377,7 +377,7 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
 
 /* Moves orders from the front of the queue to its end while the first order's file is being read at
  * the source by a program that will hand it over. A fill would open such a file a second time.
- * Returns whether the order that is first in the end must also wait for such a program. */
+ * Returns whether even the order that is first afterwards must wait for such a program. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -427,8 +427,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, way) ||
                       !(find_block(p, way, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* Units moved ahead of a reader do not count as unasked if they come from a peer: the reader
-     * will soon wait for them, and there are enough threads for peers. */
+    /* Units that are filled before a reader asks for them do not count as unasked if they come from
+     * a peer: the reader will soon wait for them, and there are enough threads for peers. */
     if (is_ahead && way == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

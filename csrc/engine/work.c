@@ -128,7 +128,7 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, way);
-    /* This thread would have taken any such work itself. If some seems to be left, it is an order
+    /* This thread would have taken any such work itself. Any work that seems to be left is an order
      * that waits for its reader, so no other thread is woken for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;

@@ -24,8 +24,8 @@
  * process may have. */
 #define KEPT 768
 #define SHARE 4
-/* A descriptor is closed if it has no order after ORDER_NS [ns], and after ITERATIONS iterations of
- * the daemon's loop in which policy knew of its file. */
+/* A descriptor that still has no order is closed once two limits are passed: ORDER_NS [ns], and
+ * ITERATIONS iterations of the daemon's loop in which policy knew of its file. */
 #define ORDER_NS 50000000ULL
 #define ITERATIONS 2
 /* Interval at which the thread looks at the table: the longest wait of a program that wants its
@@ -67,8 +67,8 @@ static void drop(struct kept_table *t, unsigned i) {
     t->dropped = h;
 }
 
-/* Has the descriptor closed but keeps the file in the table, because policy has not learned of the
- * file yet. */
+/* Queues the descriptor for closing, but keeps the file in the table, because policy has not
+ * learned of the file yet. */
 static void drop_descriptor(struct kept_table *t, struct handed *h) {
     struct handed *dropped = h->fd >= 0 ? calloc(1, sizeof *dropped + 1) : NULL;
     if (!dropped)

@@ -272,7 +272,7 @@ static int is_an_end(const struct answer *a, uint64_t status) {
 }
 
 /* Receives one answer and sets its status in *g. Returns 0, or -1 if the following bytes on the
- * link cannot be understood. */
+ * link cannot be parsed. */
 static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
                        monarch_peer_arrived arrived, void *arg) {
     struct answer a = {.g = g};
@@ -383,8 +383,8 @@ static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     return own;
 }
 
-/* Ends a fetch. If the peer has sent more than was requested, the next answer could not be
- * understood, so the link is cut. */
+/* Ends a fetch. If the peer has sent more than was requested, the next answer could not be parsed,
+ * so the link is cut. */
 static void end(link_t *l, char *own) {
     if (l->from < l->until)
         monarch_peer_link_cut(l);

@@ -1,6 +1,6 @@
 /* The protocol of one connection: reads a request, opens its file, frames the bytes and sends them.
- * A step that must wait returns, and tells for what. It waits for the peer itself only if
- * `may_block` is set. */
+ * A step that must wait returns, with what the connection waits for. It blocks for the peer itself
+ * only if `may_block` is set. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -75,8 +75,8 @@ static enum monarch_peer_status why_late(stage_t *stage) {
     return stage->files->is_coming(stage->files->arg) ? MONARCH_PEER_COMING : MONARCH_PEER_TIMEOUT;
 }
 
-/* Begins or continues a wait for bytes that are not there yet; sends the answer so far before. Ends
- * the answer if the wait has reached its limit. */
+/* Sends the part of the answer that is ready, and begins or continues a wait for bytes that are not
+ * there yet. Ends the answer if the wait has reached its limit. */
 static io_state wait_for_bytes(connection *c, stage_t *stage) {
     uint64_t now = monarch_now_ns();
     if (c->due_ns && now >= c->due_ns)

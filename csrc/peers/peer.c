@@ -20,10 +20,10 @@
 #define LARGE_BYTES (1024 * 1024)
 #define LARGE_AT_ONCE 4
 #define IN_LINE 2
-/* A thread that has waited this long for a slot, during which no answer has come, goes on without
- * one: the threads that have the slots may be waiting for the peer's source. While answers come,
- * the limit is twice as long. Together with the limit for a first byte, this is less than the 2 s
- * that a reader may wait [ns]. */
+/* A thread goes on without a slot once it has waited this long and no answer has come meanwhile:
+ * the threads that have the slots may be waiting for the peer's source. While answers come, the
+ * limit is twice as long. Together with the limit for a first byte, this is less than the 2 s that
+ * a reader may wait [ns]. */
 #define SLOT_NS 500000000ULL
 /* Nodes that are started together are all serving within this time [ns]. */
 #define START_NS 10000000000ULL
@@ -56,7 +56,7 @@ struct monarch_peer {
     int has_failed;   /* the peer has failed since it last worked; under the lock */
     int has_worked;   /* the peer has ever worked; atomic */
     int has_ended;    /* no request may be sent to the peer any more; under the lock */
-    struct use *uses; /* all uses whose thread has the link; under the lock */
+    struct use *uses; /* the uses whose threads have a link; under the lock */
     uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
 };
@@ -256,7 +256,7 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
 /* Makes the holder check blocks that arrived wrong, by requesting one byte of each. To send a part
  * of a block, the holder must check all of it, and so finds out whether it has rotted since its sum
  * was recorded. The request needs a new link, because the following bytes on the old one cannot be
- * understood. */
+ * parsed. */
 static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         uint32_t status;

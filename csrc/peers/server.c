@@ -1,6 +1,6 @@
 /* The threads of the peer server. Each connection is a small state machine. One thread at a time
  * works on it: when its socket is ready, when the bytes for which it waits may be there, or when
- * its time is over. */
+ * its deadline has passed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -18,10 +18,10 @@
 #include "peers/connection.h"
 #include "shared/buffer.h"
 
-/* Latest notice of a passed deadline while any connection has a request [ms]. */
+/* How late a passed deadline may be noticed while any connection has a request [ms]. */
 #define TICK_MS 100
-/* Latest notice of a passed deadline while no connection has a request; an idle server wakes only
- * this often [ms]. */
+/* How late a passed deadline may be noticed while no connection has a request [ms]. An idle server
+ * wakes only this often. */
 #define IDLE_TICK_MS 5000
 /* Size of a socket's send buffer [bytes]. It is larger than the number of bytes that can be in
  * flight, so that the kernel continues to send while the thread does other work. The thread that
@@ -155,8 +155,8 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
 
 /* --- waits and deadlines ---------------------------------------------------------------------- */
 
-/* Claims the next connection, from *from on, whose time is over. Returns NULL if there is none.
- * *waited gets whether the connection was waiting for bytes rather than for its peer. */
+/* Claims the next connection, from *from on, whose deadline has passed. Returns NULL if there is
+ * none. *waited gets whether the connection was waiting for bytes rather than for its peer. */
 static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);

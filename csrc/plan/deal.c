@@ -133,8 +133,8 @@ static void match(struct step *s) {
                 augment(s, i);
 }
 
-/* Takes samples away from the nodes that have most, until there are enough waiting samples to give
- * every node its least number. Returns the number of waiting samples. */
+/* Takes samples away from the nodes that have the most, until there are enough waiting samples to
+ * give every node its least number. Returns the number of waiting samples. */
 static int32_t give_up(struct step *s, int32_t waiting) {
     uint32_t nodes = s->deal->nodes;
     int32_t needed = 0;

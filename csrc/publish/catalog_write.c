@@ -94,8 +94,8 @@ static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
     /* A file that was replaced before its directory was listed gets no place in the listing, and is
-     * compared with the source individually from then on. The directory will not show this
-     * replacement by another change of its times. */
+     * compared with the source individually from then on. The directory's times will not change
+     * again for this replacement, so they cannot reveal it. */
     if (e->place != MONARCH_NO_PLACE && (is_same || mine->kind == MONARCH_DIR))
         mine->place = e->place;
     if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)
@@ -241,8 +241,8 @@ void monarch_collapse(const char *path) {
     if (fstat(fd, &st) == 0 && st.st_size >= MONARCH_HUGE_PAGE) {
         uint64_t bytes = (uint64_t)st.st_size, huge = bytes / MONARCH_HUGE_PAGE * MONARCH_HUGE_PAGE;
         char *map = sys_map_aligned(fd, bytes, PROT_READ | PROT_WRITE, MONARCH_HUGE_PAGE);
-        /* Collapses one huge page at a time, so that if memory runs short, the huge pages made
-         * before remain. */
+        /* Collapses one huge page at a time. If memory runs short, the pages collapsed before
+         * remain. */
         for (uint64_t at = 0; map && at < huge; at += MONARCH_HUGE_PAGE)
             if (madvise(map + at, MONARCH_HUGE_PAGE, MADV_COLLAPSE) != 0)
                 break;

@@ -45,9 +45,9 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
 }
 
 /* Returns whether the request becomes a demand. A request for a whole block of many units does not,
- * unless it says that a reader waits. A request for one unit always does. Otherwise two nodes could
- * wait for each other, each with the most orders that it may give, all for small files of the
- * other; but a demand gets an order even then. */
+ * unless it says that a reader waits. A request for one unit always does. Without that rule, two
+ * nodes that have both given as many orders as they may, all for small files of the other node,
+ * would wait for each other; a demand gets an order even then. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&

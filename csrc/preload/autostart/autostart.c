@@ -20,8 +20,8 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* Shortest time between two attempts of the process: PAUSE_NS after an attempt, and at most the
- * second limit after it has found that no start is allowed now [ns]. */
+/* Shortest time between two attempts of the process: PAUSE_NS after an attempt, and at most
+ * LONG_PAUSE_NS after it has found that no start is allowed now [ns]. */
 #define PAUSE_NS 200000000ULL
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon in another pid namespace counts as killed if its heartbeat has not changed for this long
@@ -41,8 +41,8 @@ struct plan {
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
-    /* Atomic: pid of the process one of whose threads makes an attempt and uses the fields below;
-     * 0: none. */
+    /* Atomic: pid of the process in which a thread makes an attempt and uses the fields below; 0:
+     * none. */
     uint32_t user;
     uint64_t blocked; /* signals that were blocked before the attempt */
     char record[MONARCH_RECORD_BYTES];
@@ -76,9 +76,8 @@ static size_t environment_bytes(size_t *variables) {
     return bytes + (*variables + 2) * sizeof(char *);
 }
 
-/* Copies the environment, because other threads may change it later. With
- * MONARCH_DISABLE=1, the library does nothing in the starter, even if /etc/ld.so.preload names it.
- */
+/* Copies the environment, because other threads may change it later. With MONARCH_DISABLE=1, the
+ * library does nothing in the starter, even if /etc/ld.so.preload names it. */
 static void copy_environment(struct plan *p, size_t variables) {
     char *text = (char *)&p->envp[variables + 2];
     size_t n = 0;
@@ -100,8 +99,8 @@ static const char *value_of(const char *name) {
 
 /* --- the user's wish -------------------------------------------------------------------------- */
 
-/* Whether the file contains the word `autostart`. What the word means there, only the starter can
- * tell. */
+/* Whether the file contains the word `autostart`. Only the starter can tell what the word means
+ * there. */
 static int has_word(const char *file) {
     static const char word[] = "autostart";
     struct monarch_reader r;
@@ -174,8 +173,8 @@ static uint64_t confinement(void) {
  * another process. Otherwise the daemon would be confined with it, and of little use to others. Two
  * more cases are excluded. A process that adopts orphans (a subreaper) would get the daemon as its
  * child, and its own wait would report the daemon. And after unshare(CLONE_NEWPID), the
- * intermediate process would be the first one of the new namespace, whose end kills all others in
- * it. */
+ * intermediate process would be the first one of the new namespace, and its end would kill all
+ * others in it. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -259,7 +258,7 @@ static void end_attempt(struct plan *p) {
 }
 
 /* Makes the calling thread the one that attempts a start. It blocks all signals until the attempt
- * has ended, because a signal handler could leave the open by a jump. A handler that has
+ * has ended, because a signal handler could jump out of the open (siglongjmp). A handler that has
  * interrupted the thread before that finds the plan in use by its own process. In a forked child,
  * the plan is free. */
 static int begin_attempt(struct plan *p) {

@@ -94,7 +94,7 @@ static int count_start(int fd) {
     return sys_pwrite(fd, starts, sizeof starts, 0) == sizeof starts;
 }
 
-/* If it fails, the descriptors that it has opened are closed when the process ends. */
+/* On failure, the descriptors that were opened here are closed when the process ends. */
 int monarch_claim_start(int *errors) {
     int dir = open_session(), fd = dir < 0 ? -1 : open_file(dir, "starts", O_RDWR);
     if (fd < 0 || !is_private(fd, S_IFREG) ||

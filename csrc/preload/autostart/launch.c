@@ -110,11 +110,12 @@ BESIDE static void unbind(void) {
     sys6(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, 0, 0, 0, 0);
 }
 
-/* Leaves the table of descriptors that is shared with the program, and which must not change. With
- * close_range, the kernel copies nothing of that table, so that closing the new one does not flush
- * files that the program writes; before Linux 6.13 it copies at most the lowest 64 descriptors.
- * Before Linux 5.9 there is only unshare, which copies all of them; those without FD_CLOEXEC then
- * stay open until the launched program closes them. */
+/* Gives this process a table of descriptors of its own. Until then it shares the table of the
+ * program, which must not change. Since Linux 5.9, close_range makes an empty table (before 6.13,
+ * it copies at most the lowest 64 descriptors and closes the copies). It copies no others, because
+ * closing a copy would flush a file that the program is writing. On older kernels, unshare copies
+ * all descriptors; those without FD_CLOEXEC then stay open until the launched program closes
+ * them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;

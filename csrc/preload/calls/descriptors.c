@@ -56,7 +56,7 @@ PUBLIC int fclose(FILE *stream) {
     return REAL(fclose)(stream);
 }
 
-/* glibc before 2.34 has neither function. */
+/* glibc before 2.34 has neither close_range nor closefrom. */
 static int real_close_range(unsigned first, unsigned last, int flags) {
     if (REAL(close_range))
         return REAL(close_range)(first, last, flags);

@@ -72,8 +72,8 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
     return monarch_promote(fd, monarch_tracked(fd), &w);
 }
 
-/* Serves the open that has shown that a directory outside all sources leads into a source. It is
- * served too because the program may open no other file there. */
+/* Handles the open by which the library has learned that a directory outside all sources leads into
+ * a source. Even this open gets the copy, because the program may open no other file there. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, int fd) {
     struct monarch_opening o;
@@ -103,7 +103,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         monarch_end_look_up(s, &aim, dir, path, flags, &o);
         int is_right = o.served && (o.word ^ guess) >> 8 == 0;
         if (fd >= 0 && !is_right)
-            /* libc's close, because an interposed library behind this one has seen the open */
+            /* libc's close, because another preloaded library may have seen the open */
             REAL(close)(fd);
         if (o.served && !is_right)
             fd = REAL(open)(o.copy, monarch_copy_flags(flags));
@@ -131,7 +131,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
 }
 
 /* Opens a path that may be the name of a copy's descriptor in /proc. For such a name, opens the
- * current file of the source at the copy's path. */
+ * copy's source file in its current state. */
 __attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
     char real[MONARCH_PATH_MAX];
     if (monarch_names_copy(path, real) && real[0])
@@ -198,8 +198,8 @@ static int made(int fd, const char *name) {
     return fd;
 }
 
-/* Returns the flags in a structure of openat2(2), whose size differs between callers; `n` is its
- * size. */
+/* Returns the flags in *how. n: size of the caller's struct open_how, which may be of another
+ * version. */
 static int64_t flags_of(const struct open_how *how, size_t n) {
     MAYBE_NULL(how);
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;

@@ -113,7 +113,8 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
         int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
         if (state == MONARCH_FILLING)
             ready = monarch_ready(w, word);
-        /* Another file may have taken the name meanwhile; a read must not mix bytes of both. */
+        /* Another file may have taken the name meanwhile; a read must not mix bytes of both
+         * files. */
         if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) || !is_coming(w, word) ||
             (!ready && monarch_is_fast(w->session, w->entry)))
             break;
@@ -239,8 +240,8 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!find_file(fd, tracked, w))
         return 0;
-    /* Once the descriptor is the copy's, another thread may close it at any time. So even then,
-     * this call reads by a descriptor of its own. */
+    /* Once the descriptor is the copy's, another thread may close it at any time. So this call
+     * opens the copy itself instead of reading through that descriptor. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;
@@ -423,8 +424,8 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 
 /* --- mappings --------------------------------------------------------------------------------- */
 
-/* Raw system calls, because open is a cancellation point while mmap is not. ThreadSanitizer follows
- * descriptors by libc's functions, and so must see these calls. */
+/* Raw system calls, because open is a cancellation point while mmap is not. Under ThreadSanitizer,
+ * libc's functions are used instead, because it follows descriptors by them. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)

@@ -13,7 +13,7 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-enum tag { CLOSE, DUP2, OPEN, CHDIR, FCHDIR }; /* newer libcs have further ones */
+enum tag { CLOSE, DUP2, OPEN, CHDIR, FCHDIR }; /* newer libcs have more */
 
 struct action {
     int tag;

@@ -129,8 +129,8 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
-    /* A copy that is removed between the kernel's answer and this check is not recognized. A second
-     * answer shows that it has no link any more, and by that the copy is found. */
+    /* If a copy is removed between the kernel's answer and this check, the check does not recognize
+     * it. A second answer then shows a link count of 0, by which the copy is found. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;

@@ -29,7 +29,7 @@ void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     uint64_t begin = begin_of(at), end = end_of(at, n);
     /* During a replacement, the thread of move.c is inside one system call, which holds the
      * kernel's lock of the address space, and holds no lock of the library. The caller's own call
-     * needs that lock of the kernel next, so this wait takes it hardly longer. */
+     * needs that lock of the kernel next, so this wait costs it hardly any extra time. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);
 }

@@ -244,7 +244,7 @@ extern const char *monarch_library HIDDEN;
 __attribute__((cold)) void monarch_real_init(void) HIDDEN;
 __attribute__((cold)) void *monarch_real_find(void **at, const char *name) HIDDEN;
 
-/* Returns the function, or NULL if it was not searched yet. The values 0 and 1 stand for no
+/* Returns the function, or NULL if it was not looked up yet. The values 0 and 1 stand for no
  * function (see ABSENT in real.c). */
 static inline void *monarch_real_if_found(void **at) {
     void *found = __atomic_load_n(at, __ATOMIC_RELAXED);
@@ -257,11 +257,11 @@ static inline void *monarch_real_of(void **at, const char *name) {
 }
 
 /* The function as defined by the libraries loaded after this one; NULL if none defines it. It is
- * searched at its first call. That call may come before this library's constructor, from the
+ * looked up at its first call. That call may come before this library's constructor, from the
  * constructor of another library. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
-/* The function if it was found before, otherwise NULL. It is not searched, because the callers do
- * not have enough stack for that. */
+/* The function if it was found before, otherwise NULL. It is not looked up here, because the
+ * callers do not have enough stack for that. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
 /* Converts the result of a raw system call into that of libc: for an error, -1 with errno set. */
