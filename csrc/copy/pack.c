@@ -234,7 +234,7 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     if (p->error != ESTALE) {
         job->pack = p;
         job->member = (uint32_t)member;
-        /* if a peer is asked first, the member is read only if the peer fails */
+        /* With a peer to ask first, the member is needed only if the peer fails. */
         if (job->peer[0] < 0)
             await_member(p, job->member);
     }

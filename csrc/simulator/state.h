@@ -74,7 +74,7 @@ struct monarch_sim {
     uint64_t step;           /* the current step, counted from the beginning of the job */
     double step_end;
     uint32_t writing; /* number of nodes that are still writing the checkpoint */
-    double written;   /* when the last node that has finished was done [s] */
+    double written;   /* latest time at which a node has finished writing it [s] */
     /* threads */
     uint32_t threads; /* most staging threads of any node */
     uint32_t class_threads, checkpoint;
