@@ -17,7 +17,7 @@ struct pack;
 /* The engine: the state that all copying threads share, except their queues. */
 struct monarch_engine {
     uint64_t block_bytes;
-    uint64_t counts[MONARCH_COUNTS]; /* atomic: by enum monarch_count */
+    uint64_t counts[MONARCH_COUNTS]; /* atomic; indexed by enum monarch_count */
     int stopping;                    /* atomic */
     /* The peers that orders name, by number. NULL: no such peer. Atomic. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];

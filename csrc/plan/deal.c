@@ -196,10 +196,11 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     uint32_t per_node = d->ranks / d->nodes;
     int32_t at = 0;
     for (uint32_t n = 0; n < d->nodes; n++) {
-        /* from now on, `first` is where the node's samples begin, */
+        /* From now on, by node: `first` is where its samples begin, `cursor` where its next held
+         * sample goes, and `queue` where its next load goes. */
         s->first[n] = at;
-        s->cursor[n] = at + s->share[n]; /* `cursor` where its next held sample goes, */
-        s->queue[n] = at;                /* and `queue` where its next load goes */
+        s->cursor[n] = at + s->share[n];
+        s->queue[n] = at;
         at += s->share[n] + s->taken[n];
     }
     uint32_t loading = 0;

@@ -1,8 +1,8 @@
 /* Starts the daemon when a program first opens a file of a dataset. It does so only if the
  * configuration or MONARCH_AUTOSTART=1 asks for that.
  *
- * The process itself only starts a starter (monarch_py/commands/autostart.py), which starts the
- * daemon, and never waits for it. */
+ * The process itself starts only a starter (monarch_py/commands/autostart.py), which then starts
+ * the daemon. The process never waits for the starter. */
 #pragma once
 
 #include "preload/process/attributes.h"
