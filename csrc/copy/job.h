@@ -66,7 +66,7 @@ ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at);
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at);
 int monarch_drops_behind(const struct monarch_engine *e, const struct job *job);
-int monarch_can_drop_behind(void); /* whether the kernel supports that, and safely */
+int monarch_can_drop_behind(void); /* whether the kernel can drop pages after a read, and safely */
 int monarch_write_fully(int fd, const char *buf, size_t n, off_t at);
 /* Waits until the rate limits allow one more operation and `n` more bytes at the sources. */
 void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);

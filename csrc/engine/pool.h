@@ -140,7 +140,7 @@ struct pool {
         enum monarch_way way;
         int peer; /* the peer at which the thread is; -1: none */
         int is_at_work, is_unasked, unasked_peer;
-        /* it has left an order queued, because a program is still reading the file */
+        /* the thread has left an order queued, because a program is still reading the file */
         int awaits_reader;
         struct waiting unordered[MONARCH_UNORDERED]; /* readers found whose files have no order */
         unsigned unordered_count;

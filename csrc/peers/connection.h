@@ -12,7 +12,7 @@
 enum monarch_peer_state {
     MONARCH_PEER_READING, /* a request is being read */
     MONARCH_PEER_OPENING, /* the requested file is being opened */
-    MONARCH_PEER_FRAMING, /* it is between two frames of the answer */
+    MONARCH_PEER_FRAMING, /* the connection is between two frames of the answer */
     MONARCH_PEER_SENDING, /* the bytes of a DATA frame are being sent */
     MONARCH_PEER_ENDING,  /* the last frame is being sent */
 };

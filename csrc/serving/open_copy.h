@@ -50,7 +50,7 @@ struct open_copy {
     /* The copy is complete by now. An answer that was begun is finished even if the copy is
      * dropped. */
     int is_whole;
-    struct monarch_sums_held *sums; /* of the blocks of a complete copy; NULL: unknown */
+    struct monarch_sums_held *sums; /* sums of the blocks of a complete copy; NULL: unknown */
 };
 
 static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint64_t id) {

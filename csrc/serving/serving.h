@@ -5,8 +5,8 @@
 #include "peers/peers.h"
 
 /* What a node can give to peers: complete copies, copies that are being filled from the source, and
- * files that the node keeps but has not copied yet. If a peer asks for one of the latter, the node
- * fills it, as if one of its own programs had opened it. */
+ * files that the node keeps but has not copied yet. If a peer asks for a file without a copy that
+ * the node keeps, the node fills it, as if one of its own programs had opened it. */
 struct monarch_holdings;
 
 /* How many rotten copies, and how many files that this node has begun to keep, are remembered until

@@ -223,10 +223,10 @@ struct monarch_entry {
 struct monarch_catalog {
     uint64_t magic;
     uint64_t generation;
-    uint64_t bytes;    /* of the whole segment */
+    uint64_t bytes;    /* size of the whole segment */
     uint64_t capacity; /* entries */
     uint64_t count;    /* atomic: number of entries that readers may look at */
-    uint64_t slots;    /* of each of the three indexes */
+    uint64_t slots;    /* number of slots of each of the three indexes */
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
     /* used slots of the two indexes by inode and by copy; a slot is never freed */

@@ -290,7 +290,7 @@ static int is_the_systems(const char *path) {
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
         if (strncmp(path, prefixes[i], strlen(prefixes[i])) == 0)
             return 1;
-    return path[0] != '/'; /* a pipe or the like */
+    return path[0] != '/'; /* a pipe or the like, which has no path */
 }
 
 /* Whether the file may belong to a dataset. */

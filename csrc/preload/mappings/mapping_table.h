@@ -18,7 +18,7 @@ struct slot {
     uint32_t state;  /* atomic; only the thread of move.c ends REPLACING, without the lock */
     uint32_t number; /* changes with each change of the slot */
     uint64_t begin, end, offset;
-    uint64_t id;      /* of the entry */
+    uint64_t id;      /* number of the mapped file's entry */
     uint32_t version; /* the entry's version when it described the mapped file */
     struct session *session;
     struct monarch_mapped file;

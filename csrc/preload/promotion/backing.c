@@ -286,7 +286,7 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    if (known >= 0) /* it belongs to an earlier descriptor, whose close the library did not see */
+    if (known >= 0) /* `known` backs an earlier descriptor, whose close the library did not see */
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
         return -1;

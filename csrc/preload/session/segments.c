@@ -81,7 +81,7 @@ int monarch_was_stopped(void) {
 struct request {
     char name[NAME_BYTES];
     struct monarch_segment found;
-    enum monarch_range kind; /* of map_range */
+    enum monarch_range kind; /* used by map_range */
     int reused;
     int has_no_number; /* the process has as many descriptors as it may have */
 };
