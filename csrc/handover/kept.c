@@ -1,7 +1,7 @@
-/* Descriptors that wait for the orders of their files. A descriptor waits while there is no grant
- * and policy decides, or until policy has learned of its file and ordered the fill. Its order does
- * not open the file at the source: when it begins, it takes the descriptor. Until then, the program
- * can have the descriptor closed at any time. */
+/* Descriptors that wait for the orders of their files. A descriptor waits while there is no grant,
+ * or until policy has learned of its file and ordered the fill. When its order begins, the order
+ * takes the descriptor, and so does not open the file at the source. Until then, the program can
+ * have the descriptor closed at any time. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>

@@ -215,7 +215,7 @@ void monarch_peer_wake_if(server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg) {
     pthread_mutex_lock(&s->lock);
-    s->wakes++; /* makes a thread that is checking just now check again */
+    s->wakes++; /* a thread that is looking for bytes now will look again */
     for (uint32_t i = s->waiting; i-- > 0;) {
         connection *c = &s->at[s->waits[i]];
         if (c->state == MONARCH_PEER_OPENING && is_settled(arg, &c->in.request))
