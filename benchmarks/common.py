@@ -1,4 +1,4 @@
-"""What the benchmarks share: a scratch place, a daemon, programs in lockstep."""
+"""Shared parts of the benchmarks: a scratch directory, a daemon, programs in lockstep."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ SEED = 20221
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None:
-    """Polls until the condition is true; TimeoutError after `limit_s` [s].
+    """Polls until the condition is true. Raises TimeoutError after `limit_s` [s].
 
-    Asking costs the daemon time that grows with the number of files, so the pauses grow as well: an
-    answer comes at most a twentieth later than it could.
+    Each poll costs the daemon time that grows with the number of files, so the pauses grow as well:
+    the result is at most a twentieth late.
     """
     started = time.monotonic()
     while not condition():
@@ -58,8 +58,8 @@ def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None
 
 @contextmanager
 def scratch(parent: Path | None) -> Iterator[Path]:
-    """An empty directory below `parent` (default: where temporary files go), removed at the end,
-    also when this process is told to terminate."""
+    """Yields an empty directory below `parent` (default: the directory for temporary files). It is
+    removed at the end, also when this process is terminated by a signal."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     place = Path(tempfile.mkdtemp(prefix="monarch-bench-", dir=parent)).resolve()
     try:
@@ -69,7 +69,7 @@ def scratch(parent: Path | None) -> Iterator[Path]:
 
 
 def build(source: Path, directory: Path, *flags: str) -> Path:
-    """Compiles one C file; returns the program. CalledProcessError if the compiler refuses."""
+    """Compiles one C file and returns the program. Raises CalledProcessError if that fails."""
     binary = directory / source.stem
     compiler = shlex.split(os.environ.get("CC", "cc"))
     subprocess.run([*compiler, "-O2", "-o", str(binary), str(source), *flags], check=True)
@@ -80,11 +80,12 @@ def build(source: Path, directory: Path, *flags: str) -> Path:
 
 
 class Daemon:
-    """One configuration served by `monarch serve` while the context lasts.
+    """One configuration that `monarch serve` serves while the context lasts. It has its own
+    directory for shared memory, so that it does not interfere with other sessions of this user.
 
-    place : directory for the configuration and the log; source : the dataset; tier : an existing
-    directory for the copies; quota_bytes : their room; settings : more keys of the configuration.
-    Shared memory of its own, so that no other session of this user is touched.
+    place : directory for the configuration and the log;  source : the dataset
+    tier : an existing directory for the copies;  quota_bytes : its quota
+    settings : more keys of the configuration
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Daemon:
         if self._process is not None:
             self._process.terminate()
             try:
-                # It removes its copies, one by one.
+                # The daemon removes its copies one by one, which takes time.
                 self._process.wait(300)
             except subprocess.TimeoutExpired:
                 self._process.kill()
@@ -162,11 +163,12 @@ class Daemon:
         return self.status()
 
     def wait_present(self, files: int, limit_s: float) -> None:
-        """Waits until everything is copied that will be; TimeoutError, with the status, after
-        `limit_s` [s], RuntimeError when more than one in 1000 of `files` stays at the source.
+        """Waits until every file that gets a copy has one. Raises TimeoutError, with the status,
+        after `limit_s` [s], and RuntimeError if more than one in 1000 of `files` stays at the
+        source.
 
-        A file may: one written to elsewhere on the same device may have the same bit in the filter
-        of what was changed.
+        A few files may stay there: the Bloom filter of changed files may contain a file although
+        another file on the same device was written.
         """
 
         def settled() -> bool:
@@ -182,26 +184,26 @@ class Daemon:
             raise RuntimeError(f"files stay at the source: {bypass}")
 
     def environment(self) -> dict[str, str]:
-        """Of a program under the library."""
+        """The environment of a program under the library."""
         ours = {"LD_PRELOAD": str(LIBRARY), "MONARCH_CONFIG": str(self.config)}
         return plain_environment() | ours
 
     def files(self) -> tuple[list[str], list[str]]:
-        """(paths of the source's files, paths of their copies), in the catalog's order, of those
-        that have copies."""
+        """Returns (paths of the source's files, paths of their copies), in the catalog's order, for
+        files that have copies."""
         generation = int(self.connection.ask("where")["generation"])
         catalog = CatalogReader.open(SessionDir.of(self.config), generation)
         words = catalog.words
         chosen = (word.state(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
         if word.tier(words[chosen]).any():
-            raise RuntimeError("there is one tier, and a copy says that it lies in another")
+            raise RuntimeError("a copy lies in a tier other than the only one")
         copies = Path(self.status()["tiers"][0]["copies"])
         logical = [f"{self.source}/{catalog.path(int(i))}" for i in np.flatnonzero(chosen)]
         return logical, [f"{copies}/{copy_name(n)}" for n in word.copy(words[chosen]).tolist()]
 
     def memory(self) -> dict[str, int]:
-        """Resident and proportional set size of the daemon, and the most that it ever had
-        resident [bytes]."""
+        """Returns the resident and proportional set size of the daemon, and its largest resident
+        size so far [bytes]."""
         text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
         fields = (line.split() for line in text.splitlines()[1:])
         found = {words[0].rstrip(":"): int(words[1]) * 1024 for words in fields}
@@ -211,7 +213,7 @@ class Daemon:
 
 
 def plain_environment() -> dict[str, str]:
-    """This process's, less what would bring the library in."""
+    """Returns this process's environment, without the variables that load the library."""
     left_out = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
     return {k: v for k, v in os.environ.items() if k not in left_out}
 
@@ -237,19 +239,20 @@ class Child:
         return self._process.pid
 
     def ask(self, line: str) -> list[int]:
-        """RuntimeError when the program has ended instead of answering."""
+        """Sends a line and returns the answer. Raises RuntimeError if the program ends instead of
+        answering."""
         self.tell(line)
         return self.hear()
 
     def tell(self, line: str) -> None:
-        """The first half of `ask`, for who asks several at a time."""
+        """Sends a line: the first half of `ask`, for callers that ask several at a time."""
         assert self._process.stdin is not None
         self._line = line
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def hear(self) -> list[int]:
-        """The other half."""
+        """Returns the answer: the second half of `ask`."""
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
@@ -259,7 +262,8 @@ class Child:
         return [int(word) for word in answer.split()]
 
     def finish(self, limit_s: float) -> None:
-        """Closes its standard input, and waits for its end; TimeoutExpired after `limit_s` [s]."""
+        """Closes the program's standard input, and waits for its end. Raises TimeoutExpired after
+        `limit_s` [s]."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(limit_s)
@@ -276,20 +280,21 @@ class Child:
 
 
 def write_list(file: Path, paths: Sequence[str]) -> Path:
-    """The file from which the C programs read paths: each ended by a NUL."""
+    """Writes the file from which the C programs read paths; each path ends with a NUL."""
     file.write_bytes(b"".join(os.fsencode(path) + b"\0" for path in paths))
     return file
 
 
 class Asked(Protocol):
-    """What takes turns: it answers a line with integers."""
+    """Answers a line with integers."""
 
     def ask(self, line: str) -> list[int]: ...
 
 
 def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
-    """(answer of `ours`, answer of `plain`) to each line but the first, which warms both up. Which
-    goes first alternates: the first finds what the other pushed out of the caches."""
+    """Returns (answer of `ours`, answer of `plain`) to each line but the first, which warms both
+    up. They alternate in going first, because the first one finds the caches as the other has left
+    them."""
     rest = iter(lines)
     first = next(rest)
     ours.ask(first)

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.monitoring``: what it costs to watch a daemon with a million files.
+"""``python -m benchmarks.monitoring``: the cost of monitoring a daemon with a million files.
 
-A program opens files all the time and notes when it has opened how many, so that the frames of
-`monarch top` can be compared with it. Metrics are scraped while nothing else happens. The report is
-that of the same daemon.
+A program continuously opens files and records when it has opened how many, so that the frames of
+`monarch top` can be compared with it. Metrics are scraped while the daemon is idle. The report is
+about the same daemon.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.common import Daemon, plain_environment, scratch, wait_until
 from benchmarks.numbers import Result, describe_machine, report
 from benchmarks.overhead.__main__ import SCAN_LIMIT_S_PER_FILE, make_dataset
 
-# Opens files in turn; on a line of standard input prints when it has opened how many.
+# Opens files one after the other. For a line on standard input, prints when it has opened how many.
 OPENER = """
 import json, os, select, sys, time
 root = sys.argv[1]
@@ -44,7 +44,7 @@ print(json.dumps(noted))
 """
 QUOTA_BYTES = 64 << 20
 PORT, SCRAPE_S = 19464, 5.0
-# The limits that the project has set: shares of a core, seconds, bytes.
+# The project's limits: shares of a core, seconds, bytes.
 TOP_SHARE, SCRAPE_SHARE, LATE_S = 0.03, 0.01, 1.0
 REPORT_S, REPORT_BYTES = 5.0, 3e6
 OPENS = re.compile(r"since the start .* of ([0-9,]+)\)")
@@ -77,7 +77,7 @@ def opener(daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
 
 
 def watched(daemon: Daemon, frames: int) -> list[Result]:
-    """What `top` costs, and how late its numbers are."""
+    """Measures the cost of `top`, and the delay of its numbers."""
     seen: list[tuple[float, int]] = []
     words = command("top", "-c", str(daemon.config), "-n", str(frames))
     with (
@@ -109,7 +109,7 @@ def watched(daemon: Daemon, frames: int) -> list[Result]:
 
 
 def scraped(daemon: Daemon, seconds: float) -> list[Result]:
-    """What a scrape every 5 s costs the daemon."""
+    """Measures the cost to the daemon of one scrape every 5 s."""
 
     def used(scrapes: bool) -> float:
         began, cpu = time.monotonic(), cpu_s(daemon.process)
@@ -135,7 +135,7 @@ def scraped(daemon: Daemon, seconds: float) -> list[Result]:
 
 
 def timed(words: list[str], output: Path) -> tuple[float, float, float]:
-    """Runs a command: its time and its CPU time [s], and the most memory that it had [MiB]."""
+    """Runs a command. Returns its wall time and CPU time [s], and its peak memory [MiB]."""
     began = time.monotonic()
     with output.open("wb") as file:
         process = subprocess.Popen(words, stdout=file, env=plain_environment())
@@ -147,7 +147,7 @@ def timed(words: list[str], output: Path) -> tuple[float, float, float]:
 
 
 def reported(daemon: Daemon, place: Path) -> list[Result]:
-    """What it costs to record a run, and to make its page."""
+    """Measures the cost of recording a run, and of creating its page."""
     recorded, page = place / "run.json", place / "report.html"
     before = cpu_s(daemon.process)
     wrote = timed(command("status", "-c", str(daemon.config), "--json", "--history"), recorded)

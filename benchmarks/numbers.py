@@ -1,8 +1,8 @@
-"""Ratios of paired rounds, their spread, the machine, the report.
+"""Ratios of paired rounds, their spread, a description of the machine, the report.
 
-A machine that others use too is never equally fast twice, so times of two runs are not compared.
-Both variants of a measurement live at the same time and take turns in short rounds; each pair of
-rounds gives one ratio, and what is reported is the median of these with its spread.
+A machine that others use too is never equally fast twice, so times of two separate runs are not
+compared. Both variants of a measurement run at the same time and alternate in short rounds. Each
+pair of rounds gives one ratio, and the report has the median of these with its spread.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ __all__ = ["Result", "describe_machine", "file_system", "paired", "report"]
 class Result:
     """One line of the table.
 
-    value : what is compared with `limit`, the most that it may be (the least, if `is_least`), in
-    `unit`. Of a paired measurement it is the median;
-    `ci95` bounds that median with 95 % confidence, whatever the distribution, and `quartiles` say
-    how far the rounds lie apart. `wall` is the same median of the wall times where `value` is one
-    of CPU times. `with_library` and `without` are medians [ns] of one operation: for orientation,
-    they mean nothing on another machine.
+    value : the measured value, in `unit`; for a paired measurement, the median of the ratios
+    limit : the largest allowed value, or the smallest if `is_least`; None for no limit
+    ci95 : bounds of that median with 95 % confidence, for any distribution
+    quartiles : the quartiles of the rounds
+    wall : the same median for wall times, if `value` is one of CPU times
+    with_library, without : medians of one operation [ns], for orientation only, because they depend
+        on the machine
     """
 
     name: str
@@ -60,7 +61,7 @@ class Result:
 
 
 def median_bounds(values: Sequence[float]) -> tuple[float, float]:
-    """Order statistics that enclose the median with 95 % confidence: n/2 -+ 0.98 sqrt(n)
+    """Returns order statistics that enclose the median with 95 % confidence: n/2 -+ 0.98 sqrt(n)
     (normal approximation of the binomial distribution)."""
     ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
     low = max(0, math.floor(len(ordered) / 2 - half))
@@ -78,9 +79,12 @@ def paired(
     wall: Sequence[tuple[float, float]] = (),
     difference_in: str | None = None,
 ) -> Result:
-    """pairs : (time with, time without) of each round [ns]. The value is the median of the ratios,
-    or, with `difference_in` as its unit ("us"), of the differences per operation. wall : the wall
-    times, where `pairs` are CPU times."""
+    """Returns the result of a paired measurement: the median of the ratios or, if `difference_in`
+    gives a unit ("us"), of the differences per operation.
+
+    pairs : (time with, time without) of each round [ns]
+    wall : the wall times, if `pairs` are CPU times
+    """
     if difference_in is None:
         values = [ours / plain for ours, plain in pairs]
     else:
@@ -104,7 +108,7 @@ def paired(
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that a path lies on."""
+    """Returns the type of the file system of a path."""
     best, kind = "", "unknown"
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         before, _, after = line.partition(" - ")
@@ -142,7 +146,7 @@ def _row(result: Result) -> str:
 
 
 def report(document: dict[str, Any], results: Sequence[Result], json_file: Path | None) -> bool:
-    """Prints the table to standard error and the JSON to standard output, or to a file; returns
+    """Prints the table to standard error and the JSON to standard output, or to a file. Returns
     whether every limit is met."""
     head = f"{'':<58} {'median':>12} {'unit':<6} {'its 95 % bounds':<20} {'limit':<12}"
     sys.stderr.write("\n".join([head, *map(_row, results)]) + "\n")

@@ -1,8 +1,8 @@
 """``python -m benchmarks.plot FILE... [--out DIRECTORY]``: pictures of the benchmarks' JSON.
 
-Each FILE is what benchmarks.overhead, benchmarks.epochs, benchmarks.first_epoch, or schedules,
-groups, staged or products of benchmarks.loaders printed; the picture is
-DIRECTORY/<name of the benchmark>.png. Needs matplotlib.
+Each FILE is the output of benchmarks.overhead, benchmarks.epochs, benchmarks.first_epoch, or of
+schedules, groups, staged or products in benchmarks.loaders. The picture is DIRECTORY/<name of the
+benchmark>.png. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ OURS, PLAIN, MISSED = "#2b6cb0", "#a0aec0", "#c53030"
 
 
 def draw_overhead(document: dict[str, Any], axes: Any) -> None:
-    """A bar a call: its time under the library over that without it, with the bounds of the median
-    and, as a mark, the limit."""
+    """Draws a bar for each call: its time under the library relative to that without it, with the
+    bounds of the median and a mark for the limit."""
     rows = [r for r in document["results"] if r["unit"] == "ratio"][::-1]
     values = [row["value"] for row in rows]
     errors = [
@@ -49,7 +49,7 @@ def draw_overhead(document: dict[str, Any], axes: Any) -> None:
 
 
 def draw_epochs(document: dict[str, Any], axes: Any) -> None:
-    """A bar an epoch with its seconds, and what reached the source written on it."""
+    """Draws a bar for each epoch: its time, labelled with the operations at the source."""
     rows = document["epochs"]
     colours = [PLAIN, *[OURS] * (len(rows) - 1)]
     axes.bar(range(len(rows)), [row["seconds"] for row in rows], color=colours, width=0.6)
@@ -68,10 +68,10 @@ def draw_epochs(document: dict[str, Any], axes: Any) -> None:
 
 
 def draw_first_epoch(document: dict[str, Any], axes: Any) -> None:
-    """What the readers got in each moment of the first epoch, with the library and without."""
+    """Draws the readers' throughput during the first epoch, with the library and without."""
     span = document["span_s"]
     for (what, counts), colour in zip(document["curves"].items(), (OURS, PLAIN), strict=True):
-        # Four spans at a time: reads of 256 KiB make single ones ragged.
+        # Averages of four spans: reads of 256 KiB make single spans noisy.
         sums = [sum(counts[at : at + 4]) / 4 for at in range(len(counts))]
         times = [(at + 2) * span for at in range(len(counts))]
         axes.plot(times, [each / span / 1e6 for each in sums], color=colour, label=what)
@@ -85,7 +85,8 @@ def draw_first_epoch(document: dict[str, Any], axes: Any) -> None:
 
 
 def draw_schedules(document: dict[str, Any], panels: Any) -> None:
-    """Samples that other nodes hold, by sampler; how far the ranks' loads lie apart."""
+    """Draws the samples that other nodes hold, by sampler, and the differences between the ranks'
+    loads."""
     values = {row["name"]: row for row in document["results"]}
     left, right = panels
     names = ["DistributedSampler", "LocalFirstSampler", "SolarSampler"]
@@ -107,7 +108,8 @@ def draw_schedules(document: dict[str, Any], panels: Any) -> None:
 
 
 def draw_groups(document: dict[str, Any], panels: Any) -> None:
-    """How long a group's reading, computing and waiting takes, for each source a panel."""
+    """Draws the times of reading, computing and waiting for a group, with one panel for each
+    source."""
     for axes, (source, cases) in zip(panels, document["group_s"].items(), strict=True):
         colours = {"reading": PLAIN, "computing": OURS, "waiting": MISSED}
         for at, (what, colour) in enumerate(colours.items()):
@@ -122,7 +124,7 @@ def draw_groups(document: dict[str, Any], panels: Any) -> None:
 
 
 def draw_staged(document: dict[str, Any], axes: Any) -> None:
-    """Processor time of a sample, in both loaders."""
+    """Draws the processor time per sample in both loaders."""
     (row,) = (row for row in document["results"] if row["name"] == "cpu")
     values = [row["without"] / 1e3, row["with_library"] / 1e3]
     bars = axes.barh(["DataLoader", "StagedLoader"], values, color=[PLAIN, OURS], height=0.5)
@@ -134,8 +136,8 @@ def draw_staged(document: dict[str, Any], axes: Any) -> None:
 
 
 def draw_products(document: dict[str, Any], panels: Any) -> None:
-    """The time of both epochs on the slow source, beside PyTorch's DataLoader; the processor time
-    of a sample that is present."""
+    """Draws the time of both epochs on the slow source, compared with PyTorch's DataLoader, and the
+    processor time of a sample that is present."""
     values = {row["name"]: row["value"] for row in document["results"]}
     slow, present = document["runs"]
     names, (left, right) = list(document["runs"][slow]), panels
@@ -156,7 +158,7 @@ def draw_products(document: dict[str, Any], panels: Any) -> None:
         axes.invert_yaxis()
 
 
-# Of each benchmark, who draws it, and on how many panels.
+# For each benchmark, the function that draws it, and the number of panels.
 DRAWN: dict[str, tuple[Callable[[dict[str, Any], Any], None], int]] = {
     "overhead": (draw_overhead, 1),
     "epochs": (draw_epochs, 1),

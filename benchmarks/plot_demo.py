@@ -1,4 +1,4 @@
-"""Runs `monarch demo` and draws what it printed: the picture at the top of README.md.
+"""Runs `monarch demo` and draws its output: the picture at the top of README.md.
 
     python -m benchmarks.plot_demo [docs/img/demo.svg]
 
@@ -31,7 +31,7 @@ class Row:
 
 
 def run_demo() -> list[Row]:
-    """Raises SystemExit if the demo fails or could not count what reached its source."""
+    """Runs the demo. Raises SystemExit if it fails or cannot count the source's operations."""
     command = [sys.executable, "-m", "monarch_py", "demo"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
@@ -48,13 +48,14 @@ def run_demo() -> list[Row]:
 
 
 def draw(rows: list[Row], picture: Path) -> None:
-    """Two panels of paired bars, one pair per epoch."""
+    """Draws two panels of paired bars, one pair per epoch."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
 
-    # The same file for the same numbers, so that a new picture shows in a diff only if it differs.
+    # A fixed salt gives the same file for the same numbers, so that a new picture appears in a diff
+    # only if it differs.
     plt.rcParams.update({"svg.hashsalt": "monarch", "font.size": 11, "text.color": INK})
     panels = [
         ("Seconds per epoch", "seconds", "{:.2f}"),

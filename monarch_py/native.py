@@ -1,6 +1,6 @@
-"""The C parts as Python sees them: layouts as numpy dtypes, types of arrays, enumerations.
+"""The C declarations for Python: layouts as numpy dtypes, types of arrays, enumerations.
 
-This module writes down no layout: every offset, size and number comes from the compiled headers.
+This module defines no layout: every offset, size and number comes from the compiled headers.
 """
 
 from enum import IntEnum
@@ -81,7 +81,7 @@ C_TYPES[np.dtype(np.float64)] = "double"
 
 
 def struct_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype with the layout of a C struct whose fields are numbers and pointers."""
+    """Returns the numpy dtype of a C struct whose fields are numbers and pointers."""
     ctype = ffi.typeof(name)
     names, formats, offsets = [], [], []
     for field, info in ctype.fields:

@@ -1,1 +1,1 @@
-"""Whole epochs: on a slow source, and then from the copies."""
+"""Measures whole epochs: the first one on a slow source, the later ones from the copies."""

@@ -1,11 +1,12 @@
-"""``python -m benchmarks.epochs``: epochs of a dataset behind a slow, counting file system.
+"""``python -m benchmarks.epochs``: epochs of a dataset behind a slow file system that counts
+operations.
 
 The dataset is read without the library, then under it: epoch 1 from the source while the daemon
-copies, the later ones from the copies, each next to one that reads the copies without the library.
-Then a tree of small files is gone over by name, epoch after epoch (metadata.py). Needs FUSE; what
-reaches the source is counted there. The copies lie in the page cache and no thread
-waits, so epochs are compared by their CPU times, in which the machine's other users do not count;
-the wall times stand beside them.
+makes copies, the later ones from the copies. Each later epoch is paired with one that reads the
+copies without the library. Then the names and attributes of a tree of small files are read, epoch
+after epoch (metadata.py). Needs FUSE, whose slow source counts the operations that reach it. The
+copies lie in the page cache and no thread waits, so epochs are compared by their CPU times, which
+other users of the machine do not affect; wall times are reported as well.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def make_dataset(root: Path, files: int, size: int) -> None:
 
 
 class Epochs:
-    """The measurements; each adds its lines to `results`."""
+    """The measurements. Each adds its lines to `results`."""
 
     def __init__(self, args: argparse.Namespace, place: Path, tier: Path, slow: SlowSource) -> None:
         self.args, self.place, self.tier, self.slow = args, place, tier, slow
@@ -74,7 +75,8 @@ class Epochs:
             with Child(self._argv(logical), daemon.environment()) as ours:
                 self._one_epoch(ours, "under the library, epoch 1")
                 self._filled(daemon)
-                # Not reset from here on: what epoch 2 asks counts with what later ones do.
+                # The counts are not reset from here on: requests in epoch 2 are added to those of
+                # later epochs.
                 self._one_epoch(ours, "under the library, epoch 2")
                 self._later(daemon, ours)
         self._first_epochs()
@@ -83,7 +85,7 @@ class Epochs:
         return [self.reader, listed, self.args.threads, BLOCK]
 
     def _checked(self, answer: list[int]) -> float:
-        """Seconds of an epoch that read everything; RuntimeError for any other."""
+        """Returns the time of a complete epoch [s]. Raises RuntimeError for an incomplete one."""
         nanoseconds, _, read, failed = answer
         if failed or read != self.bytes:
             raise RuntimeError(f"an epoch read {read} of {self.bytes} bytes, {failed} files failed")
@@ -101,8 +103,9 @@ class Epochs:
         daemon.wait_present(self.args.files, 60 + 4 * self.bytes / (self.args.rate * 1e6))
 
     def _later(self, daemon: Daemon, ours: Child) -> None:
-        """Epochs from the copies, next to the same without the library; and what they asked of the
-        source (locks are the kernel's own here)."""
+        """Measures epochs from the copies, paired with the same without the library, and their
+        operations at the source. (The kernel handles locks itself here, so that they do not reach
+        the source.)"""
         _, copies = daemon.files()
         listed = write_list(self.place / "copies.list", copies)
         before = [self.slow.counts()]
@@ -137,11 +140,14 @@ class Epochs:
         )
 
     def _reached(self, total: dict[str, int], counts: list[dict[str, int]]) -> None:
-        """total : what reached the source from epoch 2 on; counts : that, before and after each.
+        """Reports the operations that reached the source in a later epoch.
 
-        Attributes are judged by the median epoch: one epoch that asks for those of its files makes
-        as many calls as there are files, while anyone who looks at all descriptors of the machine
-        asks for those of the source's root now and then, because the daemon has it open.
+        total : their sum from epoch 2 on;  counts : their totals, before and after each epoch
+
+        Requests for attributes are judged by the median epoch: a single epoch that revalidates its
+        files makes as many requests as there are files. Besides, any process that examines all
+        descriptors of the machine requests the attributes of the source's root now and then,
+        because the daemon has it open.
         """
         others = sum(n for kind, n in total.items() if kind not in ("getattr", *BYTES))
         asked = [after["getattr"] - before["getattr"] for before, after in pairwise(counts)]
@@ -182,7 +188,7 @@ class Epochs:
 def content(
     args: argparse.Namespace, binary: Path, document: dict[str, Any], results: list[Result]
 ) -> None:
-    """Whole files: adds to the document and to the results."""
+    """Measures epochs of whole files. Adds to the document and to the results."""
     with scratch(args.dir) as place, scratch(args.tier or place) as tier:
         make_dataset(place / "backing", args.files, args.file_mib * MIB)
         (place / "source").mkdir()
@@ -197,7 +203,7 @@ def content(
 def metadata(
     args: argparse.Namespace, binary: Path, document: dict[str, Any], results: list[Result]
 ) -> None:
-    """Names and attributes: adds to the document and to the results."""
+    """Measures epochs of names and attributes. Adds to the document and to the results."""
     with scratch(args.dir) as place, scratch(args.tier or place) as tier:
         files = make_tree(place / "backing")
         (place / "source").mkdir()

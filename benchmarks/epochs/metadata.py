@@ -1,7 +1,7 @@
-"""Names and attributes: what of them reaches the source once everything is copied.
+"""Counts the operations on names and attributes that reach the source once everything is copied.
 
-A tree of small files, as image datasets have it, behind the counting source; a Python program under
-the library goes over it in every way that training programs do, epoch after epoch.
+A tree of small files, typical of image datasets, lies behind the counting source. A Python program
+under the library accesses it in every way that training programs do, epoch after epoch.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ __all__ = ["count_metadata", "make_tree"]
 WALKER = Path(__file__).with_name("walker.py")
 CLASSES, FILES_A_CLASS, FILE_BYTES = 10, 50, 4096
 QUOTA_BYTES = 64 << 20
-# A directory that is younger may still be written to unseen, so that nobody trusts its times [s].
+# A younger directory may still change without a new timestamp, so that its times are not trusted
+# [s].
 SETTLED_S = 4.0
 LIMIT_S = 60.0
-# Listings rest on looks at directories that are no older: each epoch begins without any [s].
+# Listings rely on checks of directories that are at most this old, so each epoch starts without
+# valid checks [s].
 LOOK_S = 1.0
-# Of each directory the kernel asks a few times, and of all above it; of no file.
+# The limit on operations, relative to those without the library. The kernel sends a few for each
+# directory and the directories above it, and none for files.
 SHARE = 0.01
 BYTES = ("bytes_read", "bytes_written")
 
 
 def make_tree(root: Path) -> int:
-    """Writes the tree and lets it settle; returns the number of its files."""
+    """Writes the tree and waits until it has settled. Returns the number of its files."""
     for number in range(CLASSES):
         directory = root / "train" / f"class{number:02d}"
         directory.mkdir(parents=True)
@@ -53,7 +56,8 @@ def _walker(slow: SlowSource, environment: dict[str, str]) -> Child:
 
 
 def _epoch(walker: Child, slow: SlowSource) -> tuple[list[int], dict[str, Counter[str]]]:
-    """(what each step met, operations at the source by step and kind)."""
+    """Runs one epoch. Returns (the number of items that each step found, operations at the source
+    by step and kind)."""
     met, reached = [], {}
     for step in STEPS:
         before = Counter(slow.counts())
@@ -66,8 +70,12 @@ def _epoch(walker: Child, slow: SlowSource) -> tuple[list[int], dict[str, Counte
 def count_metadata(
     slow: SlowSource, place: Path, tier: Path, files: int, epochs: int
 ) -> tuple[Result, dict[str, Any]]:
-    """The line: a share of what an epoch without the library asks; and the operations by kind, for
-    each step of the median epoch, and without the library. `files` : of the tree behind `slow`."""
+    """Returns the result line: the operations of an epoch, relative to those of an epoch without
+    the library. Also returns the operations by kind, for each step of the median epoch and of the
+    epoch without the library.
+
+    files : the number of files in the tree behind `slow`
+    """
     with _walker(slow, plain_environment()) as walker:
         expected, without = _epoch(walker, slow)
     with Daemon(place, slow.mountpoint, tier, QUOTA_BYTES) as daemon:
@@ -96,8 +104,9 @@ def count_metadata(
 
 
 def _median(counts: list[Counter[str]]) -> dict[str, float]:
-    """Of each kind; those alone that the median epoch has. The machine's other users ask for the
-    attributes of the source's root now and then, because the daemon has it open."""
+    """Returns the median of each kind, without kinds whose median is 0. Other processes of the
+    machine request the attributes of the source's root now and then, because the daemon has it
+    open."""
     kinds = sorted(set().union(*counts))
     medians = {kind: statistics.median(count[kind] for count in counts) for kind in kinds}
     return {kind: number for kind, number in medians.items() if number}

@@ -1,9 +1,9 @@
-"""Goes over a dataset's names and attributes as training programs do at the start of each epoch.
+"""Accesses a dataset's names and attributes as training programs do at the start of each epoch.
 
     python walker.py ROOT
 
-Each line on standard input names a step of `STEPS`; the answer is one line with the number of
-things that it met. The first epoch's `walk` finds the files that the other steps ask about.
+Each line on standard input names a step of `STEPS`; the answer is one line with the number of items
+that the step has found. The `walk` of the first epoch finds the files that the other steps use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Dataset:
         self.links: list[str] = []
 
     def walk(self) -> int:
-        """os.walk over everything."""
+        """Runs os.walk over everything."""
         self.directories, self.files, self.links = [], [], []
         for directory, names, files in os.walk(self.root):
             self.directories.append(directory)
@@ -37,7 +37,8 @@ class Dataset:
         return len(self.directories) + len(self.files) + len(self.links)
 
     def glob(self) -> int:
-        """As tf.io.gfile.glob does it: lists a directory, asks of each child whether it is one."""
+        """Lists a directory like tf.io.gfile.glob, which checks for each entry whether it is a
+        directory."""
         found, level = 0, [self.root]
         for pattern in ("train", "class*", "*.jpg"):
             children = [f"{parent}/{name}" for parent in level for name in os.listdir(parent)]
@@ -47,7 +48,8 @@ class Dataset:
         return found
 
     def image_folder(self) -> int:
-        """As torchvision's ImageFolder does it: classes by scandir, then a sorted walk of each."""
+        """Lists the dataset like torchvision's ImageFolder: classes by scandir, then a sorted walk
+        of each."""
         with os.scandir(f"{self.root}/train") as entries:
             classes = sorted(entry.name for entry in entries if entry.is_dir())
         found = 0
@@ -74,7 +76,7 @@ class Dataset:
         return sum(os.statvfs(path).f_bsize > 0 for path in (self.root, self.files[0]))
 
     def read(self) -> int:
-        """Opens and reads every file; the number of bytes."""
+        """Opens and reads every file. Returns the number of bytes."""
         total = 0
         for path in self.files:
             with open(path, "rb") as file:

@@ -1,1 +1,1 @@
-"""The first epoch: while the copies are made."""
+"""Measures the first epoch, during which the copies are made."""

@@ -1,8 +1,8 @@
 """``python -m benchmarks.first_epoch``: the first epoch of a dataset behind a slow source.
 
-Every run has a daemon and a tier of its own, and stands next to one without the library on the same
-source, which keeps no pages and counts what it is asked for. Needs FUSE; the run with a
-limit on dirty pages needs root.
+Every run has its own daemon and tier. It is paired with a run without the library on the same
+source, which caches no pages and counts the requests. Needs FUSE; the run with a limit on dirty
+pages needs root.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 MIB = 1 << 20
 BLOCK, SMALL_BLOCK = 256 * 1024, 64 * 1024
 VM = Path("/proc/sys/vm")
-# Each pair: bytes, or a share of memory; whichever was written last counts, the other reads 0.
+# Each pair of settings: in bytes, or as a share of memory. The one written last is in effect; the
+# other reads 0.
 DIRTY = (("dirty_background_bytes", "dirty_background_ratio"), ("dirty_bytes", "dirty_ratio"))
 Run = dict[str, Any]
 
@@ -48,7 +49,7 @@ def make_dataset(root: Path, files: int, size: int) -> list[str]:
 
 
 class FirstEpoch:
-    """The measurements; each adds its lines to `results`."""
+    """The measurements. Each adds its lines to `results`."""
 
     def __init__(self, args: argparse.Namespace, place: Path, slow: SlowSource) -> None:
         self.args, self.place, self.slow = args, place, slow
@@ -105,7 +106,8 @@ class FirstEpoch:
         return self._read(how, plain_environment(), **more)
 
     def _ours(self, how: str, **more: Any) -> Run:
-        """One first epoch; `served` is what the source gave until everything was copied."""
+        """Runs one first epoch. `served` is the number of bytes that the source has sent until
+        everything was copied."""
         kind = more.get("kind", "many")
         with self._daemon(kind=kind) as daemon:
             self.slow.reset()
@@ -120,7 +122,7 @@ class FirstEpoch:
     def _add(self, name: str, what: str, value: float, limit: float | None, unit: str = "") -> None:
         self.results.append(Result(name, what, unit, value, limit))
 
-    # --- what is measured ----------------------------------------------------------------------
+    # --- measurements ---------------------------------------------------------------------------
 
     def run(self) -> None:
         self.slow.rate(self.args.rate * 1e6)
@@ -227,7 +229,8 @@ class FirstEpoch:
         )
 
     def _dirty_pages(self) -> None:
-        """Epochs of a dataset four times the limit on dirty pages, by halves."""
+        """Measures the halves of an epoch on a dataset four times as large as the limit on dirty
+        pages."""
         if not os.access(VM / "dirty_bytes", os.W_OK):
             print("  no run with a limit on dirty pages: it cannot be set", file=sys.stderr)
             return
@@ -244,7 +247,8 @@ class FirstEpoch:
 
 @contextmanager
 def dirty_limit(limit_bytes: int) -> Iterator[None]:
-    """The kernel's limit on dirty pages of the whole machine, and half of it for the flusher."""
+    """Sets the kernel's limit on dirty pages of the whole machine, and half of it as the threshold
+    for background write-back."""
     before = [(name, (VM / name).read_text()) for pair in DIRTY for name in pair]
     try:
         for (name, _), limit in zip(DIRTY, (limit_bytes // 2, limit_bytes), strict=True):
@@ -257,7 +261,7 @@ def dirty_limit(limit_bytes: int) -> Iterator[None]:
 
 
 def halves(spans: list[int]) -> float:
-    """Time for the second half of the bytes over that for the first."""
+    """Returns the time for the second half of the bytes, divided by the time for the first."""
     half, seen = sum(spans) / 2, 0
     for number, count in enumerate(spans):
         if seen + count >= half:

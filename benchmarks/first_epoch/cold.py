@@ -1,9 +1,10 @@
 """``python -m benchmarks.first_epoch.cold``: first epochs of small files, as a user sees them.
 
-``monarch run`` with a configuration that names a source and a tier, and nothing else: no daemon
-runs, nothing is scanned and no copy is there. Beside it, in turn, the same program without Monarch;
-each run has a mount of its own, so that the kernel remembers nothing of the source. Two datasets
-lie on the local disk, and their pages are dropped or read before each run. Needs FUSE.
+``monarch run`` has a configuration with a source and a tier, and nothing else: no daemon runs,
+nothing is scanned and no copy exists. It alternates with the same program without Monarch; each run
+has its own mount, so that the kernel has cached nothing of the source. Two datasets lie on the
+local disk, and before each run their pages are dropped from the page cache or read into it. Needs
+FUSE.
 """
 
 from __future__ import annotations
@@ -32,26 +33,30 @@ from benchmarks.numbers import Result, describe_machine, report
 from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
 
 KIB = 1 << 10
-# The slow source holds a descriptor for every file that the kernel knows; root without
-# CAP_SYS_RESOURCE cannot raise the limit on them.
+# The slow source holds a descriptor for every file that the kernel has cached, and root without
+# CAP_SYS_RESOURCE cannot raise the limit on descriptors.
 MANY = min(20000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
 THREADS = 8
 EPOCHS = 2
-# Where a program reads a part of the dataset, the source may give so many bytes for each byte that
-# it reads, and so many more [bytes].
+# The limit on bytes from the source if a program reads a part of the dataset: MOST_FOR_EACH bytes
+# for each byte that it reads, plus MOST_BESIDE [bytes].
 MOST_FOR_EACH, MOST_BESIDE = 6, 256 << 20
-# The most CPU time of the daemon for a file of this size that is filled ahead [bytes, us].
+# File size [bytes] -> limit on the daemon's CPU time for a file that is filled ahead [us].
 MOST_CPU_US = {4 * KIB: 120, 128 * KIB: 200}
 Run = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A dataset behind a source. latency_s : of an open, a look-up and a read [s];  rate : of all
-    reads together [bytes/s];  quiet, busy : limits of the first epoch / plain, None for none;
-    share : of the files, that is read;  pages : of a dataset on the local disk, how much of it is
-    in the page cache: `cold`, nothing, or `warm`, all;  directories : that the files lie in;
-    is_lazy : `scan: lazy`."""
+    """A dataset behind a source.
+
+    latency_s : of an open, a look-up and a read [s];  rate : of all reads together [bytes/s]
+    quiet, busy : limits on the time of the first epoch, relative to plain; None for none
+    share : the share of the files that is read
+    pages : for a dataset on the local disk, how much of it is in the page cache: `cold` for
+        nothing, `warm` for everything
+    directories : the number of directories that contain the files;  is_lazy : `scan: lazy`
+    """
 
     files: int
     size: int
@@ -84,12 +89,13 @@ class Case:
 
     @property
     def most_bytes(self) -> float | None:
-        """The most that the source may give for each byte that is read, None for all there is."""
+        """The limit on the bytes that the source may send for each byte that is read; None if
+        everything may be sent."""
         return MOST_FOR_EACH + MOST_BESIDE / self.bytes_read if self.share < 1 else None
 
     @property
     def most_cpu_us(self) -> float | None:
-        """The most CPU time that the daemon may take for a file [us]."""
+        """The limit on the daemon's CPU time per file [us]."""
         return MOST_CPU_US.get(self.size) if not self.pages else None
 
 
@@ -114,7 +120,7 @@ OLD_S = 3.0
 
 
 class Cold:
-    """Runs of one case; `place` has room for the dataset, `tier` for its copies."""
+    """Runs of one case. `place` has space for the dataset, `tier` for its copies."""
 
     def __init__(
         self,
@@ -139,16 +145,17 @@ class Cold:
         for name in names:
             (self.backing / name).parent.mkdir(exist_ok=True)
             (self.backing / name).write_bytes(content)
-        # In a directory that has just changed, the scan looks at all files.
+        # In a directory that has just changed, the scan would examine all files.
         time.sleep(OLD_S)
-        # A share of all files lies anywhere; with `scan: lazy` it is the first directories.
+        # With `scan: lazy`, the files to read are those of the first directories; otherwise they
+        # lie anywhere in the dataset.
         listed = names[: int(self.case.files * self.case.share)] if self.case.is_lazy else names
         paths = [f"{self.mountpoint}/{name}" for name in listed]
         self.list = write_list(self.place / f"{self.case.name}.list", paths)
 
     @contextmanager
     def _source(self) -> Iterator[SlowSource | None]:
-        """None for the local disk, whose requests nobody counts."""
+        """Yields the source; None for the local disk, whose requests are not counted."""
         if self.case.pages:
             self._prepare_pages()
             yield None
@@ -166,7 +173,7 @@ class Cold:
 
     def _prepare_pages(self) -> None:
         is_cold = self.case.pages == "cold"
-        os.sync()  # dirty pages would stay
+        os.sync()  # dirty pages could not be dropped
         for path in self.backing.glob("*/*"):
             file = os.open(path, os.O_RDONLY)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -181,10 +188,11 @@ class Cold:
         environment: dict[str, str],
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> list[Run]:
-        """One answer of the reader for each epoch, with what the source has given since its start.
+        """Returns one answer of the reader for each epoch, with the source's counts since its
+        start.
 
-        cpu_s : CPU time of the daemon [s]; daemon_s is that since the reader's start, as of the
-        epoch's end, and start_s that before
+        cpu_s : returns the CPU time of the daemon [s]. `start_s` of an answer is that time at the
+            reader's start, `daemon_s` the time from there to the epoch's end
         """
         share = 1 if self.case.is_lazy else self.case.share
         argv = [self.reader, self.list, THREADS, EPOCHS, share]
@@ -230,7 +238,7 @@ class Cold:
 
 
 def daemon_cpu_s(config: Path) -> float:
-    """CPU time that the daemon of a configuration has used so far [s]."""
+    """Returns the CPU time that the daemon of a configuration has used so far [s]."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if str(config) in words and "run" not in words:
@@ -240,21 +248,21 @@ def daemon_cpu_s(config: Path) -> float:
 
 
 def operations(counts: dict[str, int]) -> int:
-    """Metadata operations besides opens that have reached the source."""
+    """Returns the number of metadata operations, without opens, that have reached the source."""
     data = ("open", "read", "write", "bytes_read", "bytes_written", "release", "flush")
     return sum(number for kind, number in counts.items() if kind not in data)
 
 
 def metadata(case: Case, ours: list[Run], plain: list[Run]) -> float:
-    """Metadata operations besides opens, less plain's: for each file; with `scan: lazy` for each
-    file that was not read."""
+    """Returns how many more metadata operations, without opens, there are than without Monarch, per
+    file; with `scan: lazy` per file that was not read."""
     more = operations(ours[-1]["source"]) - operations(plain[0]["source"])
     read = int(case.files * case.share)
     return more / (case.files - read if case.is_lazy else case.files)
 
 
 def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool) -> list[Result]:
-    """The lines of one case, from pairs of (epochs under Monarch, epochs without)."""
+    """Returns the results of one case, from pairs of (epochs under Monarch, epochs without)."""
     files = int(case.files * case.share)
 
     def median(of: Callable[[list[Run], list[Run]], float]) -> float:
@@ -327,7 +335,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
 
 @contextmanager
 def busy_cores(wanted: bool) -> Iterator[None]:
-    """One busy process per core, if wanted."""
+    """Runs one busy process per core, if wanted."""
     code = "while True: pass"
     busy = [
         subprocess.Popen([sys.executable, "-c", code])

@@ -1,13 +1,14 @@
-"""``python -m benchmarks.first_epoch.delays``: what a first epoch has programs wait for.
+"""``python -m benchmarks.first_epoch.delays``: how long programs wait in a first epoch.
 
-Two measurements, both with a daemon that was just started:
+There are two measurements, both with a daemon that has just been started:
 
-- The readers of one part of a dataset, which the configuration leaves to the source, while fills of
-  the other part run ahead: each file's open and reads, beside those of the same program alone.
-- A dataset of many files whose scan has just begun: from the end of the first read of a file until
-  the open of another process is served by the file's copy.
+- Readers read one part of a dataset, which the configuration leaves to the source, while the other
+  part is filled ahead: the time of each file's open and reads, compared with the same program
+  alone.
+- A dataset of many files, whose scan has just begun: the time from the end of the first read of a
+  file until the open of another process is served by the file's copy.
 
-The first one needs FUSE.
+The first measurement needs FUSE.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import lib
 
 KIB, MIB = 1 << 10, 1 << 20
-# Readers beside fills: files that are filled, so many that fills go on for as long as programs read
-# the others; their size, and the source's latency and rate.
+# Readers beside fills: the number of files to fill, so large that fills continue for as long as
+# programs read the others; the files' size; the source's latency and rate.
 FILLED, LEFT, SIZE, THREADS = 8192, 1024, 128 * KIB, 8
 LATENCY_S, RATE = 0.004, 1e9
 MEDIAN_LIMIT, P99_LIMIT = 1.3, 2.0
-# Many files: in directories of this many, and how soon a copy serves [s].
+# Many files: the number of files in a directory, and the limit on the time until a copy is used
+# [s].
 A_DIRECTORY, SERVED_LIMIT_S = 1000, 0.2
 OPENS = """
 import os, sys, time
@@ -70,7 +72,10 @@ def make_parts(backing: Path) -> None:
 
 
 def readers(place: Path, backing: Path, reader: Path, *, beside: bool) -> dict[str, float]:
-    """The times of an open with its reads; "fills": of the other part, while they read."""
+    """Returns the times of an open with its reads.
+
+    beside : whether the other part is filled meanwhile; their number is then returned as "fills"
+    """
     binary = find_slowsource()
     assert binary is not None
     mountpoint = place / "source"
@@ -146,7 +151,7 @@ def beside_fills(place: Path, rounds: int) -> list[Result]:
 
 
 def make_many(source: Path, files: int) -> Path:
-    """Returns one of the files: the scan comes to it late."""
+    """Creates the files. Returns the path of one that the scan finds late."""
     for number in range(0, files, A_DIRECTORY):
         directory = source / f"{number // A_DIRECTORY:05d}"
         directory.mkdir(parents=True)
@@ -162,7 +167,8 @@ def hits(clients: Any) -> int:
 
 
 def served_after(place: Path, source: Path, files: int, path: Path) -> tuple[float, bool]:
-    """How long it takes from the end of a first read [s], and whether all was scanned by then."""
+    """Returns how long it takes from the end of the first read until a copy is used [s], and
+    whether the scan was complete by then."""
     with ExitStack() as stack:
         room = files * 8 * KIB + (64 << 20)
         daemon = stack.enter_context(Daemon(place, source, stack.enter_context(tier()), room))

@@ -1,8 +1,9 @@
 """``python -m benchmarks.first_epoch.nodes``: the first epoch of four nodes on one machine.
 
-Every node has a mount of the slow source, a daemon that was just started, a tier with room for all
-files or for 30 % of them, and a reader, and reads its share. Beside it, in turn, the same readers
-without Monarch. The cores of one machine carry the source, all daemons and all readers. Needs FUSE.
+Every node has a mount of the slow source, a daemon that has just been started, a tier for all files
+or for 30 % of them, and a reader for its share of the files. Runs alternate with runs of the same
+readers without Monarch. The cores of one machine run the source, all daemons and all readers. Needs
+FUSE.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from monarch_py.demo.slowsource import find_slowsource, why_unavailable
 NODES = 4
 LATENCY_S, RATE = 0.0005, 200e6
 KIB, MIB = 1 << 10, 1 << 20
-# Of nodes whose tiers do not hold everything.
+# The staging area of nodes whose tiers do not hold everything.
 STAGING_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True)
 class Case:
-    """files, size : of the dataset, mean [bytes];  part : of it that each node's tier holds, None
-    for all;  limit : of the first epoch / plain"""
+    """A dataset, and the size of the tiers.
+
+    files, size : the number of files, and their mean size [bytes]
+    part : the share of the dataset that each node's tier holds, None for all
+    limit : on the time of the first epoch, relative to plain
+    """
 
     files: int
     size: int
@@ -51,7 +56,7 @@ class Case:
         return 2 if self.part is None else 4
 
     def layout(self, dataset: Dataset, *, ours: bool) -> Layout:
-        # A copy takes whole pages, and the tier some room beside them.
+        # A copy occupies whole pages, and the tier needs some additional space.
         whole = dataset.bytes + 4 * KIB * self.files
         if self.part is not None:
             return Layout([int(self.part * whole)] * NODES, STAGING_BYTES, has_daemons=ours)
@@ -70,7 +75,7 @@ CASES = (
 def run(
     place: Path, case: Case, dataset: Dataset, programs: tuple[Path, Path], *, ours: bool
 ) -> list[Epoch]:
-    """The epochs of one start."""
+    """Returns the epochs of one run."""
     here = place / "run"
     here.mkdir()
     orders = [dataset.shares(NODES, epoch) for epoch in range(case.epochs)]

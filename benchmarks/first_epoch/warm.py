@@ -1,7 +1,7 @@
 """``python -m benchmarks.first_epoch.warm``: how long `monarch warm` takes for many small files.
 
-A daemon with the defaults has just been started, and its scan is under way; each run begins with
-an empty tier in RAM and a mount of its own. Needs FUSE.
+A daemon with default settings has just been started, and its scan is in progress. Each run begins
+with an empty tier in RAM and a mount of its own. Needs FUSE.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 FILES, DIRECTORIES, SIZE = 4000, 40, 4 << 10
 LATENCY_S, RATE = 0.004, 1e9
 LIMIT_S = 1.8
-# A directory that has just changed is looked at again when it is old enough [s].
+# A directory that has just changed is examined again once it is this old [s].
 SETTLES_S = 2.1
 
 
@@ -38,7 +38,7 @@ def make(backing: Path) -> None:
 
 
 def once(place: Path, backing: Path) -> tuple[float, dict[str, int]]:
-    """The time of the command [s], and what the source was asked for."""
+    """Returns the time of the command [s], and the number of requests to the source by kind."""
     binary = find_slowsource()
     assert binary is not None
     mountpoint = place / "source"

@@ -1,1 +1,1 @@
-"""Benchmarks of monarch_py.loaders, each beside the loader that it is compared with."""
+"""Benchmarks of monarch_py.loaders, each compared with another loader."""

@@ -1,8 +1,9 @@
-"""``python -m benchmarks.loaders.advice``: the advised number of workers beside a sweep.
+"""``python -m benchmarks.loaders.advice``: the advised number of workers, compared with a sweep.
 
-Two datasets: one waits (records of a slow source, 4 ms a read, 1 GB/s), one computes (a checksum
-again and again). For each, a training that computes for a step after each batch is run with 1 to 8
-workers. The best number is the fewest whose epoch takes at most 5 % longer than the shortest one.
+One of two datasets is dominated by waiting (records of a slow source, 4 ms a read, 1 GB/s), the
+other by computing (a repeated checksum). For each, a training that computes after each batch is run
+with 1 to 8 workers. The best number is the smallest whose epoch takes at most 5 % longer than the
+shortest one.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Waiting:
 
 
 class Computing:
-    """Samples that take 2 ms of a processor."""
+    """Samples that each take 2 ms of processor time."""
 
     def __init__(self, length: int) -> None:
         self.content, self.length = bytes(RECORD), length
@@ -68,8 +69,8 @@ class Computing:
 
 
 def _sweep(dataset: Any, step_s: float, epochs: int) -> dict[int, float]:
-    """Seconds of an epoch of a training by workers, the median of some. The numbers of workers take
-    turns, since others use the machine too."""
+    """Returns the median time of an epoch [s] by the number of workers. The numbers alternate,
+    because the load of the machine varies."""
     order = np.random.RandomState(SEED).permutation(len(dataset)).reshape(-1, BATCH).tolist()
     loaders = {count: StagedLoader(dataset, batch_sampler=order, workers=count) for count in COUNTS}
     seconds: dict[int, list[float]] = {count: [] for count in COUNTS}

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.loaders.groups``: groups of 609 samples of 19.2 KB, as of Lee and others.
+"""``python -m benchmarks.loaders.groups``: groups of 609 samples of 19.2 KB, as in Lee and others.
 
-How much a group asks of its source, how long it takes beside h5py, which reads one sample after the
-other, and how long a training waits that computes longer, or shorter, than a group's reading. Needs
-FUSE and h5py.
+The benchmark measures the requests of a group to its source, the time of a group compared with
+h5py, which reads one sample after the other, and how long a training waits whose computation takes
+longer, or shorter, than reading a group. Needs FUSE and h5py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def make_dataset(path: Path) -> None:
 
 
 def ranges_of_groups(ranks: int) -> float:
-    """The mean number of contiguous ranges of a group that a rank reads, of the worst rank."""
+    """Returns the mean number of contiguous ranges of a group that a rank reads, for the worst
+    rank."""
     schedule = group_schedule(GROUP * GROUPS, GROUP, 0, 0, ranks, BATCH)
     most = 0.0
     for rank in range(ranks):
@@ -50,7 +51,7 @@ def ranges_of_groups(ranks: int) -> float:
 
 
 class Groups:
-    """A loader over the slow source, without torch: a batch is what `collate` makes of it."""
+    """A loader over the slow source, without torch: `collate` defines a batch."""
 
     def __init__(self, slow: SlowSource) -> None:
         self._slow, self._path = slow, slow.mountpoint / "train.h5"
@@ -70,7 +71,7 @@ class Groups:
             if owed_s > 0:
                 before = time.perf_counter()
                 time.sleep(owed_s)
-                owed_s -= time.perf_counter() - before  # a sleep takes longer than it was told
+                owed_s -= time.perf_counter() - before  # a sleep takes longer than requested
         took_s = time.perf_counter() - began
         loader.close()
         return loader.times, took_s, self._slow.counts()
@@ -112,8 +113,9 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
 
 
 def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[list[float]]]:
-    """Of the groups after the first one. Returns also the medians of a group [s]: reading,
-    computing and waiting, for compute of twice and of half the reading."""
+    """Measures how long the training waits for groups after the first one. Also returns the medians
+    per group [s] of reading, computing and waiting, for a computation of twice and of half the
+    reading time."""
     shares, excesses = [], []
     longer, shorter = [], []
     for _ in range(rounds):
@@ -123,11 +125,11 @@ def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[
         shares.append(slow.wait_s / (2 * reading_s * (GROUPS - 1)))
         longer.append((slow.reading_s / GROUPS, 2 * reading_s, slow.wait_s / (GROUPS - 1)))
         fast, took_s, _ = groups.epoch(0.4 * reading_s)
-        # All that is no waiting: to copy the batches takes time too.
+        # The rest is the computation; it includes the time to copy the batches.
         computed_s = (took_s - fast.wait_s - fast.first_wait_s) / GROUPS
         reading_s = fast.reading_s / GROUPS
         print(f"{name}: reading, compute {reading_s:.4f} {computed_s:.4f} s", file=sys.stderr)
-        # On a machine with other work no sleep may be short enough.
+        # On a busy machine, every sleep may be too long.
         if computed_s < 0.75 * reading_s:
             excesses.append(fast.wait_s / (GROUPS - 1) / (reading_s - computed_s))
             shorter.append((reading_s, computed_s, fast.wait_s / (GROUPS - 1)))

@@ -1,9 +1,9 @@
 """``python -m benchmarks.loaders.packs``: `monarch warm` of many small files, from a pack.
 
-A daemon with the defaults has scanned the dataset; each run begins with an empty tier in RAM and a
-mount of its own, on which the pack lies as well. Beside it are the same command without the pack,
-and on an empty dataset; and with the pack while the scan is under way, which then is what takes the
-time. Needs FUSE.
+A daemon with default settings has scanned the dataset. Each run begins with an empty tier in RAM
+and a mount of its own, on which the pack lies as well. It is compared with the same command without
+the pack, on an empty dataset, and with the pack while the scan is in progress, which then
+determines the time. Needs FUSE.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ from monarch_py.packs.tar import write_pack
 FILES, DIRECTORIES, SIZE = 4000, 40, 4 << 10
 LATENCY_S, RATE = 0.004, 1e9
 OPERATIONS_LIMIT, EXTRA_S_LIMIT = 0.1, 0.4
-# A directory that has just changed is looked at again when it is old enough [s].
+# A directory that has just changed is examined again once it is this old [s].
 SETTLES_S = 2.1
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """took_s : the time of the command [s];  operations : what the source was asked for meanwhile,
-    by kind;  copied : files that have a copy"""
+    """One run of the command.
+
+    took_s : the time of the command [s];  operations : requests to the source meanwhile, by kind
+    copied : the number of files that have a copy
+    """
 
     took_s: float
     operations: dict[str, int]
@@ -103,7 +106,7 @@ def main() -> int:
         backing = place / "backing"
         backing.mkdir()
         make(backing)
-        # Variants take turns, so that each difference is of neighbours in time.
+        # Variants alternate, so that each difference is between runs close in time.
         rounds = [
             (
                 once(place, backing, "data", packed=True),

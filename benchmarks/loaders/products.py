@@ -1,11 +1,11 @@
-"""``python -m benchmarks.loaders.products``: what people use, and Monarch's loaders beside it.
+"""``python -m benchmarks.loaders.products``: Monarch's loaders, compared with widely used ones.
 
 Each reads the same samples of 128 KiB, in the form that it needs, in batches of 64 with two workers
-(processes or threads), from a source of 4 ms a request and 1 GB/s, or from memory ("present"). The
-kernel's pages are dropped before each epoch on the source. Nothing is decoded. Each runs in a
-process of its own, for two epochs. They take turns, and in each round their times are compared with
-those of PyTorch's DataLoader. A product that is not installed is left out, with the reason. Needs
-FUSE, and for MosaicML streaming root.
+(processes or threads), from a source with a latency of 4 ms and a rate of 1 GB/s, or from memory
+("present"). The kernel's cached pages are dropped before each epoch on the source. Nothing is
+decoded. Each loader runs in its own process, for two epochs. They alternate, and in each round
+their times are compared with those of PyTorch's DataLoader. A product that is not installed is left
+out, with the reason. Needs FUSE, and root for MosaicML streaming.
 """
 
 from __future__ import annotations
@@ -42,13 +42,17 @@ from monarch_py.demo.slowsource import SlowSource, why_unavailable
 
 SIZE, BATCH, WORKERS, EPOCHS = 128 << 10, 64, 2, 2
 SOURCES = ("4 ms", "present")
-# A process that has been told to end [s]: `monarch run` removes its copies.
+# How long a process may take to end after it was told to [s]: `monarch run` removes its copies
+# meanwhile.
 END_LIMIT_S = 60.0
 
 
 class Product(NamedTuple):
-    """loader : of benchmarks/nodes/loaders.py;  form : of the samples;  shuffle : how far an epoch
-    mixes samples;  package : that has to be installed"""
+    """A loader and its data.
+
+    loader : its name in benchmarks/nodes/loaders.py;  form : the form of the samples
+    shuffle : how far an epoch mixes samples;  package : the package that must be installed
+    """
 
     loader: str
     form: str
@@ -84,7 +88,10 @@ PRODUCTS = {
 
 @dataclass(frozen=True)
 class Epoch:
-    """cpu_s : of the process and all its children;  requests, source_bytes : at the source"""
+    """The costs of an epoch.
+
+    cpu_s : of the process and all its children;  requests, source_bytes : at the source
+    """
 
     seconds: float
     cpu_s: float
@@ -96,7 +103,7 @@ class Epoch:
 
 
 class Arrays(Files):
-    """Each sample is a row of one array, as FFCV's writer wants it."""
+    """A dataset in which each sample is a row of one array, as FFCV's writer requires."""
 
     def __getitem__(self, index: int) -> Any:
         return (np.frombuffer(super().__getitem__(index), np.uint8),)
@@ -125,14 +132,17 @@ def make_dataset(root: Path, samples: int) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """Of a process and its children, of those too that have ended [s]."""
+    """Returns the CPU time of a process and its children, including those that have ended [s]."""
     process = psutil.Process(pid)
     return sum(sum(each.cpu_times()[:4]) for each in [process, *process.children(recursive=True)])
 
 
 @contextmanager
 def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
-    """root : on tmpfs, of all forms;  n_bytes : of the dataset"""
+    """Starts the process of a product.
+
+    root : on tmpfs, with all forms of the samples;  n_bytes : the size of the dataset
+    """
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=root.parent)))
         (place / "local").mkdir()
@@ -165,7 +175,8 @@ def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
 
 
 def make_slow(slow: SlowSource) -> None:
-    """Begins to count anew, without the kernel's pages: an open makes it forget those of a file."""
+    """Resets the counts and makes the source slow, without cached pages: an open drops the pages of
+    a file."""
     slow.latency(open=0, getattr=0, read=0)
     for path in slow.mountpoint.rglob("*.*"):
         os.close(os.open(path, os.O_RDONLY))
@@ -179,7 +190,7 @@ def run(product: Product, root: Path, slow: SlowSource | None, n_bytes: int) -> 
         make_slow(slow)
     with started(product, root if slow is None else slow.mountpoint, n_bytes) as child:
         for number in range(EPOCHS):
-            # Requests to the source at the start belong to the first epoch.
+            # Requests to the source during the start belong to the first epoch.
             if slow is not None and number:
                 make_slow(slow)
             before = cpu_s(child.pid)
@@ -193,13 +204,13 @@ def run(product: Product, root: Path, slow: SlowSource | None, n_bytes: int) -> 
     return epochs
 
 
-# --- all of them --------------------------------------------------------------------------------
+# --- all products -------------------------------------------------------------------------------
 
 Runs = dict[str, dict[str, list[list[Epoch]]]]
 
 
 def rounds_of(place: Path, slow: SlowSource, names: list[str], samples: int, rounds: int) -> Runs:
-    """Source -> product -> rounds -> epochs."""
+    """Returns the epochs by source, product and round."""
     runs: Runs = {source: {name: [] for name in names} for source in SOURCES}
     for number in range(rounds):
         for source in SOURCES:
@@ -214,7 +225,7 @@ def rounds_of(place: Path, slow: SlowSource, names: list[str], samples: int, rou
 
 
 def results_of(runs: Runs) -> list[Result]:
-    """Each epoch's time over that of PyTorch's DataLoader in the same round."""
+    """Returns each epoch's time relative to PyTorch's DataLoader in the same round."""
     results = []
     for source, products in runs.items():
         for name, found in products.items():
@@ -228,7 +239,7 @@ def results_of(runs: Runs) -> list[Result]:
 
 
 def cells(name: str, runs: dict[str, list[list[Epoch]]], samples: int) -> list[str]:
-    """The medians of a product, in epochs 1 and 2."""
+    """Returns the table cells of a product: the medians in epochs 1 and 2."""
     found, bases = runs[name], runs[BASE]
 
     def both(of: Callable[[Epoch, Epoch], float], form: str) -> str:
@@ -249,7 +260,7 @@ def cells(name: str, runs: dict[str, list[list[Epoch]]], samples: int) -> list[s
 
 
 def table(runs: dict[str, list[list[Epoch]]], samples: int) -> str:
-    """As in docs/benchmarks.md."""
+    """Returns the table in docs/benchmarks.md."""
     head = ["", "shuffles", "time", "CPU a sample [us]", "requests a sample", "bytes / dataset"]
     rows = [head, ["---"] * len(head), *(cells(name, runs, samples) for name in runs)]
     seconds = [statistics.median(epochs[at].seconds for epochs in runs[BASE]) for at in range(2)]

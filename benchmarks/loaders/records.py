@@ -1,8 +1,8 @@
 """``python -m benchmarks.loaders.records``: batches of random samples of one HDF5 file.
 
-h5py reads one sample after the other; RecordDataset has the reads of a batch in flight at once,
-with and without joining neighbours. Needs FUSE and h5py. The file is sparse: nobody looks at the
-bytes.
+h5py reads one sample after the other. RecordDataset reads the samples of a batch concurrently, with
+and without joining neighbours. Needs FUSE and h5py. The file is sparse, because the content of the
+samples does not matter.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 from monarch_py.loaders.records.dataset import RecordDataset
 from monarch_py.loaders.records.joining import Extents, join
 
-# Latency of a request [s], rate [bytes/s].
+# Name -> latency of a request [s], rate [bytes/s].
 SOURCES = {"0.5 ms": (0.0005, 200e6), "4 ms": (0.004, 1e9)}
-# SOLAR's smallest dataset has as many samples; they are of Lee's size [bytes].
+# The number of samples is that of SOLAR's smallest dataset, their size that of Lee and others
+# [bytes].
 SAMPLES, SAMPLE_BYTES = 87_632, 19_200
 BATCH = 64
 
 
 @contextmanager
 def slow_source(place: Path) -> Iterator[SlowSource]:
-    """A source over an empty directory."""
+    """Yields a source over an empty directory."""
     backing, mountpoint = place / "backing", place / "mount"
     backing.mkdir()
     mountpoint.mkdir()
@@ -44,14 +45,14 @@ def slow_source(place: Path) -> Iterator[SlowSource]:
 
 
 def pace(slow: SlowSource, name: str) -> None:
-    """Makes the source as slow as SOURCES says."""
+    """Sets the source's latency and rate to those in SOURCES."""
     latency, rate = SOURCES[name]
     slow.latency(open=latency, getattr=latency, read=latency)
     slow.rate(rate)
 
 
 def make_sparse(path: Path, samples: int) -> None:
-    """An HDF5 file of zeros, which takes no room."""
+    """Creates an HDF5 file of zeros, which takes no disk space."""
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -66,7 +67,7 @@ Numbers = list[list[int]]
 
 
 def read_one_by_one(path: Path, batches: Numbers) -> float:
-    """The median time of a batch [s]."""
+    """Returns the median time of a batch [s]."""
     seconds = []
     with h5py.File(path, "r") as file:
         found = file["x"]
@@ -80,12 +81,12 @@ def read_one_by_one(path: Path, batches: Numbers) -> float:
 
 
 def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[float, float]:
-    """The median times of a batch [s]. Both datasets take turns with the batches, and each has
-    batches of its own, so that no page is there yet."""
+    """Returns the median times of a batch [s]. The two datasets alternate, and each has batches of
+    its own, so that no page is cached."""
     for dataset in datasets:
         dataset.close()
     for dataset in datasets:
-        # The first batch opens the file, and measures what joining is worth.
+        # The first batch opens the file, and measures whether joining pays.
         dataset.__getitems__([0, SAMPLES // 2])
     seconds: tuple[list[float], list[float]] = ([], [])
     for number, wanted in enumerate(batches):
@@ -97,7 +98,7 @@ def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[floa
 
 
 def joined_reads(batches: Numbers, gap: int) -> tuple[float, float]:
-    """(requests, bytes) of joined reads over those of single ones."""
+    """Returns (requests, bytes) of joined reads, relative to single reads."""
     reads, n_bytes = 0, 0
     for wanted in batches:
         offset = SAMPLE_BYTES * np.array(wanted)

@@ -1,4 +1,4 @@
-"""Schedules: what they save (samples from other nodes, loads), and their CPU time and memory.
+"""Schedules: their savings (samples from other nodes, loads), and their CPU time and memory.
 
     python -m benchmarks.loaders.schedules [--only ROW ...] [--json FILE]
 
@@ -31,7 +31,7 @@ from monarch_py.plan.samplers import NONE, DistributedSampler
 from monarch_py.plan.schedule import Deal, EpochSchedule
 
 SAMPLES, SEED = 400_000, 17
-# The epoch of which the cost is measured.
+# The epoch whose cost is measured.
 LARGE, RANKS, BATCH = 18_900_000, 32, 64
 # The dataset that a DataLoader reads: files that are in memory already.
 FILES, FILE_BYTES, WORKERS, ROUNDS = 1024, 128 << 10, 2, 24
@@ -43,16 +43,16 @@ def files(samples: int, spread: int = 0) -> Any:
 
 
 def loads_of(schedule: EpochSchedule) -> npt.NDArray[np.int64]:
-    """(steps, ranks)"""
+    """Returns the loads, (steps, ranks)."""
     assert schedule.loads is not None
     return schedule.loads.reshape(-1, schedule.ranks).astype(np.int64)
 
 
-# --- what is saved ------------------------------------------------------------------------------
+# --- savings ------------------------------------------------------------------------------------
 
 
 def local() -> Iterator[Result]:
-    """Four nodes with room for everything: what a node takes that another one holds."""
+    """Four nodes that can hold everything: samples from other nodes, relative to the least."""
     sampler = LocalFirstSampler(
         files(SAMPLES), BATCH, SEED, rank=0, world_size=4, ranks_per_node=1, quota="10GB"
     )
@@ -73,7 +73,7 @@ def local() -> Iterator[Result]:
 
 
 def shares() -> Iterator[Result]:
-    """Four nodes with room for everything: which samples a node takes that another one holds."""
+    """Four nodes that can hold everything: the share of samples from other nodes, by sampler."""
     where: dict[str, Any] = {"rank": 0, "world_size": 4, "ranks_per_node": 1, "quota": "10GB"}
     what = "4 nodes of 64: samples from other nodes, {}"
     for kind in (LocalFirstSampler, SolarSampler):
@@ -83,7 +83,7 @@ def shares() -> Iterator[Result]:
         taken_by = np.repeat(ranks, np.diff(schedule.starts))
         share = float((sampler.holders[schedule.samples, 0] != taken_by).mean())
         yield Result(f"share-{kind.__name__}", what.format(kind.__name__), "ratio", share, None)
-    # Its rank r takes each fourth sample of the same order.
+    # Rank r of DistributedSampler takes every fourth sample of the same order.
     order = DistributedSampler(SAMPLES, 4, SEED).epoch(1)
     share = float((sampler.holders[order, 0] != np.arange(len(order)) % 4).mean())
     name = "DistributedSampler"
@@ -105,7 +105,7 @@ def solar() -> Iterator[Result]:
         schedule = sampler.schedule(1)
         loads = loads_of(schedule).ravel().tolist()
         for begin, load in zip(schedule.starts[:-1].tolist(), loads, strict=True):
-            # A batch begins with its loads.
+            # A batch begins with the samples that must be loaded.
             read += int(given.sizes[schedule.samples[begin : begin + load]].sum())
         what = f"SOLAR, C/D {part}: source bytes / (D - C)"
         yield Result(f"solar-source-{part}", what, "ratio", read / (total - held), 1.02)
@@ -131,7 +131,7 @@ def evenly() -> Iterator[Result]:
         yield Result(f"spread-{name}", what, "", middle, None, quartiles=(low, high))
 
 
-# --- what it costs ------------------------------------------------------------------------------
+# --- costs --------------------------------------------------------------------------------------
 
 
 def large(kind: type[Any]) -> ScheduledSampler:
@@ -150,18 +150,19 @@ def large(kind: type[Any]) -> ScheduledSampler:
 
 
 def in_child(measure: Callable[[type[Any]], tuple[float, float]], kind: type[Any]) -> Any:
-    """The result of a fresh process, whose peak of memory is its own."""
+    """Returns the result of a new process, whose peak memory is not affected by other work."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure, (kind,))
 
 
 def memory() -> float:
-    """The peak of this process [MiB]."""
+    """Returns the peak memory of this process [MiB]."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def cost(kind: type[Any]) -> tuple[float, float]:
-    """CPU time [s] and memory [MiB] of one rank's epoch, holders and all."""
+    """Returns the CPU time [s] and memory [MiB] of one rank's epoch, including the computation of
+    the holders."""
     before = memory()
     sampler = large(kind)
     began = time.process_time()
@@ -170,8 +171,8 @@ def cost(kind: type[Any]) -> tuple[float, float]:
 
 
 def resumption(kind: type[Any]) -> tuple[float, float]:
-    """Seconds to schedule an epoch, and to resume in its middle and at its end, each with the first
-    batch."""
+    """Returns the time to schedule an epoch, and to resume in its middle and at its end, each
+    including the first batch [s]."""
     sampler = large(kind)
     ratios = []
     for done in (1, 4000, 9000):
@@ -180,7 +181,7 @@ def resumption(kind: type[Any]) -> tuple[float, float]:
         sampler.load_state_dict(state)
         next(iter(sampler))
         resumed = time.perf_counter() - began
-        # The thread that works out the next epoch is no part of it.
+        # The thread that computes the next epoch is not part of the measurement.
         for ahead in sampler._ahead.values():
             ahead.result()
         began = time.perf_counter()
@@ -204,7 +205,7 @@ def resume() -> Iterator[Result]:
 
 
 class Present:
-    """Files in memory, read anew each time."""
+    """Files in memory that are read again for each access."""
 
     def __init__(self, root: Path) -> None:
         self.paths = [root / f"{number}" for number in range(FILES)]
@@ -259,7 +260,7 @@ def loader() -> Iterator[Result]:
             first = epoch_of(ours, ours.set_epoch, number)
             second = epoch_of(BatchSampler(theirs, BATCH, False), theirs.set_epoch, number)
             third = epoch_of(ours, ours.set_epoch, number)
-            # The samplers take the first place in turn, so that neither gains from it.
+            # The samplers alternate in going first, so that neither gains from it.
             pairs.append(((first + third) / 2, second))
         what = "DataLoader, present dataset: CPU, our sampler / torch's"
         yield paired("loader", what, pairs[2:], limit=1.02, operations=FILES // 2)

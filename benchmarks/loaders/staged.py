@@ -1,7 +1,9 @@
-"""``python -m benchmarks.loaders.staged``: batches in a ring beside torch's DataLoader.
+"""``python -m benchmarks.loaders.staged``: batches in a ring buffer, compared with torch's
+DataLoader.
 
-- Processor time and samples per second of present records of 128 KiB, two workers each, batches of
-  64. The loaders take turns, an epoch each; both read the same file, which lies in the page cache.
+- Processor time and samples per second for records of 128 KiB in memory, with two workers and
+  batches of 64. The loaders alternate by epochs; both read the same file, which lies in the page
+  cache.
 - `job.get()` of a sample whose batch has arrived: the median time, and the bytes that are copied.
 """
 
@@ -28,7 +30,7 @@ RECORD, BATCH, WORKERS = 128 * KIB, 64, 2
 
 
 def make_records(place: Path, count: int) -> RecordDataset:
-    """Rows of bytes in an HDF5 file, one beside the other."""
+    """Creates an HDF5 file whose rows of bytes are contiguous."""
     path, random = place / "records.h5", np.random.RandomState(SEED)
     with h5py.File(path, "w") as file:
         rows = file.create_dataset("x", (count, RECORD), dtype=np.uint8)
@@ -43,7 +45,7 @@ def batches(length: int) -> list[list[int]]:
 
 
 def _cpu_s() -> float:
-    """Of this process and its workers, so far [s]."""
+    """Returns the CPU time of this process and its workers so far [s]."""
     total = 0.0
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         times = process.cpu_times()
@@ -52,7 +54,8 @@ def _cpu_s() -> float:
 
 
 def _epochs(loader: Iterable[Any], epochs: int) -> tuple[float, float]:
-    """(processor, wall) seconds of some epochs. The training looks at one byte of each sample."""
+    """Returns the (processor, wall) time of some epochs [s]. The training reads one byte of each
+    sample."""
     cpu, wall = _cpu_s(), time.perf_counter()
     for _ in range(epochs):
         for batch in loader:
@@ -65,7 +68,7 @@ def compare(records: RecordDataset, rounds: int, epochs: int) -> list[Result]:
 
     torch.set_num_threads(1)
     order = batches(len(records))
-    dataset: Any = records  # no subclass of Dataset, for which DataLoader does not ask
+    dataset: Any = records  # not a subclass of Dataset, which DataLoader does not require
     theirs: Any = torch.utils.data.DataLoader(
         dataset,
         batch_sampler=order,
@@ -110,7 +113,8 @@ def compare(records: RecordDataset, rounds: int, epochs: int) -> list[Result]:
 
 
 def get(records: RecordDataset, batches_seen: int) -> list[Result]:
-    """`job.get()` of samples whose batch has arrived: all of a batch but the first one."""
+    """Measures `job.get()` of samples whose batch has arrived: all samples of a batch except the
+    first one."""
     job = Job(records, BATCH, epochs=1 + batches_seen * BATCH // len(records), workers=WORKERS)
     begin = np.frombuffer(job.buffer, dtype=np.uint8).ctypes.data
     end = begin + len(job.buffer)

@@ -1,1 +1,1 @@
-"""Daemons of several nodes on one machine, with a source that all of them share."""
+"""Benchmarks of several nodes' daemons on one machine, with a shared source."""

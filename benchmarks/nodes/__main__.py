@@ -1,9 +1,9 @@
 """``python -m benchmarks.nodes [ROW ...]``: daemons of several nodes and one source.
 
-Every node has a mount of the slow source, whose one rate all share, a daemon and a long-lived
-reader, which all begin an epoch together. Where links matter, the nodes are network namespaces.
---slow divides all rates alike, the links' too: few cores then stand for more nodes. Needs FUSE, and
-root for the namespaces.
+Every node has a mount of the slow source, a daemon and a long-lived reader. All mounts share one
+rate, and all readers begin an epoch together. Where links matter, the nodes are network namespaces.
+--slow divides all rates by the same factor, including the links', so that few cores can represent
+more nodes. Needs FUSE, and root for the namespaces.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Monarch beside what people use, on the same four ranks, bytes and source.
+"""Monarch compared with widely used loaders, with the same four ranks, bytes and source.
 
-Each loader gets its own format of the same samples, made beforehand: files, tar shards
-(webdataset), MDS shards (MosaicML streaming, with a cache as large as Monarch's tier and staging
-area for each rank). A loader that is not installed is left out.
+Each loader gets the same samples in its own format, created beforehand: files, tar shards
+(webdataset), MDS shards (MosaicML streaming, with a cache for each rank as large as Monarch's tier
+and staging area). A loader that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ RANKS, WORKERS, BATCH, EPOCHS, SHARDS = 4, 2, 16, 3, 32
 
 
 class Compared(NamedTuple):
-    """loader : of loaders.py;  package : that has to be installed;  form : of the samples;
-    under_monarch : whether daemons run, and whether they follow a plan"""
+    """A loader and how it runs.
+
+    loader : its name in loaders.py;  package : the package that must be installed
+    form : the form of the samples
+    under_monarch : whether daemons run, and whether they follow a plan
+    """
 
     loader: str
     package: str
@@ -53,10 +57,11 @@ COMPARED = {
     "SolarSampler and StagedLoader under Monarch": Compared("solar", "torch", "files", "hash"),
     "DALI under Monarch": Compared("dali", "nvidia.dali", "files", "hash"),
 }
-# The most that an epoch after the first one may take, in times of the dataset at the source's rate.
+# The limit on the time of an epoch after the first one, relative to the time in which the source
+# can send the dataset.
 MOST = {"local_first": 0.10, "solar": 0.041}
-# A /dev/shm of its own, as on a node of its own, with what lies at $2 of the old one still there;
-# $1 is an empty directory.
+# Gives a program its own /dev/shm, as it has on a separate node. The directory $2 of the old one
+# remains accessible there; $1 is an empty directory.
 OWN_SHM = """
 mount --rbind "$2" "$1" && mount -t tmpfs none /dev/shm && mkdir -p "$2" &&
 mount --rbind "$1" "$2" && shift 2 && exec "$@"
@@ -64,7 +69,7 @@ mount --rbind "$1" "$2" && shift 2 && exec "$@"
 
 
 def make_formats(root: Path, plain: Dataset) -> None:
-    """The samples of `plain`, which lie in root/files, in tar shards and in MDS shards too."""
+    """Writes the samples of `plain`, which lie in root/files, as tar and MDS shards too."""
     files = len(plain.sizes)
     (root / "tar").mkdir()
     each = -(-files // SHARDS)
@@ -92,13 +97,16 @@ def is_installed(name: str) -> bool:
 
 
 def with_own_shm(argv: list[str], keep: str, place: Path) -> list[str]:
-    """keep : an empty directory;  place : stays where it is in /dev/shm"""
+    """Returns a command line that runs `argv` with its own /dev/shm.
+
+    keep : an empty directory;  place : a directory that remains accessible in /dev/shm
+    """
     return ["unshare", "--mount", "sh", "-c", OWN_SHM, "sh", keep, str(place), *argv]
 
 
 @contextmanager
 def ranks_of(bed: Testbed, name: str, cache: int) -> Iterator[list[Child]]:
-    """A process for each rank, when all are ready."""
+    """Yields a process for each rank, once all are ready."""
     loader = COMPARED[name].loader
     listener = listen("127.0.0.1")
     port = listener.getsockname()[1]
@@ -132,7 +140,7 @@ def ranks_of(bed: Testbed, name: str, cache: int) -> Iterator[list[Child]]:
 
 
 def epochs_of(bed: Testbed, name: str, cache: int) -> list[float]:
-    """Seconds of each epoch, of the slowest rank."""
+    """Returns the time of each epoch for the slowest rank [s]."""
     seconds = []
     with ranks_of(bed, name, cache) as children:
         for number in range(EPOCHS):
@@ -153,7 +161,7 @@ def epochs_of(bed: Testbed, name: str, cache: int) -> list[float]:
 
 
 def plan_loader(files: int) -> Loader:
-    """What `torch_files` of loaders.py does."""
+    """Returns the Loader that corresponds to `torch_files` of loaders.py."""
     sampler = DistributedSampler(files, RANKS, seed=SEED)
     return Loader(sampler, RANKS, BATCH, workers=WORKERS, prefetch_factor=2)
 
@@ -161,8 +169,11 @@ def plan_loader(files: int) -> Loader:
 def compared(
     place: Path, programs: tuple[Path, Path], rate: float, link_bits: float, mib: int, kib: int
 ) -> list[Result]:
-    """mib, kib : of the dataset and of a sample. Epochs are told in times of the dataset at the
-    source's rate."""
+    """Compares all loaders. Epochs are measured relative to the time in which the source can send
+    the dataset.
+
+    mib, kib : the sizes of the dataset and of a sample
+    """
     files = (mib << 20) // (kib << 10)
     formats = place / "formats"
     formats.mkdir()

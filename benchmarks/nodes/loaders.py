@@ -1,12 +1,12 @@
-"""One rank of a job that reads a dataset with somebody's loader.
+"""One rank of a job that reads a dataset with one of several loaders.
 
 `loaders` of rows.py starts several, and benchmarks.loaders.products one::
 
     python -m benchmarks.nodes.loaders NAME ROOT RANK RANKS WORKERS BATCH
 
-It says 0 when it is ready. Each line on its standard input is an epoch's number; the answer is the
-bytes that came and the time that they took [ns], with whatever the loader does at the beginning of
-an epoch. Samples are bytes: nothing is decoded.
+The program prints 0 when it is ready. Each line on its standard input is an epoch's number. The
+answer is the number of bytes read and their time [ns], including the loader's work at the beginning
+of an epoch. Samples are bytes: nothing is decoded.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SEED = 1
-# Of a rank's cache, where a loader has one [bytes, as its own option writes it].
+# The size of a rank's cache, for a loader that has one [bytes, in the notation of its own option].
 CACHE_VARIABLE = "MONARCH_BENCHMARK_CACHE"
-# Where a loader may keep what it has read.
+# The directory in which a loader may keep what it has read.
 LOCAL_VARIABLE = "MONARCH_BENCHMARK_LOCAL"
-# Samples among which a loader draws that shuffles by a buffer.
+# The number of samples in the buffer of a loader that shuffles by a buffer.
 TAR_BUFFER, TF_BUFFER = 100, 1000
 # Epoch -> lengths of the samples that this rank gets.
 Loader = Callable[[int], Iterator[int]]
 
 
 class Job(NamedTuple):
-    """The task of a rank. root : the directory of the samples, in the loader's own form"""
+    """The task of a rank.
+
+    root : the directory of the samples, in the loader's own form
+    """
 
     root: Path
     rank: int
@@ -40,7 +43,7 @@ class Job(NamedTuple):
 
 
 class Files:
-    """A dataset of PyTorch: each sample is a file."""
+    """A PyTorch dataset in which each sample is a file."""
 
     def __init__(self, root: Path) -> None:
         self.paths = sorted(str(path) for path in root.iterdir())
@@ -53,7 +56,10 @@ class Files:
 
 
 def epochs_of(loader: Any, sampler: Any) -> Loader:
-    """The lengths of the samples in each epoch. sampler : is told which epoch begins"""
+    """Returns a Loader that yields the lengths of the samples.
+
+    sampler : receives the number of each epoch
+    """
 
     def epoch(number: int) -> Iterator[int]:
         sampler.set_epoch(number)
@@ -126,7 +132,8 @@ def webdataset(job: Job) -> Loader:
     shards = sorted(str(path) for path in job.root.iterdir())
 
     def epoch(number: int) -> Iterator[int]:
-        # Shards are dealt out to the ranks anew in each epoch, as its documentation has it.
+        # Shards are distributed over the ranks again in each epoch, as webdataset's documentation
+        # recommends.
         order = list(shards)
         random.Random(number).shuffle(order)
         split = {"nodesplitter": wds.split_by_node, "workersplitter": wds.split_by_worker}
@@ -207,7 +214,7 @@ def torchdata(job: Job) -> Loader:
 
 
 def tensorflow(job: Job) -> Loader:
-    """Its cache lies in a file, and is whole after an epoch."""
+    """The loader's cache lies in a file, which is complete after an epoch."""
     import tensorflow as tf
 
     options = tf.data.Options()
@@ -280,8 +287,8 @@ def staged(job: Job) -> Loader:
 
 
 def groups(job: Job) -> Loader:
-    """One process reads, whatever the number of workers."""
-    import torch  # as a training has done before its first epoch
+    """A single process reads, whatever the number of workers."""
+    import torch  # a training has imported torch before its first epoch
 
     from monarch_py.loaders import GroupLoader
 
@@ -309,7 +316,7 @@ LOADERS: dict[str, Callable[[Job], Loader]] = {
 
 def main() -> None:
     name, root, *numbers = sys.argv[1:]
-    # What a library prints of itself is no answer.
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     epoch = LOADERS[name](Job(Path(root), *map(int, numbers)))

@@ -1,7 +1,7 @@
-"""What the simulator says of the same nodes, by the classes of policies that the daemons follow.
+"""Simulates the measured nodes with the same policy classes that the daemons use.
 
-Ranks read as reader.c does: threads take the files of a rank in turn, without compute, and ranks
-meet at the end of an epoch alone.
+Ranks read like reader.c: threads take the files of a rank in order, without compute, and ranks wait
+for each other only at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ from monarch_py.simulator.scenario import Curve, NodeOverride, Scenario, Storage
 from monarch_py.simulator.scenario import Dataset as Files
 from monarch_py.simulator.scenario import Rates as SimulatedRates
 
-# No limit [bytes/s].
+# Stands for no limit [bytes/s].
 FAST = 1e12
-# Files of each rank in an epoch.
+# The files of each rank in an epoch.
 Orders = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """source : of all nodes together;  link : of one node's, each way;  tier : what a node's
-    readers get together of its tier [bytes/s]"""
+    """Rates [bytes/s].
+
+    source : of all nodes together;  link : of one node's link, in each direction
+    tier : of all readers of a node together, from its tier
+    """
 
     source: float
     link: float
@@ -46,8 +49,10 @@ class Rates:
 
 
 class Simulated(NamedTuple):
-    """Of an epoch, or of several.  source : what it gave;  peers : what came from other nodes
-    [bytes]"""
+    """The simulated bytes of one or several epochs.
+
+    source : sent by the source;  peers : sent by other nodes [bytes]
+    """
 
     seconds: float
     source: float
@@ -58,8 +63,9 @@ class Simulated(NamedTuple):
 class Run:
     """A run of nodes with one rank each.
 
-    orders : of each epoch;  hashes : of the files, which say who owns them; None for others that do
-    as well;  gone : nodes without a daemon
+    orders : of each epoch
+    hashes : of the files, which determine their owners; None for arbitrary hashes
+    gone : nodes without a daemon
     """
 
     dataset: Dataset
@@ -70,9 +76,10 @@ class Run:
     gone: tuple[int, ...] = ()
 
     def by_hash(self) -> list[Simulated]:
-        """Nobody knows what comes next: a thread that is free takes the next file, and the next
-        epoch begins with nothing on its way."""
-        # As large as all: readers wait for what they have asked for, never for room.
+        """Simulates owners by hash. The next accesses are unknown: a free thread takes the next
+        file, and an epoch starts without any prefetched file."""
+        # The buffer is as large as the dataset: readers wait for the files that they have
+        # requested, never for room.
         scenario = self._scenario(self.dataset.bytes, self.layout.threads)
         found = []
         for number, order in enumerate(self.orders):
@@ -88,8 +95,8 @@ class Run:
         return self._without(job, decision) if self.gone else decision
 
     def _without(self, job: Job, decision: Decision) -> Decision:
-        """What nodes without a daemon held is read from the source by all, and everything by their
-        own ranks."""
+        """Replaces nodes without a daemon: all nodes read their files from the source, and their
+        own ranks read everything from the source."""
         home = np.full(job.files, PFS, np.int32)
         home[decision.copies.file] = decision.copies.node
         home[np.isin(home, self.gone)] = PFS
@@ -105,10 +112,11 @@ class Run:
         return replace(decision, served=served)
 
     def by_plan(self) -> list[Simulated]:
-        """Everything is fetched in the order of use, over the ends of epochs too.
+        """Simulates a plan: everything is fetched in the order of use, across the ends of epochs.
 
-        The staging area takes what is not kept here alone: as much less of what passes through the
-        simulator's buffer as the placement keeps.
+        The staging area only holds files that the node does not keep. In the simulator, all files
+        pass through its buffer. So the buffer is larger than the area in proportion to the bytes
+        that are kept.
         """
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)
@@ -118,7 +126,7 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Of all bytes that ranks read the share of which their nodes keep no copy."""
+        """Returns the share of all bytes read by ranks whose files their nodes do not keep."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True
@@ -130,8 +138,11 @@ class Run:
         return foreign / used
 
     def _scenario(self, buffer: int, threads: int) -> Scenario:
-        """buffer : of each node [bytes];  threads : that fetch on each"""
-        # A tier counts a file by its blocks and its name.
+        """Returns the scenario.
+
+        buffer : of each node [bytes];  threads : that fetch on each node
+        """
+        # A tier's quota counts the file's blocks and its name.
         counted = UNIT.rounded(self.dataset.sizes.astype(np.uint64)).sum()
         share = self.dataset.bytes / float(counted)
         tiers = [int(share * (quota - slack_of(quota))) for quota in self.layout.tiers]
@@ -156,11 +167,11 @@ class Run:
                 NodeOverride((node,), capacity_bytes={"tier": room})
                 for node, room in enumerate(tiers)
             ),
-            links="fair",  # what TCP comes near to
+            links="fair",  # similar to TCP
         )
 
     def _job(self, scenario: Scenario, orders: Sequence[Orders]) -> Job:
-        """An epoch is one step."""
+        """Returns the job, in which an epoch is one step."""
         width = max(len(files) for order in self.orders for files in order)
         made = np.full((len(orders), scenario.nodes, 1, width), NO_FILE, np.int32)
         for epoch, order in enumerate(orders):
@@ -176,7 +187,7 @@ class Run:
 
 
 def _epochs(run: Measured) -> list[Simulated]:
-    """What was there before the first step was read before."""
+    """Returns the epochs. Bytes that were present before the first step were read earlier."""
     ends = [run.first_step, *run.epoch_end.tolist()]
     peers = run.bytes[:, PLACES.index("remote")].tolist()
     source = run.pfs_bytes.tolist()
@@ -191,7 +202,7 @@ def _epochs(run: Measured) -> list[Simulated]:
 def later_epochs(
     dataset: Dataset, layout: Layout, rates: Rates, epochs: int
 ) -> tuple[float, float]:
-    """Seconds of all epochs but the first, by hash and by plan."""
+    """Returns the time of all epochs except the first [s], by hash and by plan."""
     orders = [dataset.shares(len(layout.tiers), number) for number in range(epochs)]
     run = Run(dataset, layout, orders, rates)
     hashed, planned = (
@@ -201,7 +212,7 @@ def later_epochs(
 
 
 def killed_epoch(dataset: Dataset, layout: Layout, rates: Rates) -> float:
-    """Seconds of an epoch when the last of the nodes has no daemon."""
+    """Returns the time of an epoch in which the last node has no daemon [s]."""
     nodes = len(layout.tiers)
     orders = [dataset.shares(nodes, number) for number in range(3)]
     return Run(dataset, layout, orders, rates, gone=(nodes - 1,)).by_hash()[-1].seconds

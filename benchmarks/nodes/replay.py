@@ -1,6 +1,6 @@
-"""Real runs of several nodes beside the simulation of them.
+"""Compares real runs of several nodes with their simulation.
 
-The same files, orders and hashes go to the simulator, under the policies that the daemons follow
+The simulator gets the same files, orders and hashes, the policies that the daemons follow
 (prediction.py), and rates that were measured beforehand without Monarch. Nothing is fitted.
 """
 
@@ -20,7 +20,7 @@ from benchmarks.nodes.transfer import PlainSendfile
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
 
-# What the link is measured with: so long, so often [s].
+# The duration and the number of the measurements of a link [s].
 LINK_S, LINK_ROUNDS = 1.0, 3
 LIMIT = 0.1
 
@@ -28,7 +28,8 @@ LIMIT = 0.1
 def measure_rates(
     place: Path, dataset: Dataset, reader: Path, link_bits: float, source: Epoch
 ) -> Rates:
-    """Of a link by plain sendfile, of a tier by the reader on plain files in memory.
+    """Measures the rates: of a link with plain sendfile, of a tier with the reader on plain files
+    in memory.
 
     source : an epoch of all nodes without daemons
     """
@@ -50,7 +51,7 @@ def measure_rates(
 
 @dataclass(frozen=True)
 class Replayed:
-    """One run, epoch by epoch: as it was, and as the simulator has it."""
+    """One run, epoch by epoch: real and simulated."""
 
     real: list[Simulated]
     simulated: list[Simulated]
@@ -58,25 +59,26 @@ class Replayed:
 
     @property
     def seconds(self) -> float:
-        """Of the whole run, simulated / real."""
+        """Returns the ratio of simulated to real time for the whole run."""
         real, simulated = (sum(e.seconds for e in each) for each in (self.real, self.simulated))
         return simulated / real
 
     @property
     def worst(self) -> float:
-        """Of the epoch that lies farthest apart, simulated / real."""
+        """Returns the ratio of simulated to real time in the epoch where they differ most."""
         ratios = [s.seconds / r.seconds for s, r in zip(self.simulated, self.real, strict=True)]
         return max(ratios, key=lambda ratio: abs(ratio - 1))
 
     def apart(self, origin: str) -> float:
-        """Bytes of an origin in the whole run, real - simulated, of all that was read."""
+        """Returns the bytes of an origin in the whole run, real minus simulated, relative to all
+        bytes read."""
         real, simulated = (
             sum(getattr(e, origin) for e in each) for each in (self.real, self.simulated)
         )
         return float(real - simulated) / self.bytes
 
     def said(self) -> dict[str, Any]:
-        """For the JSON: seconds, and shares of the bytes of an epoch."""
+        """Returns the numbers for the JSON: seconds, and shares of the bytes of an epoch."""
         epoch = self.bytes / len(self.real)
         said: dict[str, Any] = {}
         for name, epochs in (("real", self.real), ("simulated", self.simulated)):
@@ -91,7 +93,7 @@ def replay(bed: Testbed, rates: Rates, orders: Sequence[Orders]) -> Replayed:
     run = Run(bed.dataset, bed.layout, orders, rates, bed.hashes())
     epochs = bed.epochs(orders)
     real = [Simulated(e.seconds, e.did("served"), e.did("bytes_from_peers")) for e in epochs]
-    # Daemons with a plan fetch before anybody reads, as fast as the source gives.
+    # Daemons with a plan start fetching before the first read, as fast as the source allows.
     ahead = epochs[0].before
     real[0] = Simulated(
         real[0].seconds + ahead["served"] / rates.source,
@@ -103,7 +105,7 @@ def replay(bed: Testbed, rates: Rates, orders: Sequence[Orders]) -> Replayed:
 
 
 def lines_of(name: str, runs: Sequence[Replayed]) -> list[Result]:
-    """Of some runs the median one."""
+    """Returns the result lines of the median run."""
     seconds = statistics.median(run.seconds for run in runs)
     worst = statistics.median(run.worst for run in runs)
     apart = {

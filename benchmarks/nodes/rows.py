@@ -1,4 +1,4 @@
-"""The measurements on nodes that share a source; each gives lines of the table."""
+"""The measurements on nodes that share a source. Each yields lines of the table."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from benchmarks.nodes.transfer import transfer
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
 
-# Of the dataset: what nodes have besides their share, to spare or for names and parts of blocks
-# alone, and a small staging area.
+# The size of a node's tier relative to its share of the dataset: with spare room, or with just
+# enough for names and partial blocks. STAGING: a small staging area, relative to the dataset.
 SPARE, JUST, STAGING = 1.05, 1.02, 0.04
 EPOCHS = 5
 
 
 class Rows:
-    """What all measurements have in common.  scale : all rates are divided by it, so that a machine
-    with few cores stands for as many nodes"""
+    """The common part of all measurements.
+
+    scale : all rates are divided by it, so that the few cores of one machine suffice for all nodes
+    """
 
     def __init__(self, args: argparse.Namespace, place: Path, programs: tuple[Path, Path]) -> None:
         self.args, self.place, self.programs = args, place, programs
@@ -43,7 +45,7 @@ class Rows:
 
     @property
     def rates(self) -> Rates:
-        """What source and links are set to."""
+        """The configured rates of source and links."""
         return Rates(self.rate, self.link_bits / 8)
 
     # --- runs -----------------------------------------------------------------------------------
@@ -54,7 +56,10 @@ class Rows:
 
     @contextmanager
     def testbed(self, layout: Layout, *, linked: bool = False) -> Iterator[Testbed]:
-        """linked : the nodes are behind links of their own."""
+        """Yields a testbed.
+
+        linked : whether the nodes have links of their own
+        """
         run = self.place / "run"
         run.mkdir()
         try:
@@ -71,7 +76,7 @@ class Rows:
             shutil.rmtree(run, ignore_errors=True)
 
     def tell(self, what: str, **said: Any) -> None:
-        """A line for whoever looks on, and for the JSON."""
+        """Prints a line for the user, and adds it to the JSON."""
         said = {key: round(v, 4) if isinstance(v, float) else v for key, v in said.items()}
         said["load"] = round(os.getloadavg()[0], 1)
         print(f"  {what}: {json.dumps(said)}", file=sys.stderr, flush=True)
@@ -80,7 +85,7 @@ class Rows:
     # --- the source once ------------------------------------------------------------------------
 
     def once(self) -> list[Result]:
-        """The first epoch of nodes whose tiers hold the dataset together."""
+        """Measures the first epoch of nodes whose tiers together hold the dataset."""
         results: list[Result] = []
         for nodes in self.args.nodes:
             for how, orders in (
@@ -111,7 +116,7 @@ class Rows:
     # --- later epochs ---------------------------------------------------------------------------
 
     def configurations(self) -> dict[str, Layout]:
-        """A tier for a quarter of the dataset on each of four nodes, by name."""
+        """Returns four nodes with a tier for a quarter of the dataset each, by variant."""
         return {
             "source only": self.layout(4, has_daemons=False),
             "hash": self.layout(4, spare=JUST),
@@ -119,7 +124,7 @@ class Rows:
         }
 
     def epochs(self) -> list[Result]:
-        """Four nodes of which each holds a quarter, without compute."""
+        """Measures epochs of four nodes that each hold a quarter of the dataset."""
         names = list(self.configurations())
         seconds: dict[str, list[float]] = {name: [] for name in names}
         remote: dict[str, list[float]] = {name: [] for name in names}
@@ -166,7 +171,7 @@ class Rows:
     # --- waiting --------------------------------------------------------------------------------
 
     def waited(self) -> list[Result]:
-        """The same nodes with compute of twice the time of an epoch without it."""
+        """Measures the same nodes with a compute time of twice the time of an epoch without it."""
         results = []
         for name, layout in self.configurations().items():
             if not layout.has_daemons:
@@ -185,9 +190,10 @@ class Rows:
     # --- balance --------------------------------------------------------------------------------
 
     def balance(self) -> list[Result]:
-        """Four ranks on one of two nodes, of which each misses another share of its files: every
-        reader has its turn, and then ranks have turns by what they miss. Threads are few for
-        readers if all files come from the other node; with the source as well they are enough."""
+        """Measures four ranks on one of two nodes, each with a different share of misses: first all
+        readers get equal shares, then ranks get shares by their misses. The threads are a
+        bottleneck if all files come from the other node; together with those that read the source
+        there are enough."""
         results = []
         for name, is_on, fetch, most in (
             ("before sharing", False, "holders", None),
@@ -206,7 +212,7 @@ class Rows:
         return results
 
     def _unequal_epoch(self, layout: Layout, name: str) -> list[float]:
-        """Of each rank the time until it had its last file [s]; nothing is computed."""
+        """Returns, for each rank, the time until its last file has arrived [s], without compute."""
         with self.testbed(layout, linked=True) as bed:
             bed.epoch(self.dataset.shares(4, 0))
             bed.settle()
@@ -221,7 +227,7 @@ class Rows:
     # --- one daemon killed ----------------------------------------------------------------------
 
     def killed(self) -> list[Result]:
-        """kill -9 of one of four daemons in the middle of an epoch."""
+        """Kills one of four daemons with SIGKILL in the middle of an epoch."""
         layout, expected = self.layout(4, spare=JUST), self._digests()
         longest, ratio, differing = [], [], 0
         predicted = killed_epoch(self.dataset, layout, self.rates)
@@ -251,12 +257,12 @@ class Rows:
             Result("killed_wait", "  longest single read", "s", max(longest), 2),
         ]
 
-    # --- beside the simulator -------------------------------------------------------------------
+    # --- comparison with the simulator ----------------------------------------------------------
 
     def replay(self) -> list[Result]:
-        """Real epochs beside those that the simulator makes of the same accesses and of rates that
-        were measured without Monarch. Its policies ask a file's holders, however idle the source
-        is, and so do the daemons here."""
+        """Compares real epochs with simulated ones of the same accesses, at rates that were
+        measured without Monarch. The simulated policies ask a file's holders even if the source is
+        idle, and the daemons are configured to do the same."""
         layouts = self.configurations()
         plain = layouts.pop("source only")
         with self.testbed(plain) as bed:
@@ -282,12 +288,12 @@ class Rows:
         return transfer(self.place, self.programs, self.link_bits, size, rounds)
 
     def loaders(self) -> list[Result]:
-        """Monarch beside other loaders."""
+        """Compares Monarch with other loaders."""
         mib = self.args.loaders_mib
         return compared(self.place, self.programs, self.rate, self.link_bits, mib, 128)
 
     def _digests(self) -> list[list[int]]:
-        """What the ranks read when nothing is slow, of each epoch."""
+        """Returns the digests of each epoch's bytes, by rank, when nothing is slow."""
         with self.testbed(self.layout(4, has_daemons=False)) as bed:
             for mount in bed.mounts:
                 mount.rate(0)
@@ -299,7 +305,7 @@ def least_of(name: str, what: str, value: float, limit: float | None) -> Result:
 
 
 def unequal(bed: Testbed, shares: Sequence[float]) -> list[list[int]]:
-    """For each rank as many files, of which this share lies on the other node."""
+    """Returns equally many files for each rank, of which the given share lies on the other node."""
     here = bed.kept(0)
     there = [number for number in range(len(bed.dataset.sizes)) if number not in here]
     near = sorted(here)
@@ -309,6 +315,6 @@ def unequal(bed: Testbed, shares: Sequence[float]) -> list[list[int]]:
         far = int(each * share)
         mine, near = near[: each - far], near[each - far :]
         theirs, there = there[:far], there[far:]
-        # Evenly mixed.
+        # Both kinds are evenly mixed.
         orders.append(sorted(mine + theirs, key=lambda number: (number * 2654435761) % (1 << 32)))
     return orders

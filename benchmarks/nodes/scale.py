@@ -1,7 +1,7 @@
-"""``python -m benchmarks.nodes.scale``: what nodes need when they are many, and what epochs take.
+"""``python -m benchmarks.nodes.scale``: the memory and time that large numbers of nodes need.
 
-Constants are measured here; the epochs are simulated, with the classes of policies that the daemons
-follow, for jobs that grow with their nodes. A picture goes to docs/img.
+Constants are measured; epochs are simulated, with the same policy classes that the daemons use, for
+jobs that grow with the number of nodes. A picture goes to docs/img.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from monarch_py.simulator.scenario import Curve, Dataset, Rates, Scenario, SizeL
 PICTURE = Path("docs/img/scale.png")
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
 MIB = 1 << 20
-# A node's part of a job: files in an epoch, of this size; what it trains on; its link; what the
-# file system gives one and all [bytes/s].
+# A node's part of a job: files in an epoch, and their size; the compute rate; the link's rate; the
+# file system's rate for one client and for all [bytes/s].
 FILES, SIZE, BATCH = 8, 32 * MIB, 4
 COMPUTE, LINK, ONE_CLIENT, ALL_CLIENTS = 1e9, 3e9, 2e9, 50e9
 LABELS = {"hash": "hash", "plan": "plan, 5 epochs"}
@@ -46,7 +46,7 @@ COMPARED = {"source only": "staging-buffer", "hash": "hash", "plan": "planned"}
 
 
 def constants(files: int, nodes: int) -> list[Result]:
-    """For so many files in directories of 1,000 and so many nodes."""
+    """Measures the constants for this many files, in directories of 1,000, and this many nodes."""
     names = [f"train/n{number // 1000:08d}/{number:08d}.JPEG" for number in range(files)]
     pool = sum(len(name) + 1 for name in names)
     catalog = lib.monarch_catalog_bytes(files, pool) / files
@@ -79,7 +79,7 @@ def constants(files: int, nodes: int) -> list[Result]:
 
 
 def told(files: int) -> float:
-    """Bytes a file of a scan that goes to the other nodes."""
+    """Returns how many bytes per file a scan sends to the other nodes."""
     with tempfile.TemporaryDirectory() as place:
         source, tier = Path(place, "source"), Path(place, "tier")
         tier.mkdir()
@@ -119,7 +119,10 @@ def scenario(nodes: int, epochs: int) -> Scenario:
 
 
 def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
-    """held : the copies lie there before the first step, so that all epochs are later ones."""
+    """Simulates a job.
+
+    held : whether the copies exist before the first step, so that all epochs are later ones
+    """
     made = scenario(nodes, epochs)
     job = job_of(made)
     decision = POLICIES[COMPARED[name]](job)
@@ -129,7 +132,8 @@ def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
 
 
 def curves() -> dict[str, dict[str, list[float]]]:
-    """By name: seconds of a later epoch, shares of bytes from own copies, by nodes."""
+    """Returns, by name, the seconds of a later epoch and the shares of bytes from a node's own
+    copies, for each number of nodes."""
     seconds: dict[str, list[float]] = {name: [] for name in COMPARED}
     local: dict[str, list[float]] = {label: [] for label in LABELS.values()}
     for nodes in NODES:
@@ -142,7 +146,7 @@ def curves() -> dict[str, dict[str, list[float]]]:
             took = time.monotonic() - began
             print(f"  {nodes} nodes, {name}: {times[-1]:.2f} s ({took:.1f} s)", file=sys.stderr)
         for epochs in (20, 90):
-            # Longer jobs of more nodes take minutes.
+            # Longer jobs of more nodes would take minutes.
             if nodes * epochs <= 24_000:
                 run = simulated(nodes, epochs, "plan", held=True)
                 local.setdefault(f"plan, {epochs} epochs", []).append(share(run))
@@ -150,7 +154,7 @@ def curves() -> dict[str, dict[str, list[float]]]:
 
 
 def share(run: Measured) -> float:
-    """Of the bytes of later epochs those of the node's own copies."""
+    """Returns the share of the bytes of later epochs that comes from the node's own copies."""
     later = run.bytes[1:].sum(axis=0)
     return float(later[PLACES.index("local")] / later.sum())
 

@@ -1,7 +1,7 @@
-"""Nodes on one machine: a mount of the slow source, a daemon and its ranks for each.
+"""Nodes on one machine: a mount of the slow source, a daemon and ranks for each.
 
-All mounts share the source's one link. The daemons reach each other over the loopback, or through
-network namespaces with links of their own (benchmarks/peers/nodes.py).
+All mounts share the source's one link. The daemons reach each other over the loopback interface, or
+through network namespaces with links of their own (benchmarks/peers/nodes.py).
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ END_LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Dataset:
-    """Files named by their numbers."""
+    """A dataset of files that are named by their numbers."""
 
     backing: Path
     sizes: np.ndarray[Any, np.dtype[np.int64]]
 
     @classmethod
     def make(cls, backing: Path, files: int, mean: int) -> Dataset:
-        """Files of half to one and a half times `mean` [bytes], `files` times `mean` in all."""
+        """Creates files of half to one and a half times `mean` [bytes]. Their total size is `files`
+        times `mean`."""
         backing.mkdir()
         random = np.random.RandomState(SEED)
         sizes = random.randint(mean // 2, mean * 3 // 2, files).astype(np.int64)
@@ -68,21 +69,21 @@ class Dataset:
         return int(self.sizes.sum())
 
     def everything(self, ranks: int, epoch: int) -> list[list[int]]:
-        """Every rank reads all files, in an order of its own."""
+        """Returns orders in which every rank reads all files, each in a different order."""
         return [
             np.random.RandomState([SEED, epoch, rank]).permutation(len(self.sizes)).tolist()
             for rank in range(ranks)
         ]
 
     def shares(self, ranks: int, epoch: int) -> list[list[int]]:
-        """The order of PyTorch's DistributedSampler, dealt out to the ranks."""
+        """Returns the order of PyTorch's DistributedSampler, divided among the ranks."""
         sampler = DistributedSampler(len(self.sizes), ranks, seed=SEED)
         order = sampler.epoch(epoch)
         return [order[rank::ranks].tolist() for rank in range(ranks)]
 
 
 class RankEpoch(NamedTuple):
-    """What a rank says of an epoch; see reader.c."""
+    """A rank's report on an epoch; see reader.c."""
 
     wall_ns: int
     cpu_ns: int
@@ -101,7 +102,7 @@ class Epoch:
 
     @property
     def seconds(self) -> float:
-        """From the common start to the end of the last rank."""
+        """The time from the common start to the end of the last rank [s]."""
         return max(rank.wall_ns for rank in self.ranks) / 1e9
 
     @property
@@ -117,17 +118,20 @@ class Epoch:
         return [rank.digest for rank in self.ranks]
 
     def did(self, count: str) -> int:
-        """How much one of the counts of `Testbed.counts` grew; 0 without daemons."""
+        """Returns the growth of one of `Testbed.counts`; 0 without daemons."""
         return self.after.get(count, 0) - self.before.get(count, 0)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """tiers : of each node [bytes];  staging : of each node [bytes];  settings : more keys of every
-    configuration;  planned : epochs of the access plan that the daemons follow, 0 without one;
-    loader : of that plan, by default one of `Dataset.shares`;  rank_nodes : on which node each rank
-    runs, by default one on each;  has_daemons : else the ranks read the source, without the
-    library"""
+    """The description of a testbed.
+
+    tiers, staging : sizes on each node [bytes];  settings : more keys of every configuration
+    planned : epochs of the access plan that the daemons follow, 0 without one
+    loader : the plan's loader, by default that of `Dataset.shares`
+    rank_nodes : the node on which each rank runs; by default one rank on each node
+    has_daemons : whether daemons run; otherwise the ranks read the source, without the library
+    """
 
     tiers: Sequence[int]
     staging: int
@@ -141,10 +145,10 @@ class Layout:
 
 
 class Testbed:
-    """What a layout describes, while the context lasts.
+    """The nodes of a layout, while the context lasts.
 
-    place : an empty directory, on tmpfs;  rate : of the source [bytes/s];  links : the nodes'
-    namespaces, made by the caller
+    place : an empty directory, on tmpfs;  rate : of the source [bytes/s]
+    links : the nodes' network namespaces, created by the caller
     """
 
     def __init__(
@@ -173,14 +177,14 @@ class Testbed:
         with ExitStack() as stack:
             self._stack = stack
             self._mount()
-            # All sessions lie here, startup apart by their configurations.
+            # All sessions lie here. Their configurations distinguish them.
             (self.place / "shm").mkdir()
             if self.layout.has_daemons:
                 self._start_daemons()
                 wait_until(lambda: all(map(self._is_ready, self.alive)), "scans", 60)
             argv: list[str | Path | int] = [self.reader, self.layout.threads, BLOCK]
             for rank, node in enumerate(self.rank_nodes):
-                # As a launcher does.
+                # A launcher sets this variable.
                 number = {"LOCAL_RANK": str(list(self.rank_nodes[:rank]).count(node))}
                 environment = self.environment(node) | number
                 self.ranks.append(stack.enter_context(Child(argv, environment)))
@@ -195,7 +199,7 @@ class Testbed:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    # --- bringing it up -------------------------------------------------------------------------
+    # --- start ----------------------------------------------------------------------------------
 
     def _mount(self) -> None:
         for node in range(len(self.layout.tiers)):
@@ -255,7 +259,7 @@ class Testbed:
         self.config(node).write_text(yaml.safe_dump(document))
 
     def _plan(self, node: int) -> Plan:
-        """As the node sees the files."""
+        """Returns the plan with the paths that the node uses."""
         sizes = self.dataset.sizes.tolist()
         names = [Dataset.name(number) for number in range(len(sizes))]
         index = Index.of("files", self.mounts[node].mountpoint, names, sizes)
@@ -278,17 +282,17 @@ class Testbed:
             return
         end(daemon, END_LIMIT_S)
 
-    # --- what it does ---------------------------------------------------------------------------
+    # --- use ------------------------------------------------------------------------------------
 
     def environment(self, node: int) -> dict[str, str]:
-        """Of a program on the node."""
+        """Returns the environment of a program on the node."""
         if not self.layout.has_daemons:
             return plain_environment()
         ours = {"LD_PRELOAD": str(LIBRARY), "MONARCH_CONFIG": str(self.config(node))}
         return plain_environment() | ours
 
     def kill(self, node: int) -> None:
-        """kill -9 of its daemon."""
+        """Kills the node's daemon with SIGKILL."""
         daemon, self.daemons[node] = self.daemons[node], None
         assert daemon is not None
         daemon.kill()
@@ -310,7 +314,7 @@ class Testbed:
         return CatalogReader.open(SessionDir.of(self.config(node)), generation)
 
     def kept(self, node: int) -> set[int]:
-        """The files of which a copy lies in the node's tier."""
+        """Returns the files that have a copy in the node's tier."""
         catalog = self.catalog(node)
         words = catalog.words
         here = (word.state(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
@@ -318,14 +322,14 @@ class Testbed:
         return {int(catalog.path(int(entry)).partition(".")[0]) for entry in chosen}
 
     def settle(self) -> None:
-        """Until no daemon fills anything."""
+        """Waits until no daemon fills anything."""
         wait_until(
             lambda: not any(self.status(node)["pending"] for node in self.alive), "fills", 120
         )
 
     def counts(self) -> dict[str, int]:
-        """Of all nodes that live, since the start: bytes that the source served, how often it
-        opened a file, and what the daemons say."""
+        """Returns the totals of all living nodes since the start: bytes sent by the source, its
+        opens, and the daemons' own counters."""
         mounts = [mount.counts() for mount in self.mounts]
         source = {
             "served": sum(mount["bytes_read"] for mount in mounts),
@@ -338,7 +342,7 @@ class Testbed:
         return source | {name: sum(t[name] for t in totals) for name in names}
 
     def hashes(self) -> Keys:
-        """(files,) by which the daemons say who owns each file."""
+        """Returns (files,) the hashes by which the daemons determine the owner of each file."""
         catalog, found = self.catalog(0), np.zeros(len(self.dataset.sizes), np.uint64)
         for entry in np.flatnonzero(catalog.entries["kind"] == Kind.FILE):
             number = int(catalog.path(int(entry)).partition(".")[0])
@@ -346,18 +350,19 @@ class Testbed:
         return found
 
     def list_of(self, node: int, order: Sequence[int]) -> Path:
-        """The files as they are called on a node, for its reader."""
+        """Writes the list of files, with the paths that the node uses, for its reader."""
         self._lists += 1
         root = self.mounts[node].mountpoint
         names = [f"{root}/{Dataset.name(number)}" for number in order]
         return write_list(self.place / f"list{self._lists}", names)
 
     def epoch(self, orders: Sequence[Sequence[int]], compute_ns: int = 0) -> Epoch:
-        """Every rank reads its files, from a common start on. RuntimeError if some cannot be."""
+        """Runs an epoch: every rank reads its files, from a common start on. Raises RuntimeError if
+        some cannot be read."""
         return self.epochs([orders], compute_ns)[0]
 
     def epochs(self, orders: Sequence[Sequence[Sequence[int]]], compute_ns: int = 0) -> list[Epoch]:
-        """One right after the other."""
+        """Runs epochs one directly after the other."""
         lists = [self._lists_of(each) for each in orders]
         counts, said = [self.counts()], []
         for each in lists:
@@ -367,13 +372,13 @@ class Testbed:
         return [Epoch(*each) for each in zip(said, counts, counts[1:], strict=False)]
 
     def begin(self, orders: Sequence[Sequence[int]], compute_ns: int = 0) -> None:
-        """The first half of `epoch`."""
+        """Starts an epoch: the first half of `epoch`."""
         lists = self._lists_of(orders)
         self._before = self.counts()
         self._tell(lists, compute_ns)
 
     def end(self) -> Epoch:
-        """The other half."""
+        """Waits for the epoch's end: the second half of `epoch`."""
         return Epoch(self._hear(), self._before, self.counts())
 
     def _lists_of(self, orders: Sequence[Sequence[int]]) -> list[Path]:

@@ -1,4 +1,5 @@
-"""A large file from the tier of one node to the staging area of another, through their daemons."""
+"""Transfers a large file from the tier of one node to the staging area of another, by their
+daemons."""
 
 from __future__ import annotations
 
@@ -19,23 +20,26 @@ from monarch_py.native import Kind, State
 from monarch_py.peers.handshake import new_secret
 
 LIMIT_S = 120
-# Opens the file of each line and says when that was [ns].
+# Opens the file named by each input line, and prints the time of the open [ns].
 OPENER = """
 import os, sys, time
 for line in sys.stdin:
     os.close(os.open(line[:-1], os.O_RDONLY))
     print(time.monotonic_ns(), flush=True)
 """
-# CPU time that the sender may take beyond that of GMAC over the bytes sent [s/GiB].
+# The limit on the sender's CPU time, beyond the time of GMAC over the bytes sent [s/GiB].
 OWN_LIMIT = 0.1
-# (wall time, CPU time of who gets, of who sends) [s]
+# (wall time, CPU time of the receiver, CPU time of the sender) [s]
 Times = tuple[float, float, float]
 
 
 def transfer(
     place: Path, programs: tuple[Path, Path], link_bits: float, size: int, rounds: int
 ) -> list[Result]:
-    """size : of the file [bytes]. Plain sendfile on the same link takes turns with it."""
+    """Measures the transfer. It alternates with plain sendfile on the same link.
+
+    size : of the file [bytes]
+    """
     dataset = Dataset.make(place / "large", 1, size)
     layout = Layout([2 * size, 8 * MIB], 2 * size)
     (place / "transfer").mkdir()
@@ -48,7 +52,7 @@ def transfer(
         bed.ranks[0].ask(f"epoch {bed.list_of(0, [0])} 0")
         bed.settle()
         pairs = []
-        # The first opens the connections, and is not counted.
+        # The first transfer opens the connections, and is not counted.
         for _ in range(rounds + 1):
             pairs.append((_ours(bed, opener), plain.times(dataset.bytes)))
             print(f"  transfer, plain sendfile [s]: {pairs[-1]}", file=sys.stderr)
@@ -74,15 +78,18 @@ def transfer(
 
 
 def _cpu_s(bed: Testbed, node: int) -> float:
-    """Of its daemon, with the threads that have ended, to the ns: /proc counts in ticks."""
+    """Returns the CPU time of the node's daemon, including threads that have ended, with a
+    resolution of 1 ns; /proc has only clock ticks."""
     daemon = bed.daemons[node]
     assert daemon is not None
-    # What clock_getcpuclockid(3) gives for a process, which Python has for threads alone.
+    # The clock id that clock_getcpuclockid(3) returns for a process. Python has that function for
+    # threads only.
     return time.clock_gettime(~daemon.pid << 3 | 2)
 
 
 def _ours(bed: Testbed, opener: Child) -> Times:
-    """From the open to the whole copy. Nobody reads meanwhile: it comes block by block."""
+    """Measures the time from the open to the complete copy. There is no reader meanwhile, so the
+    file is transferred block by block."""
     bed.connection(1).ask("clear")
     bed.settle()
     catalog = bed.catalog(1)
@@ -99,7 +106,8 @@ def _ours(bed: Testbed, opener: Child) -> Times:
 
 
 class PlainSendfile:
-    """sendfile and recv between the first two nodes (benchmarks/peers/side.py), of a file."""
+    """Transfers a file between the first two nodes with sendfile and recv
+    (benchmarks/peers/side.py)."""
 
     def __init__(self, links: Nodes, place: Path, content: Path) -> None:
         environment = plain_environment() | {"MONARCH_BENCHMARK_SECRET": new_secret().hex()}
@@ -116,7 +124,7 @@ class PlainSendfile:
             raise
 
     def mac_s(self, size: int) -> float:
-        """CPU time of the GMAC of so many bytes."""
+        """Returns the CPU time of GMAC over this many bytes [s]."""
         return self._getting.ask(f"mac {size}")[1] / 1e9
 
     def times(self, size: int) -> Times:

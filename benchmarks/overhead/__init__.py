@@ -1,1 +1,1 @@
-"""What a call under the library costs, against the same call without it."""
+"""Measures the cost of calls under the library, compared with the same calls without it."""

@@ -1,20 +1,20 @@
 """``python -m benchmarks.overhead``: calls and programs under the library, the scan, the daemon.
 
-Makes a dataset of tiny files and one larger file, has the daemon copy all of it, and lets two
-processes of probe.c take turns: one under the library on the dataset's paths, one without it on the
-paths of the copies. The larger file is the hot one. Programs that use no dataset take turns as
-well, with the library and without it; the imports, which take seconds, run side by side. `--only`
-chooses among these groups:
+The benchmark creates a dataset of tiny files and one larger file, and has the daemon copy all of
+it. Two processes of probe.c alternate: one under the library on the dataset's paths, one without it
+on the paths of the copies. The larger file is the hot one. Programs that use no dataset alternate
+as well, with the library and without it; the imports, which take seconds, run concurrently.
+`--only` selects some of these groups:
 
-    scanned       listings and stat of what is scanned and not copied
-    calls         the calls on what is copied, and the copying
+    scanned       listings and stat of files that are scanned and not copied
+    calls         calls on copied files, and the copying itself
     outside       calls outside every source, and the start of a process
     programs      starting python, git status, a compilation
-    imports       import tensorflow, import torch; minutes
-    instructions  added to calls on what is not ours; needs valgrind
+    imports       import tensorflow, import torch; takes minutes
+    instructions  instructions added to calls outside every source; needs valgrind
 
-Ratios of calls are those of CPU times: nothing here waits, and time that the machine gave to others
-in the middle of a round is neither's. The JSON has those of the wall times beside them.
+Ratios of calls are ratios of CPU times: nothing here waits, and a pause in which the machine runs
+other processes is not counted. The JSON has the ratios of wall times as well.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ from benchmarks.overhead.programs import COMPILED_FILES, Program, imports, measu
 GROUPS = ("scanned", "calls", "outside", "programs", "imports", "instructions")
 FILES_A_DIRECTORY = 1000
 DIRECTORIES_LISTED = 100
-# Beyond what one million files take with the largest block of a common file system [bytes].
+# More than the space of one million files at the largest block size of a common file system
+# [bytes].
 QUOTA_BYTES = 16 << 30
-# What the daemon may take: a Python process with numpy, and a catalog entry with its indexes.
+# The memory limit of the daemon [bytes]: for a Python process with numpy, and for a catalog entry
+# with its indexes.
 DAEMON_BYTES, BYTES_A_FILE = 70 << 20, 192
 SCAN_LIMIT_S_PER_FILE = 2 / 100_000
-# A tiny file is copied in 20-150 us; a crowded machine may take ten times that.
+# A tiny file is copied in 20-150 us; a busy machine may take ten times as long.
 PATIENCE_S_PER_FILE = 0.0015
 
 
 def make_dataset(root: Path, files: int) -> tuple[Path, float]:
-    """Writes `files` files of 1 to 100 bytes and the hot one; returns it and the seconds taken."""
+    """Writes `files` files of 1 to 100 bytes and the hot file. Returns the hot file and the time
+    taken [s]."""
     started = time.monotonic()
     root.mkdir()
     content = bytes(range(100))
@@ -61,7 +64,7 @@ def make_dataset(root: Path, files: int) -> tuple[Path, float]:
 
 
 class Overhead:
-    """The measurements; each adds its lines to `results`."""
+    """The measurements. Each adds its lines to `results`."""
 
     def __init__(self, args: argparse.Namespace, place: Path, tier: Path) -> None:
         self.args, self.place, self.tier = args, place, tier
@@ -116,7 +119,7 @@ class Overhead:
         ]
 
     def _fill(self, daemon: Daemon, hot: Path) -> None:
-        """Opens every file once under the library; the daemon copies them all."""
+        """Opens every file once under the library, so that the daemon copies all of them."""
         paths = [str(hot), *(f"{daemon.source}/{path}" for path in self._relative_paths())]
         listed = write_list(self.place / "source.list", paths)
         before, started = daemon.process.cpu_times(), time.monotonic()
@@ -190,7 +193,7 @@ class Overhead:
 
 
 def groups(text: str) -> list[str]:
-    """The groups that a comma-separated list names."""
+    """Returns the groups that a comma-separated list names."""
     chosen = text.split(",")
     unknown = [name for name in chosen if name not in GROUPS]
     if unknown:

@@ -1,4 +1,4 @@
-"""Single calls: two processes of probe.c take turns, one under the library, one without it."""
+"""Measures single calls: two processes of probe.c alternate, one with the library, one without."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from benchmarks.numbers import Result, paired
 __all__ = ["HOT_BYTES", "Calls"]
 
 HOT_BYTES = 64 * 1024
-# Long enough that a round's first calls, with cold caches, do not count.
+# So many that a round's first calls, with cold caches, do not matter.
 CALLS_A_ROUND = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """name, what, limit : of the result; operation : the probe's; number : of them in a round;
-    rounds : for each round that was asked for."""
+    """A call to measure.
+
+    name, what, limit : of the result;  operation : the probe's name for the call
+    number : calls in a round;  rounds : factor for the requested number of rounds
+    """
 
     name: str
     what: str
@@ -30,7 +33,7 @@ class Operation:
 
 
 class Calls:
-    """The measurements; each returns its lines."""
+    """The measurements. Each returns its lines."""
 
     def __init__(self, daemon: Daemon, place: Path, probe: Path, rounds: int) -> None:
         self.daemon, self.place, self.probe, self.rounds = daemon, place, probe, rounds
@@ -38,10 +41,10 @@ class Calls:
     def _pair(
         self, ours_on: list[str], plain_on: list[str], operations: list[Operation]
     ) -> list[Result]:
-        """ours_on, plain_on : the paths of the process with the library and of the one without.
+        """Measures operations in a pair of processes, each of which has a different order: the
+        second one to access a file would otherwise find the processor's caches filled by the first.
 
-        Each process has an order of its own: the second to come to a file would find in the
-        processor's caches what the first has brought there.
+        ours_on, plain_on : the paths of the process with the library and of the one without
         """
         logical = write_list(self.place / "logical.list", ours_on)
         copies = write_list(self.place / "copies.list", plain_on)
@@ -72,8 +75,9 @@ class Calls:
         return result
 
     def scanned(self, directories: list[str], files: list[str]) -> list[Result]:
-        """Names and attributes while no copy is there. Both processes use the source's own paths,
-        which lie on a local file system: what the catalog answers competes with that."""
+        """Measures names and attributes while no copy exists. Both processes use the source's own
+        paths, which lie on a local file system: the catalog's answers are compared with that file
+        system."""
         listed, looked_at = len(directories), min(CALLS_A_ROUND, len(files))
         return [
             *self._pair(
@@ -96,7 +100,7 @@ class Calls:
         ]
 
     def hot(self, hot: Path) -> list[Result]:
-        """One file, whose copy is there."""
+        """Measures calls on one file that has a copy."""
         copy = dict(zip(*self.daemon.files(), strict=True))[str(hot)]
         return self._pair(
             [str(hot)],
@@ -110,7 +114,7 @@ class Calls:
         )
 
     def random(self) -> list[Result]:
-        """All files that have copies, in random order."""
+        """Measures calls on all files that have copies, in random order."""
         logical, copies = self.daemon.files()
         files = len(logical)
         number = min(CALLS_A_ROUND, files)
@@ -129,7 +133,7 @@ class Calls:
         )
 
     def outside(self) -> list[Result]:
-        """A file that lies outside every source: the same path for both."""
+        """Measures calls on a file outside every source: both processes use the same path."""
         outside = [str(self._outside_file())]
         return self._pair(
             outside,
@@ -154,7 +158,8 @@ class Calls:
         return outside
 
     def constructor(self) -> Result:
-        """Neither launcher is under the library: only what they start is."""
+        """Measures the library's constructor. Only the started programs are under the library, not
+        the launchers."""
         listed = write_list(self.place / "outside.list", [str(self._outside_file())])
         environment = self.daemon.environment()
         ours_more = [f"{name}={environment[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG")]

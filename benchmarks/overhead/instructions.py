@@ -1,7 +1,7 @@
-"""Instructions that the library adds to calls that are none of its business, counted by valgrind.
+"""Counts, with valgrind, the instructions that the library adds to calls outside every source.
 
-Times of a few nanoseconds drown in those of the system call; instructions are exact, and the same
-on every machine with the same compiler.
+Times of a few nanoseconds cannot be measured next to the time of the system call. Instruction
+counts are exact, and the same on every machine with the same compiler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from benchmarks.numbers import Result
 
 __all__ = ["count_instructions", "why_not_counted"]
 
-# Call and its limit. Of an open, 550 are some 4 % of what it takes without the library.
+# The call and its limit. For an open, 550 instructions are about 4 % of the open's cost without the
+# library.
 CALLS = (
     ("pread", 15.0),
     ("read", None),
@@ -26,17 +27,18 @@ CALLS = (
     ("open", 550.0),
     ("stat", None),
 )
-# What the process does before its first call and after its last goes away in the difference.
+# Two numbers of calls. Instructions before the first call and after the last one cancel in the
+# difference.
 FEW, MANY = 1000, 5000
 
 
 def why_not_counted() -> str | None:
-    """Why this cannot be measured here; None if it can."""
+    """Returns why this cannot be measured here; None if it can."""
     return None if shutil.which("valgrind") else "valgrind is not installed"
 
 
 def _instructions(program: Path, call: str, number: int, environment: dict[str, str]) -> int:
-    """Of the whole process."""
+    """Returns the instructions of the whole process."""
     counted = program.with_name("callgrind.out")
     command = ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={counted}"]
     subprocess.run(
@@ -54,7 +56,10 @@ def _a_call(program: Path, call: str, environment: dict[str, str]) -> float:
 
 
 def count_instructions(daemon: Daemon, place: Path) -> list[Result]:
-    """On a descriptor and a path that belong to no source; `place` is such a directory."""
+    """Counts instructions for a descriptor and a path outside every source.
+
+    place : a directory outside every source
+    """
     program = build(Path(__file__).with_name("instructions.c"), place)
     results = []
     for call, limit in CALLS:

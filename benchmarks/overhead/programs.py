@@ -1,4 +1,4 @@
-"""Whole programs that have nothing to do with any source: what the library costs them."""
+"""Measures the library's cost to whole programs that do not use any source."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ADDR_NO_RANDOMIZE = 0x0040000
 
 REPOSITORY_FILES = 2000
 FILES_A_DIRECTORY = 100
-# Compiling a thousand files takes a quarter of a minute; so many give the same ratio.
+# Compiling a thousand files takes 15 s; this many give the same ratio.
 COMPILED_FILES = 5
-# Rounds as short as that: what others do on the machine meanwhile does both alike. Programs that
-# take so little get so many more of them.
+# Starts in a round. Rounds are short so that other load of the machine affects both variants
+# equally. Programs that take little time get MORE_ROUNDS times as many rounds.
 STARTS, MORE_ROUNDS = 2, 8
-# Includes what every program does: a compiler's calls are those for its headers.
+# The program includes headers, as every program does: most files that a compiler opens are headers.
 PROGRAM = """#include <stdio.h>
 #include <string.h>
 int f{number}(const char *s) {{ return printf("%s %zu\\n", s, strlen(s) + {number}); }}
@@ -38,9 +38,12 @@ GIT = ("git", "-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """name, what, limit : of the result; argv : the command; starts : of it in a round; rounds;
-    missing : why it cannot be run here, if it cannot; environment : more variables; together : both
-    variants run at the same time, on a core each."""
+    """A program to measure.
+
+    name, what, limit : of the result;  argv : the command;  starts : starts of it in a round
+    missing : why it cannot run here, None if it can;  environment : additional variables
+    together : whether both variants run at the same time, on one core each
+    """
 
     name: str
     what: str
@@ -54,8 +57,9 @@ class Program:
 
 
 class Command:
-    """A command that is run as often as each line says; answers with the wall and the CPU time
-    [ns] of all, with that of the processes that they started. Only they are under the library."""
+    """A command that is run as often as each line says. The answer is the wall and the CPU time of
+    all runs [ns], including the processes that they started. Only these runs are under the library.
+    """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         self._argv, self._environment = list(argv), dict(environment)
@@ -70,12 +74,12 @@ class Command:
         return self.wait(self.start())
 
     def start(self) -> int:
-        """Its process."""
+        """Starts the command. Returns its process id."""
         silent = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
         return os.posix_spawnp(self._argv[0], self._argv, self._environment, file_actions=[silent])
 
     def wait(self, pid: int) -> float:
-        """The CPU time [s] that it took."""
+        """Waits for the process. Returns its CPU time [s]."""
         _, status, usage = os.wait4(pid, 0)
         if status:
             raise RuntimeError(f"{self._argv} failed: {os.waitstatus_to_exitcode(status)}")
@@ -84,8 +88,8 @@ class Command:
 
 @contextmanager
 def _alike() -> Iterator[list[int]]:
-    """Programs that are started in it have their memory at the same addresses in every run. Gives
-    the cores."""
+    """Makes programs that are started in the block use the same memory addresses in every run.
+    Yields the cores."""
     cores = os.sched_getaffinity(0)
     libc = ctypes.CDLL(None)
     before = libc.personality(0xFFFFFFFF)
@@ -100,15 +104,16 @@ def _alike() -> Iterator[list[int]]:
 def _side_by_side(
     ours: Command, plain: Command, rounds: int, cores: Sequence[int]
 ) -> list[tuple[float, float]]:
-    """CPU times [ns] of both, at the same time on a core each, and then on each other's: what slows
-    the machine down for seconds does it to both, and a core that is slower to each once."""
+    """Returns the CPU times of both commands [ns]. They run at the same time on one core each, then
+    with exchanged cores: a slowdown of the machine for some seconds affects both, and so does a
+    slower core."""
     pairs = []
     for _ in range(rounds + 1):
         times = [0.0, 0.0]
         for first in (0, 1):
             started = []
             for core, command in ((cores[first], ours), (cores[1 - first], plain)):
-                os.sched_setaffinity(0, {core})  # which its child has from it
+                os.sched_setaffinity(0, {core})  # inherited by the child
                 started.append(command.start())
             for i, (command, pid) in enumerate(zip((ours, plain), started, strict=True)):
                 times[i] += command.wait(pid) * 1e9
@@ -117,7 +122,7 @@ def _side_by_side(
 
 
 def measure(program: Program, daemon: Daemon) -> Result:
-    """The program under the library, over the same without it."""
+    """Measures the program under the library, relative to the same program without it."""
     more = dict(program.environment)
     ours = Command(program.argv, daemon.environment() | more)
     plain = Command(program.argv, plain_environment() | more)
@@ -143,12 +148,15 @@ def _is_missing(tool: str) -> str | None:
 
 
 def tools(place: Path, rounds: int, compiled: int = COMPILED_FILES) -> Iterator[Program]:
-    """place : where the repository and the C files are made, an existing directory."""
+    """Yields the programs.
+
+    place : an existing directory, in which the repository and the C files are created
+    """
     yield Program(
         "python_start",
         "starting python",
         1.05,
-        # Without the site packages, which differ from one installation to the next.
+        # Without the site packages, which differ between installations.
         (sys.executable, "-I", "-S", "-c", "pass"),
         STARTS,
         rounds * MORE_ROUNDS,
@@ -178,7 +186,7 @@ def tools(place: Path, rounds: int, compiled: int = COMPILED_FILES) -> Iterator[
 
 
 def imports(rounds: int) -> Iterator[Program]:
-    """The imports of the frameworks; what they say at it is no part of the measurement."""
+    """Yields the imports of the frameworks. Messages that they print are discarded."""
     for module in ("tensorflow", "torch"):
         there = importlib.util.find_spec(module) is not None
         yield Program(
@@ -192,7 +200,7 @@ def imports(rounds: int) -> Iterator[Program]:
             (
                 ("TF_CPP_MIN_LOG_LEVEL", "3"),
                 ("TF_ENABLE_ONEDNN_OPTS", "0"),
-                ("PYTHONHASHSEED", "0"),  # the order of sets decides what is done
+                ("PYTHONHASHSEED", "0"),  # otherwise the order of sets, and so the work, would vary
             ),
             together=True,
         )
@@ -205,14 +213,16 @@ def _make_repository(root: Path) -> None:
             directory.mkdir(parents=True)
         file = directory / f"file{number:04d}.txt"
         file.write_text(f"{number}\n")
-        # Older than the index, or git would read what it cannot tell from a change.
+        # Older than the index. Otherwise git would read the files, because it could not rule out a
+        # change.
         os.utime(file, (1_600_000_000, 1_600_000_000))
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "all"]):
         subprocess.run([*GIT, "-C", str(root), *command], check=True, env=plain_environment())
 
 
 def _make_c_files(root: Path, files: int, compiler: str) -> str:
-    """Writes them; returns the shell's command, one run of the compiler a file as `make` does."""
+    """Writes C files. Returns the shell command that runs the compiler once for each file, as
+    `make` does."""
     root.mkdir()
     for number in range(files):
         (root / f"f{number:04d}.c").write_text(PROGRAM.format(number=number))

@@ -1,1 +1,1 @@
-"""Files from node to node, beside plain sendfile over the same link."""
+"""Transfers files between nodes, compared with plain sendfile over the same link."""

@@ -1,9 +1,9 @@
-"""``python -m benchmarks.peers``: files from node to node, beside plain sendfile on the same link.
+"""``python -m benchmarks.peers``: transfers between nodes, compared with sendfile on the same link.
 
-Two network namespaces are the nodes, each behind a link of --rate; as root. The same bytes go over
-the link plainly (sendfile and recv, nothing stored, nothing checked) and as a peer's blocks, into
-memory and into a file on tmpfs, with every block's checksum compared. Both take turns, and the
-ratios are those of the pairs.
+Two network namespaces are the nodes, each behind a link of --rate; needs root. The same bytes are
+transferred plainly (sendfile and recv, without storing or checking them) and as a peer's blocks,
+into memory and into a file on tmpfs, with every block's checksum compared. The two alternate, and
+the ratios are those of the pairs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.peers.nodes import Nodes, why_no_nodes
 from monarch_py.peers.handshake import new_secret
 
 MIB, GIB = 1 << 20, 1 << 30
-# (wall, CPU time of who gets, CPU time of who serves) [ns]
+# (wall time, CPU time of the receiver, CPU time of the sender) [ns]
 Times = tuple[int, int, int]
 
 
@@ -38,7 +38,7 @@ class Ends:
         return wall, getter, self._serving.ask("cpu")[0] - before
 
     def pairs(self, ours: str, plain: str, rounds: int) -> list[tuple[Times, Times]]:
-        """Both in turns; the first of each is not counted."""
+        """Runs both alternately. The first pair is not counted."""
         self.measure(ours)
         self.measure(plain)
         found = []
@@ -55,18 +55,18 @@ class Ends:
 def per_gib(
     name: str, what: str, times: Sequence[int], n_bytes: int, limit: float | None
 ) -> Result:
-    """CPU seconds a GiB, the median of all rounds."""
+    """Returns the CPU time per GiB [s], the median of all rounds."""
     values = [time / 1e9 / n_bytes * GIB for time in times]
     return Result(name, what, "s/GiB", statistics.median(values), limit, rounds=len(values))
 
 
-# CPU time that a side may take beyond that of GMAC: the sender in all, the receiver beyond that of
-# plain `recv` [s/GiB].
+# The limit on CPU time beyond that of GMAC: for the sender in total, for the receiver beyond plain
+# `recv` [s/GiB].
 OWN_LIMIT = 0.1
 
 
 def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Result]:
-    """One file of `size` bytes, into memory and into a file."""
+    """Transfers one file of `size` bytes, into memory and into a file."""
     macs = [ends.measure(f"mac {size}")[1] for _ in range(rounds)]
     mac = per_gib("mac", "CPU time of GMAC alone", macs, size, None)
     limit = OWN_LIMIT + mac.value if has_limits else None
@@ -97,7 +97,7 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
                 per_gib(f"{verb}_plain_{way}", f"the same, plain, {verb}", plain_times, size, None)
             )
         more = [ours[1] - plain[1] for ours, plain in pairs]
-        # Writing into a file is not the transport's work, and has no limit.
+        # Writing into a file is not part of the transport, and has no limit.
         bound = limit if way == "memory" else None
         what = f"received into {where}, more than plain"
         results.append(per_gib(f"received_more_{way}", f"CPU time, {what}", more, size, bound))
@@ -105,7 +105,7 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
 
 
 def others(ends: Ends, args: argparse.Namespace, size: int) -> list[Result]:
-    """What is not the large file whose sums are known."""
+    """Transfers other than that of a large file with known checksums."""
     unknown = [ends.measure(f"memory {size} 1") for _ in range(args.rounds)]
     small_bytes = args.small_kib << 10
     line = f"small {small_bytes} {args.small_files}"
@@ -180,7 +180,7 @@ def main() -> int:
         "rate": args.rate,
         "bytes": args.mib * MIB,
     }
-    # The link is measured, and no disk.
+    # On tmpfs, so that the link is measured and not a disk.
     with scratch(Path("/dev/shm")) as place:
         results = run(args, place, args.rate)
         if args.unlimited:

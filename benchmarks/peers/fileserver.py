@@ -1,5 +1,7 @@
-"""A server of files that are shared one by one, for whoever has no catalog: tests, measurements.
-The daemon shares what its catalog holds (daemon/nodes/serving.py)."""
+"""A server that shares single files, for tests and measurements without a catalog.
+
+The daemon shares the files of its catalog (daemon/nodes/serving.py).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ __all__ = ["FileServer"]
 
 
 class FileServer(PeerServer):
-    """Shares the files that it is given, until it is closed."""
+    """Shares the files passed to it until it is closed."""
 
     def _begin(self, bounds: Any) -> Any:
         self._table: Any = lib.monarch_peer_table_new()
@@ -46,17 +48,19 @@ class FileServer(PeerServer):
         sums: npt.NDArray[np.uint64] | None = None,
         digests: bytes = b"",
     ) -> None:
-        """Shares a whole file, from a duplicate of `fd`, in place of an earlier one.
+        """Shares a whole file through a duplicate of `fd`. Replaces an earlier one with the same
+        identity. Raises ValueError for a wrong number of sums or digests, and OSError if `fd` is
+        not a file.
 
-        sums : (blocks,) XXH3-64 of each block;  digests : of each block, by `digest`, in one. What
-        is not given is computed with every answer, as for a file of the source. ValueError for
-        another number of either, OSError for no file.
+        sums : (blocks,) XXH3-64 of each block
+        digests : the concatenated results of `digest` for each block. If these are missing, they
+            are computed for every answer, as for a file of the source
         """
         blocks = -(-file.size // block_bytes)
         if sums is not None and sums.shape != (blocks,):
-            raise ValueError(f"a file of {blocks} blocks has not {sums.shape} sums")
+            raise ValueError(f"a file of {blocks} blocks cannot have {sums.shape} sums")
         if digests and len(digests) != blocks * lib.MONARCH_MAC_BYTES:
-            raise ValueError(f"a file of {blocks} blocks has not {len(digests)} bytes of digests")
+            raise ValueError(f"{len(digests)} bytes of digests do not fit {blocks} blocks")
         given = ffi.NULL
         if sums is not None:
             held = np.ascontiguousarray(sums, dtype=np.uint64)
@@ -64,15 +68,15 @@ class FileServer(PeerServer):
         self._share(file, fd, block_bytes, given, digests, is_whole=True)
 
     def digest(self, content: bytes) -> bytes:
-        """What peers of this session are told of a block's content, in secret."""
+        """Returns the keyed digest of a block's content that peers of this session receive."""
         made = ffi.new("unsigned char[]", lib.MONARCH_MAC_BYTES)
         if lib.monarch_digest_of(self._party.content_key, content, len(content), made):
             raise MemoryError("no memory for a digest")
         return bytes(ffi.buffer(made))
 
     def share_filling(self, file: FileId, fd: int, block_bytes: int) -> None:
-        """Shares a copy of which nothing is there yet; whoever asks waits, within the bound, for
-        `add_block`. OSError for no file."""
+        """Shares a copy that has no blocks yet. Peers that request a block wait for `add_block`, up
+        to the time limit. Raises OSError if `fd` is not a file."""
         self._share(file, fd, block_bytes, ffi.NULL, b"", is_whole=False)
 
     def _share(
@@ -95,20 +99,20 @@ class FileServer(PeerServer):
             raise OSError(-error, os.strerror(-error))
 
     def add_block(self, file: FileId, block: int, xxh3: int) -> None:
-        """One more block of a file that is being filled is there, in any order; KeyError when it
-        is not shared, or has no such block."""
+        """Adds a block of a file that is being filled, in any order. Raises KeyError if the file is
+        not shared, or has no such block."""
         with self._open_table() as table:
             error = lib.monarch_peer_table_block(table, file.source, file.path_hash, block, xxh3)
         if error:
             raise KeyError((file, block))
 
     def withdraw(self, file: FileId) -> None:
-        """Shares it no more; nothing happens if it is not shared. What is there of it is still
-        sent to who began to read it."""
+        """Stops sharing a file; does nothing if it is not shared. Transfers in progress still get
+        the blocks that exist."""
         with self._open_table() as table:
             lib.monarch_peer_table_withdraw(table, file.source, file.path_hash)
 
     def __len__(self) -> int:
-        """Files that are shared."""
+        """The number of shared files."""
         with self._open_table() as table:
             return int(lib.monarch_peer_table_length(table))

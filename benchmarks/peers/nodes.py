@@ -1,7 +1,7 @@
-"""Nodes on one machine: network namespaces on a bridge, each behind a link of a given rate.
+"""Simulated nodes on one machine: network namespaces on a bridge, each behind a rate-limited link.
 
 Needs root, and `ip`, `tc`, `nsenter`. The kernel's token bucket (tc-tbf) limits both directions of
-a link; its delay is what the machine takes.
+a link. No latency is added.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from types import TracebackType
 __all__ = ["Nodes", "why_no_nodes"]
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
-# What a bucket holds: enough for the kernel's largest packets at 1 Gbit/s [bytes, as tc has it].
+# The size of a bucket: enough for the kernel's largest packets at 1 Gbit/s [bytes, in tc's
+# notation].
 _BURST = "256kb"
 _QUEUE = "50ms"
-# How many networks this process has made before.
+# How many networks this process has created before.
 _MADE = count()
 
 
 def _tool(name: str) -> str:
-    # An ordinary PATH may lack the directories of these programs.
+    # An ordinary user's PATH may lack the directories of these programs.
     return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin") or name
 
 
@@ -41,7 +42,7 @@ def _set_namespace(fd: int) -> None:
 
 
 def why_no_nodes() -> str | None:
-    """What is missing here, in one sentence; None if nodes can be made."""
+    """Returns one sentence on what is missing here; None if nodes can be created."""
     if os.geteuid() != 0:
         return "network namespaces can be made by root alone"
     for name, package in _TOOLS.items():
@@ -57,8 +58,10 @@ def why_no_nodes() -> str | None:
 
 
 class Nodes:
-    """`count` nodes while the context lasts. rate : of each link, as tc writes it ("1gbit"); None
-    for no limit. CalledProcessError where the kernel refuses."""
+    """`count` nodes while the context lasts. Raises CalledProcessError if the kernel refuses.
+
+    rate : of each link, in tc's notation ("1gbit"); None for no limit
+    """
 
     def __init__(self, count: int, rate: str | None = None) -> None:
         # A process may have several such networks at a time.
@@ -87,16 +90,17 @@ class Nodes:
         return f"10.78.0.{10 + node}"
 
     def path(self, node: int) -> str:
-        """The file that stands for a node's namespace."""
+        """Returns the file that represents a node's network namespace."""
         return f"/run/netns/{self._names[node]}"
 
     def command(self, node: int, words: Sequence[str]) -> list[str]:
-        """A command line that runs `words` on a node."""
+        """Returns a command line that runs `words` on a node."""
         return [_tool("nsenter"), f"--net={self.path(node)}", *words]
 
     @contextmanager
     def entered(self, node: int) -> Iterator[None]:
-        """This thread, and what it starts, is on the node meanwhile. OSError if it may not be."""
+        """Moves this thread, and the processes that it starts, to the node for the duration of the
+        block. Raises OSError if that is not permitted."""
         with open("/proc/thread-self/ns/net", "rb") as home, open(self.path(node), "rb") as there:
             _set_namespace(there.fileno())
             try:
@@ -105,11 +109,11 @@ class Nodes:
                 _set_namespace(home.fileno())
 
     def set_link(self, node: int, *, up: bool) -> None:
-        """Takes a node's link down, or up again; nobody is told."""
+        """Sets a node's link down or up, without notifying any process."""
         _run("ip", "-n", self._switch, "link", "set", f"p{node}", "up" if up else "down")
 
     def set_rate(self, node: int, rate: str) -> None:
-        """Another rate for a node's link, which was made with one; both ways."""
+        """Changes the rate of a node's link, in both directions. It must have been set before."""
         bucket = ["tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE]
         for place, device in ((self._names[node], "eth0"), (self._switch, f"p{node}")):
             _run("tc", "-n", place, "qdisc", "change", "dev", device, "root", *bucket)

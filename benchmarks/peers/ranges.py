@@ -1,4 +1,4 @@
-"""Fetches ranges of files from a peer in bulk, for whoever has no engine: tests, measurements."""
+"""Fetches ranges of files from a peer in bulk, for tests and measurements without an engine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ GET = struct_dtype("struct monarch_peer_get")
 class FileId:
     """A file's identity, the same in every node's catalog; nodes never exchange paths.
 
-    source : its number in the configuration;  path_hash : the catalog's hash of the relative path
-    and the source;  size [bytes];  mtime_ns : of the source's file
+    source : its number in the configuration
+    path_hash : the catalog's hash of the relative path and the source;  size [bytes]
+    mtime_ns : of the source's file
     """
 
     source: int
@@ -33,7 +34,7 @@ class FileId:
 
 
 def new_gets(files: Sequence[FileId]) -> npt.NDArray[Any]:
-    """Requests (len(files),) of dtype GET for whole files, without a destination yet.
+    """Returns requests (len(files),) of dtype GET for whole files, without a destination yet.
 
     The caller sets the destination: `memory` (an address), or `to` and `at` (a descriptor and the
     offset of the first byte there). The caller may narrow `first` and `length` [bytes]. A fetch

@@ -1,8 +1,8 @@
-"""One end of a measurement, in a node's namespace; `python -m benchmarks.peers` starts both.
+"""One end of a transfer, in a node's namespace; `python -m benchmarks.peers` starts both.
 
-Each answers a line on its standard input with integers. The one that serves shares one file, both
-by plain sendfile on a bare connection and as a peer; the one that gets fetches it, one way or the
-other, and answers with the wall time and its CPU time [ns].
+Each end answers a line on its standard input with integers. The sender shares one file, both by
+plain sendfile on a bare connection and as a peer. The receiver fetches it in either way, and
+answers with the wall time and its CPU time [ns].
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from monarch_py.peers.status import PeerStatus
 from monarch_py.peers.tcp import connect_link
 
 BLOCK_BYTES = 4 << 20
-# The plain receiver's reads, as large as the client's own.
+# The size of the plain receiver's reads, the same as the client's.
 READ_BYTES = 256 << 10
 
 
@@ -47,7 +47,8 @@ def file_id(number: int, size: int) -> FileId:
 
 
 def party_of(secret: bytes, rank: int, serving: tuple[str, int]) -> Party:
-    """Rank 0 has the files and serves there; rank 1 wants them, and serves nobody."""
+    """Returns a party: rank 0 has the files and serves them; rank 1 fetches them, and serves no
+    peer."""
     return Party(secret, rank, (serving, ("", 0)))
 
 
@@ -55,11 +56,11 @@ def answer(*numbers: int) -> None:
     print(*numbers, flush=True)
 
 
-# --- the end that has the files -----------------------------------------------------------------
+# --- the sender ---------------------------------------------------------------------------------
 
 
 def send_plainly(listener: socket.socket, fd: int, size: int) -> None:
-    """To everybody who connects: the file, by sendfile, and nothing else."""
+    """Sends the file by sendfile, and nothing else, to every client that connects."""
     while True:
         connection, _ = listener.accept()
         with connection:
@@ -78,12 +79,12 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
     threading.Thread(target=send_plainly, args=args, daemon=True).start()
     listener = listen(host)
     server = FileServer(party_of(secret, 0, listener.getsockname()[:2]), listener)
-    # The sums and digests are those that a fill would have recorded.
+    # The checksums and digests are those that a fill would have recorded.
     digests = b"".join(server.digest(content[at : at + BLOCK_BYTES]) for at in starts)
     known = np.array(sums, dtype=np.uint64)
     server.share(file_id(0, len(content)), fd, BLOCK_BYTES, known, digests)
     server.share(file_id(1, len(content)), fd, BLOCK_BYTES)
-    # Of copies of one block nothing is kept but the file's sum.
+    # For copies of one block only the file's checksum is stored.
     small = np.array([xxhash.xxh3_64_intdigest(content[:small_bytes])], dtype=np.uint64)
     for number in range(small_files):
         server.share(file_id(2 + number, small_bytes), fd, BLOCK_BYTES, small)
@@ -93,18 +94,21 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
     server.close()
 
 
-# --- the end that wants them --------------------------------------------------------------------
+# --- the receiver -------------------------------------------------------------------------------
 
 
 def pages(size: int) -> npt.NDArray[np.uint8]:
-    """(size,) from a page's beginning on, where copying costs least; see csrc/shared/buffer.h."""
+    """Returns (size,) bytes at a page boundary, where copying is fastest (csrc/shared/buffer.h)."""
     place = np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=np.uint8)[:size]
-    place[:] = 1  # every page is there
+    place[:] = 1  # allocates every page
     return place
 
 
 class Getter:
-    """Fetches the file in each of the ways that are compared. place : where its copy is made"""
+    """Fetches the file in each of the ways that are compared.
+
+    place : the directory for its copy
+    """
 
     def __init__(self, secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
         self.plain = (host, plain)
@@ -114,7 +118,8 @@ class Getter:
         self.memory = pages(0)
 
     def plainly(self, size: int) -> None:
-        """recv into one buffer, again and again: what the link and the kernel take at least."""
+        """Receives into one reused buffer with recv, which is the minimum work of the link and the
+        kernel."""
         with socket.create_connection(self.plain) as connection:
             left = size
             while left:
@@ -136,7 +141,7 @@ class Getter:
         self._fetch(gets)
 
     def mac(self, size: int) -> None:
-        """GMAC of so many bytes, block by block, and nothing else."""
+        """Computes the GMAC of this many bytes, block by block, and does nothing else."""
         digest = ffi.new("unsigned char[]", lib.MONARCH_MAC_BYTES)
         if len(self.memory) < size:
             self.memory = pages(size)
@@ -145,7 +150,7 @@ class Getter:
             lib.monarch_digest_of(bytes(lib.MONARCH_KEY_BYTES), block, len(block), digest)
 
     def small(self, size: int, count: int) -> None:
-        """`count` files at once, one behind the other."""
+        """Requests `count` files at once; they arrive one after the other."""
         gets = new_gets([file_id(2 + number, size) for number in range(count)])
         if len(self.memory) < size:
             self.memory = pages(size)
@@ -153,7 +158,7 @@ class Getter:
         self._fetch(gets)
 
     def _gets(self, size: int, number: int) -> Any:
-        """In the ranges in which a copy is made: block by block."""
+        """Returns requests for the ranges that a fill would request: block by block."""
         starts = np.arange(0, size, BLOCK_BYTES)
         gets = new_gets([file_id(number, size)] * len(starts))
         gets["first"] = starts
@@ -181,7 +186,7 @@ def get(secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
         before, started = cpu_ns(), time.monotonic_ns()
         ways[way](*map(int, numbers))
         answer(time.monotonic_ns() - started, cpu_ns() - before)
-        # A copy is made in a file without pages.
+        # A copy is written to a file without allocated pages.
         os.ftruncate(getter.file, 0)
 
 

@@ -1,8 +1,9 @@
-"""``python -m benchmarks.plan``: what a plan costs, in time and in memory beyond the imports.
+"""``python -m benchmarks.plan``: the time and the memory, beyond the imports, that a plan takes.
 
-ImageNet-1k (1,281,167 files, 90 epochs, 16 nodes) and 14.2 million files on 1,024 nodes, by torch's
-DistributedSampler: one node's plan (frequencies, first use, next use of every access), and the
-holder of every file. And NoPFS's Fig. 3, whose numbers are known. Each in a process of its own.
+Two trainings with torch's DistributedSampler are measured: ImageNet-1k (1,281,167 files, 90 epochs,
+16 nodes), and 14.2 million files on 1,024 nodes. For each: one node's plan (frequencies, first use,
+next use of every access), and the holder of every file. Besides, NoPFS's Fig. 3, whose numbers are
+known, is reproduced. Each measurement runs in its own process.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Training:
-    """limits [s] : of a node's plan, of the holders;  memory_limit [bytes]"""
+    """A training, and its limits.
+
+    limits : for a node's plan, and for the holders [s];  memory_limit [bytes]
+    """
 
     what: str
     files: int
@@ -58,7 +62,7 @@ def own_plan(training: Training) -> dict[str, Any]:
     timeline = training.timeline()
     found = analyse(timeline, 0)
     again = sum(int(np.count_nonzero(next_ != NEVER)) for _, next_ in next_uses(timeline, 0))
-    # Every access but the last one of each file has a next one.
+    # Every access except the last one of each file has a next access.
     accesses, used = int(found.frequency.sum()), int(np.count_nonzero(found.frequency))
     assert again == accesses - used, "next uses are lost"
     return {"accesses": accesses, "files": used}
@@ -74,8 +78,8 @@ def holders(training: Training) -> dict[str, Any]:
 
 
 def expected_above(samples: int, epochs: int, nodes: int, delta: float) -> float:
-    """The expected number of samples that a node accesses more than (1 + delta) E / N times (NoPFS,
-    3.1 and Fig. 3)."""
+    """Returns the expected number of samples that a node accesses more than (1 + delta) E / N times
+    (NoPFS, 3.1 and Fig. 3)."""
     threshold = floor((1 + delta) * epochs / nodes)
     return samples * float(distribution(epochs, nodes)[max(0, threshold + 1) :].sum())
 
@@ -97,7 +101,7 @@ MEASURED: dict[str, Callable[[Training], dict[str, Any]]] = {
 
 
 def memory(name: str) -> int:
-    """VmRSS or VmHWM of this process [bytes]."""
+    """Returns VmRSS or VmHWM of this process [bytes]."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024

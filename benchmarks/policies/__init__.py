@@ -1,1 +1,1 @@
-"""What the policies reach, beside what the literature promises (see __main__.py)."""
+"""Measures the policies, and compares them with results in the literature (see __main__.py)."""

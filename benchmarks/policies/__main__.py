@@ -1,16 +1,16 @@
-"""``python -m benchmarks.policies``: what the policies reach, beside what the literature promises.
+"""``python -m benchmarks.policies``: the policies, compared with results in the literature.
 
-- Loads of an epoch in the steady state over D - C, for pinning, Belady with bypass and SOLAR's
-  mapping, summed over the nodes, with what chunked reads bring in vain; LRU beside them.
+- Loads of an epoch in the steady state, relative to D - C, summed over the nodes: for pinning,
+  Belady with bypass, SOLAR's mapping (including the unwanted samples of chunked reads), and LRU.
 - SOLAR Fig. 11: samples that a rank loads, before (LRU on every rank) and after, mean and worst.
-- The order of epochs: cost of the path over the assignment bound, time, and what it saves in
+- The order of epochs: cost of the path relative to the assignment bound, time, and its savings in
   samples and seconds under LRU and under Belady.
 - NoPFS 5.1: share of files without a holder, the gap to the dual bound, seconds, for ImageNet-1k.
-- Lobster's Algorithm 1 against brute force, and its time.
+- Lobster's Algorithm 1 compared with brute force, and its time.
 - The cost of an access in the caches.
 
-Counts of samples are the same at any size of the dataset but for the batch, which does not shrink
-with it; --samples says how many there are here. Times are of this machine.
+--samples sets the size of the dataset. The ratios of sample counts hardly depend on it, except that
+the batch is not scaled with the dataset. Times depend on the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ BATCH = 32
 # SOLAR's smallest dataset: 87,632 samples, 17 GB (its artifact's README and Table 2).
 SOLAR_SAMPLES, SOLAR_BYTES = 87_632, 17_000_000_000
 SOLAR_EPOCHS = 100
-# What 8 clients get of the reference's file system [bytes/s]: to tell samples in seconds.
+# The rate that 8 clients get from the reference file system [bytes/s], to convert samples to
+# seconds.
 PFS_BYTES_PER_S = 2870 * 2**20
 # ImageNet-1k as in NoPFS Fig. 3: files, mean bytes, epochs.
 IMAGENET, IMAGENET_MEAN, IMAGENET_EPOCHS = 1_281_167, 110_000, 90
@@ -54,14 +55,14 @@ MICROSECONDS = 1e6
 
 
 def steady_loads(samples: int, results: list[Result]) -> None:
-    """Loads over D - C, the worst of the epochs from the second on."""
+    """Measures loads relative to D - C, in the worst of the epochs from the second on."""
     for part in PARTS:
         job = shuffled_job(samples, NODES, part=part, epochs=4, batch=BATCH, size=1000)
         least = samples - int(job.cluster.capacity[:, 1].sum()) // 1000
         shown: list[tuple[str, str, Policy, float | None]] = [
             ("hash", "pinning", hashed, 1.02),
             ("belady-shared", "Belady", partial(belady, shared=True), 1.02),
-            # 1 ms, in which another read begins, at a node's 2 GB/s: ten samples of 194 KB.
+            # A new read costs about 1 ms, in which a node reads ten samples of 194 KB at 2 GB/s.
             ("solar", "SOLAR mapping, chunks of 64", Solar(chunk=64, gap=10), 1.02),
             ("lru-shared", "LRU", partial(lru, shared=True), None),
         ]
@@ -74,8 +75,8 @@ def steady_loads(samples: int, results: list[Result]) -> None:
 
 
 def solar_ranks(samples: int, document: dict[str, Any], results: list[Result]) -> None:
-    """SOLAR Fig. 11, the medium machine: 16 ranks that hold 0.8 of 321 GB together. The paper's
-    data is not here: as many equal samples as asked for, shuffled."""
+    """Reproduces SOLAR Fig. 11, the medium machine: 16 ranks that together hold 0.8 of 321 GB. The
+    paper's data is not available, so as many equal samples as requested are shuffled."""
     job = shuffled_job(samples, 16, part=0.8, epochs=4, batch=BATCH)
     rows: dict[str, dict[str, float]] = {}
     for when, named in (("before", "lru"), ("after", "solar")):
@@ -94,7 +95,8 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """The path, and what it saves; SOLAR reports 25.6 % and 59.4 % fewer loads."""
+    """Measures the path through the epochs and its savings; SOLAR reports 25.6 % and 59.4 % fewer
+    loads."""
     rows = document["epoch_order"] = []
     for part in PARTS:
         job = shuffled_job(samples, 1, part=part, epochs=epochs, batch=BATCH)
@@ -132,7 +134,8 @@ def _saved(
     row: dict[str, Any],
     results: list[Result],
 ) -> None:
-    """What a policy loads less along the path, in samples and in seconds; changes row."""
+    """Measures the loads that a policy saves along the path, in samples and in seconds. Changes
+    `row`."""
     moved = replace(job, orders=_along(job, path))
     plain, ours = (total_loads(each, policy(each)) for each in (job, moved))
     row[f"samples_saved_{named}"] = plain - ours
@@ -140,7 +143,7 @@ def _saved(
     row[f"seconds_saved_{named}"] = seconds
     part = row["part"]
     text = f"epoch order: loads saved under {named}, C/D = {part} (SOLAR: 0.256, 0.594)"
-    # That it is off by default rests on this: well under 1 % with the right eviction.
+    # Reordering is off by default because it saves well under 1 % with the right eviction.
     limit = 0.01 if named == "belady" else None
     name = f"epoch_order_{named}_{part}"
     results.append(Result(name, text, "share", (plain - ours) / plain, limit))
@@ -151,7 +154,7 @@ def _along(job: Job, path: npt.NDArray[np.int64]) -> Callable[[int], npt.NDArray
 
 
 def placement(files: int, document: dict[str, Any], results: list[Result]) -> None:
-    """NoPFS 5.1 on 16 nodes with 5 % of room to spare."""
+    """Measures NoPFS 5.1 on 16 nodes with 5 % of spare room."""
     rng = np.random.default_rng(1)
     used = np.zeros((NODES, files), dtype=np.uint8)
     for _ in range(IMAGENET_EPOCHS):
@@ -184,7 +187,8 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
 
 
 def threads(results: list[Result]) -> None:
-    """Algorithm 1: the largest gap over the best possible one, and the time on 8 GPUs."""
+    """Measures Algorithm 1: the largest gap relative to the smallest possible one, and the time on
+    8 GPUs."""
     rng, worst = np.random.default_rng(1), 1.0
     for _ in range(40):
         queues = int(rng.integers(2, 5))
@@ -229,7 +233,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
     args = parser.parse_args()
     document: dict[str, Any] = {"benchmark": "policies", "machine": describe_machine()}
-    # Whole steps: what is dropped at the end of an epoch would count as saved.
+    # Whole steps: samples dropped at the end of an epoch would count as saved.
     samples = -(-args.samples // (NODES * BATCH)) * NODES * BATCH
     document["samples"] = samples
     results: list[Result] = []

@@ -1,4 +1,4 @@
-"""The worth of a placement of NoPFS 5.1, and an upper bound on the worth of any placement."""
+"""The value of a placement of NoPFS 5.1, and an upper bound for every placement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["bound", "bound_of", "value_of"]
 def value_of(
     placed: Placement, frequencies: Rows, sizes: Ints, weights: Floats | None = None
 ) -> float:
-    """The sum of frequency x weight x size over all copies. Arguments as of `place`."""
+    """Returns the sum of frequency x weight x size over all copies. Arguments are as in `place`."""
     nodes = len(placed.extra)
     program = Program(frequencies, weights, sizes, np.zeros(nodes, int), everything=True)
     return sum(
@@ -24,11 +24,13 @@ def value_of(
 
 
 def bound_of(frequencies: Rows, sizes: Ints, quotas: Ints, seed: int = 0) -> float:
-    """No placement within the quotas has a larger value. Arguments as of `place`."""
+    """Returns an upper bound on the value of every placement within the quotas. Arguments are as in
+    `place`."""
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, None, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
-    # Any prices give a bound. Noise raises them by at most its width, so also try lower ones.
+    # Any prices give a bound. Noise raises them by at most its width, so lower ones are tried as
+    # well.
     lower = np.maximum(0, prices.room - prices.width)
     tried = (prices.room, lower, *_at_values(program, prices.room))
     return min(bound(program, each) for each in tried)
@@ -42,7 +44,7 @@ def bound(program: Program, prices: Floats) -> float:
     """
     total = np.zeros(len(program.sizes))
     largest = np.full(len(program.sizes), -np.inf)
-    # Node by node, so that no table of all nodes is made.
+    # Node by node, so that no table of all nodes is needed.
     for node, price in enumerate(prices):
         gain = program.values(node) - price
         np.maximum(largest, gain, out=largest)
@@ -53,11 +55,11 @@ def bound(program: Program, prices: Floats) -> float:
 
 
 def _at_values(program: Program, room: Floats) -> tuple[Floats, Floats]:
-    """(nodes,) twice: each price, rounded to the nearest value of a file at that node, and to the
-    least value that is not below the price.
+    """Returns (nodes,) twice: each price, rounded to the nearest value of a file at that node, and
+    to the least value that is not below the price.
 
-    If thousands of files have one value, the best price is that value, and a slightly different
-    price makes the bound too large by the difference for each of these files.
+    If thousands of files have the same value, the best price is that value, and a slightly
+    different price increases the bound by the difference for each of these files.
     """
     nearest, above = room.copy(), room.copy()
     for node, price in enumerate(room):

@@ -1,4 +1,4 @@
-"""Jobs of equal samples, shuffled anew in every epoch, on nodes that hold a part of them."""
+"""Creates jobs of equal samples, shuffled in every epoch, on nodes that hold a part of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from monarch_py.policies.view import NO_FILE, PFS, Cluster, Decision, Job
 
 __all__ = ["loads_of_ranks", "shuffled_job"]
 
-# Rates play no part in what is counted here [bytes/s].
+# Rates do not affect the counts [bytes/s].
 ANY_RATE = 1e9
 
 
 def shuffled_job(
     files: int, nodes: int, *, part: float, epochs: int, batch: int, size: int = 1, seed: int = 0
 ) -> Job:
-    """part : of the dataset that all nodes hold together;  batch : of a node;  size [bytes]"""
+    """Returns the job.
+
+    part : the share of the dataset that all nodes hold together;  batch : of a node;  size [bytes]
+    """
     capacity = np.zeros((nodes, 2), dtype=np.int64)
     capacity[:, 1] = int(part * files / nodes) * size
     machine = Cluster(
@@ -41,7 +44,8 @@ def shuffled_job(
 
 
 def loads_of_ranks(job: Job, decision: Decision, epoch: int) -> npt.NDArray[np.float64]:
-    """(nodes,) samples that each loads in an epoch, with what it reads in vain, in samples."""
+    """Returns (nodes,) how many samples each node loads in an epoch, including unwanted samples
+    that it reads."""
     order = (decision.orders or job.orders)(epoch)
     flat = order.reshape(job.cluster.nodes, -1)
     if decision.served is None:

@@ -1,7 +1,7 @@
-"""The simulator that the authors of NoPFS published, re-created: what it gives, and why.
+"""A re-creation of the simulator that the authors of NoPFS published, and of its deviations.
 
-Its results are reproduced for all its policies, and every way in which it does otherwise than its
-paper, or than a cluster would, is a Behaviour that can be switched off alone.
+It reproduces the published results for all policies. Every deviation of that simulator from the
+paper, or from a real cluster, is a Behaviour that can be switched off separately.
 """
 
 from benchmarks.published.behaviours import AS_PUBLISHED, Behaviour

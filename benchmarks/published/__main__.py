@@ -1,7 +1,7 @@
-"""``python -m benchmarks.published SCENARIO``: a scenario as NoPFS's authors simulate it.
+"""``python -m benchmarks.published SCENARIO``: simulates a scenario as NoPFS's authors do.
 
-SCENARIO is a YAML file, or the name of one that comes with Monarch. ``--without NAME`` puts one of
-the behaviours right, and may be repeated; ``-p NAME`` simulates that policy alone.
+SCENARIO is a YAML file, or the name of one that comes with Monarch. ``--without NAME`` corrects one
+of the behaviours, and may be repeated; ``-p NAME`` simulates only that policy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many nodes read from the PFS at a time, told from what they have logged."""
+"""Derives from logs how many nodes read from the PFS at a time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from benchmarks.published.behaviours import Behaviour
 
 __all__ = ["WINDOW_S", "ClientLog"]
 
-# How far from now a read may begin to count as at the same time [s]: the published value.
+# A read counts as concurrent if it began within this time of now [s]: the published value.
 WINDOW_S = 0.1
 _NEVER = float("-inf")
 
 
 class ClientLog:
-    """When every node began reads from the PFS [s]: of samples, and of prefetches.
+    """Logs when every node began reads from the PFS [s]: of samples, and of prefetches.
 
-    Reads of samples come in order of time. Prefetches do not: several threads write.
+    Reads of samples are logged in order of time. Prefetches are not, because several threads log
+    them.
     """
 
     def __init__(self, nodes: int, on: Collection[Behaviour]) -> None:
@@ -29,26 +30,26 @@ class ClientLog:
         self._unsorted = Behaviour.CLIENTS_BY_UNSORTED_SEARCH in on
 
     def read(self, node: int, time: float) -> None:
-        """A sample came from the PFS, which is logged for `time`."""
+        """Logs the read of a sample from the PFS at `time`."""
         self.last_read[node] = time
         if not self._of_the_future:
             self.reads[node].append(time)
 
     def prefetch(self, node: int, time: float) -> None:
-        """A prefetch began at `time`."""
+        """Logs a prefetch that began at `time`."""
         if self._unsorted:
             self.prefetches[node].append(time)
         else:
             insort(self.prefetches[node], time)
 
     def prefetch_many(self, node: int, times: Iterable[float]) -> None:
-        """Prefetches began at `times`, in the order in which they are logged."""
+        """Logs prefetches that began at `times`, in this order."""
         self.prefetches[node].extend(times)
         if not self._unsorted:
             self.prefetches[node].sort()
 
     def clients(self, now: float, node: int) -> int:
-        """How many nodes read at `now`, `node` included."""
+        """Returns how many nodes read at `now`, including `node`."""
         if self._of_the_future:
             return 1 + sum(self._reads_from(other, now) for other in self._others[node])
         return 1 + sum(self._reads_about(other, now) for other in self._others[node])

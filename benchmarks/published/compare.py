@@ -1,9 +1,9 @@
-"""Comparing with recorded outputs of the authors' simulator.
+"""Compares simulations with recorded outputs of the authors' simulator.
 
 A recorded run is an object with ``policy`` (the name in the authors' script), ``inputs`` (sizes in
-MiB, rates in MiB/s: the simulator's "MB") and what came out: ``run_time_s``, ``epoch_end_s``,
-``share_bytes_by_source``, ``stall_s_mean_node``. tests/simulator/reference/README.md says where
-they come from.
+MiB, rates in MiB/s: the simulator's "MB") and the outputs ``run_time_s``, ``epoch_end_s``,
+``share_bytes_by_source``, ``stall_s_mean_node``. tests/simulator/reference/README.md gives their
+origin.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CLASSES = ("staging", "ram", "ssd")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far one run is from its record.
+    """The difference between a run and its record.
 
     run : its name;  total, epochs : relative, of the whole time and of the worst epoch
     shares : absolute, of the worst place;  stall : absolute, of a node's mean wait [s]
@@ -61,7 +61,8 @@ class Difference:
 
 
 def load_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The recorded runs of a file in which runs with the same inputs share them by number."""
+    """Returns the recorded runs of a file. Runs with the same inputs refer to them by number in the
+    file."""
     document = json.loads(Path(path).read_text())
     return [{**run, "inputs": document["inputs"][run["inputs"]]} for run in document["runs"]]
 
@@ -98,7 +99,8 @@ def _curve(points: Mapping[str, float]) -> Curve:
 def compare(
     records: Sequence[Mapping[str, Any]], on: Collection[Behaviour] = AS_PUBLISHED
 ) -> list[Difference]:
-    """Every recorded run, simulated with the behaviours that are on, beside its record."""
+    """Simulates every recorded run with the behaviours that are on. Returns the differences from
+    the records."""
     return [_difference(record, on) for record in records]
 
 

@@ -31,7 +31,8 @@ class CannotRunError(Exception):
 
 
 def thread_ends(seconds: Floats, begins: Floats) -> Floats:
-    """(files,) when each of `seconds` [s] ends, with threads taking turns from `begins` on."""
+    """Returns (files,) the end of each task of `seconds` [s]. The threads, which are free at
+    `begins`, take the tasks in rotation."""
     ends = np.empty(len(seconds), np.float64)
     for thread, begin in enumerate(begins[: len(seconds)]):
         ends[thread :: len(begins)] = np.cumsum([begin, *seconds[thread :: len(begins)]])[1:]
@@ -49,7 +50,7 @@ def _room(inputs: Inputs, level: int) -> float:
 
 
 def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int) -> Floats:
-    """(files,) when `node` has files from the PFS, with all nodes as its clients."""
+    """Returns (files,) when `node` has read files from the PFS, with all nodes as clients."""
     threads = _threads(inputs, level)
     seconds = inputs.speeds.load_seconds(inputs.sizes[files], inputs.speeds.pfs[inputs.nodes])
     ends = thread_ends(seconds, np.zeros(threads))
@@ -58,7 +59,8 @@ def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int)
 
 
 def _fitting(inputs: Inputs, first: int, end: int, level: int) -> Numbers:
-    """The files from `first` on that go into a class until one does not fit."""
+    """Returns the files from `first` on that go into a class, up to the first one that does not
+    fit."""
     fill = np.cumsum(inputs.sizes[first:end])
     return np.arange(first, first + np.searchsorted(fill, _room(inputs, level), "right"), dtype="i")
 
@@ -74,7 +76,7 @@ def _last_end(ends: Floats) -> float:
 
 
 def fill_deepio(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Equal shards, or, of a dataset that is too large, what fits, node after node."""
+    """Fills equal shards or, if the dataset is too large, as many files as fit, node after node."""
     _threads(inputs, MEMORY)
     nodes, part, begin = inputs.nodes, inputs.files // inputs.nodes, 0
     does_not_fit = inputs.sizes.sum() / nodes > _room(inputs, MEMORY)
@@ -92,7 +94,7 @@ def fill_deepio(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]
 
 
 def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Equal shards of a dataset that fits into the memory of all nodes."""
+    """Fills equal shards of a dataset that fits into the memory of all nodes."""
     _check_memory(inputs)
     stalls = []
     for node, (first, end) in enumerate(inputs.shards()):
@@ -103,7 +105,8 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Every node loads what it reads first, a shard's number of samples, while training runs."""
+    """Fills every node's cache with the files that it reads first, as many as a shard has, during
+    training."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]
@@ -122,7 +125,7 @@ def _check_memory(inputs: Inputs) -> None:
 
 
 def fill_shards(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """What fits of equal shards, on the disk."""
+    """Fills the disk with as much of equal shards as fits."""
     _threads(inputs, DISK)
     stalls = []
     for node, (first, end) in enumerate(inputs.shards()):
@@ -133,7 +136,7 @@ def fill_shards(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]
 
 
 def fill_staged(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Shards on the disk, then copies of what other nodes have (parallel data staging)."""
+    """Fills the disk with shards, then with other nodes' files (parallel data staging)."""
     stalls = fill_shards(inputs, holders, log)
     for node, (first, end) in enumerate(inputs.shards()):
         own = _fitting(inputs, first, end, DISK)

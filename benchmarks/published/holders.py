@@ -1,4 +1,4 @@
-"""Which node holds which file, in which class, and from when on."""
+"""Records which node holds which file, in which class, and from when on."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ _NOBODY = -1
 
 
 class Holders:
-    """Copies in the cache classes of all nodes. A node holds a file in one class at most.
+    """Copies in the cache classes of all nodes. A node holds a file in at most one class.
 
     level : of every node (files,), the class that holds the file, 0 for none
-    since : of every node (files,), when the copy is there [s]
+    since : of every node (files,), when the copy is complete [s]
     """
 
     def __init__(self, nodes: int, files: int, rates: list[float], on: Collection[Behaviour]):
-        """rates : (classes,) at which another node's copies are read [bytes/s]"""
+        """Creates empty caches.
+
+        rates : (classes,) the rates at which another node's copies are read [bytes/s]
+        """
         self.level = [bytearray(files) for _ in range(nodes)]
         self.since = [array("d", bytes(8 * files)) for _ in range(nodes)]
         self._rates = rates
-        # The two holders with the highest numbers: one of them is not the node that asks.
+        # The two holders with the highest numbers: at least one of them is not the node that asks.
         self._last = array("i", [_NOBODY]) * files
         self._second = array("i", [_NOBODY]) * files
         self._is_last_asked = Behaviour.LAST_HOLDER in on
@@ -35,7 +38,8 @@ class Holders:
     def hold(
         self, node: int, files: npt.NDArray[np.int32], level: int, since: npt.ArrayLike
     ) -> None:
-        """`node` has `files` (n,) in class `level` from `since` [s] on; what it has stays."""
+        """Makes `node` hold `files` (n,) in class `level` from `since` [s] on. Files that it
+        already holds are unchanged."""
         new, first = np.unique(files, return_index=True)
         times = np.broadcast_to(np.asarray(since, np.float64), len(files))[first]
         levels = np.frombuffer(self.level[node], np.uint8)
@@ -49,7 +53,7 @@ class Holders:
         last[new] = np.maximum(last[new], node)
 
     def elsewhere(self, node: int, file: int) -> int:
-        """The node other than `node` that is asked for a file, or -1."""
+        """Returns the node other than `node` that is asked for a file, or -1."""
         last = self._last[file]
         other = last if last != node else self._second[file]
         if self._is_last_asked or other == _NOBODY:
@@ -57,7 +61,7 @@ class Holders:
         return self._fastest(node, file, float("inf"))
 
     def elsewhere_now(self, node: int, file: int, now: float) -> int:
-        """As `elsewhere`, of those whose copy is there at `now` [s]."""
+        """Like `elsewhere`, but only for copies that are complete at `now` [s]."""
         if not self._is_last_asked:
             return self._fastest(node, file, now)
         for other in range(len(self.level) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""What the policies of the published simulator are given: who reads what, sizes, and rates."""
+"""The inputs of the published simulator's policies: accesses, sizes, and rates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_py.simulator.scenario import Curve, Scenario, StorageClass
 
 __all__ = ["LOCAL", "PFS", "REMOTE", "Inputs", "Speeds", "make_inputs"]
 
-# Where a sample comes from; 0 is "from nowhere".
+# The origin of a sample; 0 means "nowhere".
 PFS, LOCAL, REMOTE = 1, 2, 3
 
 Floats = npt.NDArray[np.float64]
@@ -23,7 +23,7 @@ Numbers = npt.NDArray[np.int32]
 
 
 def _together(curve: Curve, storage: StorageClass) -> float:
-    """The rate [bytes/s] of all threads of a class together."""
+    """Returns the rate of all threads of a class together [bytes/s]."""
     return float(curve.total(storage.threads))
 
 
@@ -31,8 +31,8 @@ def _together(curve: Curve, storage: StorageClass) -> float:
 class Speeds:
     """The performance model (NoPFS, section 4) for one thread, all rates [bytes/s].
 
-    pfs : (clients + 1,) of one of so many clients, entry 0 unused;  local, remote : (classes,)
-    write : into the staging buffer, preprocessing included
+    pfs : (clients + 1,) the rate of one client, by the number of clients; entry 0 is unused
+    local, remote : (classes,);  write : into the staging buffer, including preprocessing
     """
 
     pfs: list[float]
@@ -43,7 +43,7 @@ class Speeds:
 
     @classmethod
     def of(cls, scenario: Scenario, on: Collection[Behaviour]) -> Speeds:
-        """The rates of a scenario, with the published rules that are on."""
+        """Returns the rates of a scenario, with the published behaviours that are on."""
         rates = scenario.rates
         clients = np.arange(1, scenario.nodes + 1)
         known = clients
@@ -60,24 +60,24 @@ class Speeds:
             pfs=[0.0, *pfs.tolist()],
             local=local,
             remote=[min(rates.network, rate) for rate in local],
-            # The published model reads and writes a class at one rate.
+            # The published model reads and writes a class at the same rate.
             write=min(rates.preprocess, _together(staging.write, staging) / staging.threads),
             compute=rates.compute,
         )
 
     def load_seconds(self, sizes: Floats, rate: float) -> Floats:
-        """(files,) seconds to fetch files of `sizes` [bytes] at `rate` and write them."""
+        """Returns (files,) the time to fetch files of `sizes` at `rate` and write them [s]."""
         return sizes / self.write + sizes / rate
 
 
 @dataclass(slots=True)
 class Inputs:
-    """One run's inputs. Policies may replace `orders`, with as many samples.
+    """One run's inputs. Policies may replace `orders` with orders of the same length.
 
     sizes : (files,) [bytes], with fractions
     orders : of every node (samples,), the files that it reads, over all epochs
-    starts : of every node (batches + 1,), where in its order a batch begins
-    random : the state behind shuffles and sizes, from which policies draw on
+    starts : of every node (batches + 1,), the index in its order at which a batch begins
+    random : the random state after shuffles and sizes, from which policies continue to draw
     """
 
     scenario: Scenario
@@ -97,7 +97,7 @@ class Inputs:
         return self.scenario.dataset.files
 
     def shards(self) -> list[tuple[int, int]]:
-        """The range of files (first, behind the last) of every node, in equal parts."""
+        """Returns the range of files (first, last + 1) of every node, in equal parts."""
         part = self.files // self.nodes
         ends = [part * (node + 1) for node in range(self.nodes)]
         if Behaviour.SHARDS_LEAVE_A_REST not in self.on:
@@ -106,7 +106,8 @@ class Inputs:
 
 
 def make_inputs(scenario: Scenario, on: Collection[Behaviour]) -> Inputs:
-    """The inputs of a run; ConfigError for what the published simulator has no idea of."""
+    """Returns the inputs of a run. Raises ConfigError for features that the published simulator
+    lacks."""
     _refuse(scenario)
     random = np.random.RandomState(scenario.seed)
     if Behaviour.SHUFFLES_BEFORE_SIZES in on:
@@ -127,8 +128,8 @@ def _refuse(scenario: Scenario) -> None:
     for key, is_there in unknown.items():
         if is_there:
             raise ConfigError(
-                f"{scenario.name}: {key}: the published simulator knows equal nodes of one rank"
-                " that write nothing; remove it, or simulate it with `monarch simulate`"
+                f"{scenario.name}: {key}: the published simulator has only equal nodes of one"
+                " rank, without checkpoints; remove the key, or use `monarch simulate`"
             )
 
 
@@ -142,7 +143,8 @@ def _sizes(scenario: Scenario, random: np.random.RandomState) -> Floats:
 def _orders(
     scenario: Scenario, random: np.random.RandomState
 ) -> tuple[list[Numbers], list[list[int]]]:
-    """Each node has an equal slice of every batch of an independent shuffle per epoch."""
+    """Returns the orders and the starts of batches. In each epoch, which is shuffled independently,
+    every node has an equal slice of every batch."""
     nodes, files, batch = scenario.nodes, scenario.dataset.files, scenario.batch_per_rank
     whole, rest = divmod(files, nodes * batch)
     orders: list[list[Numbers]] = [[] for _ in range(nodes)]
@@ -162,10 +164,10 @@ def _orders(
 
 
 def numbers(values: Numbers) -> array[int]:
-    """(n,) values for reading one by one: a third of the time that numpy takes for that."""
+    """Returns (n,) values for access to single elements, which takes a third of numpy's time."""
     return array("i", np.ascontiguousarray(values, np.int32).tobytes())
 
 
 def floats(values: Floats) -> array[float]:
-    """(n,) values for reading one by one."""
+    """Returns (n,) values for access to single elements."""
     return array("d", np.ascontiguousarray(values, np.float64).tobytes())

@@ -18,7 +18,7 @@ Numbers = npt.NDArray[np.int32]
 
 
 class ClassPrefetchers:
-    """What goes into the cache classes of every node, in one order over all of them."""
+    """Fills the cache classes of every node, in one order over all classes."""
 
     def __init__(self, inputs: Inputs, holders: Holders, log: ClientLog) -> None:
         self._inputs = inputs
@@ -28,16 +28,17 @@ class ClassPrefetchers:
         self._orders = [self._order(node) for node in range(inputs.nodes)]
         self._next = [0] * inputs.nodes
         self._used = [[0.0] * len(classes) for _ in range(inputs.nodes)]
-        # When each thread is free [s].
+        # The time at which each thread is free [s].
         self._free = [[np.zeros(c.threads) for c in classes] for _ in range(inputs.nodes)]
-        # Whether a class may still take something: the room that one left fits what another met.
+        # Whether a class may still take a file: room left in one class may fit a file that was too
+        # large for another.
         self.is_open = [True] * inputs.nodes
 
     def fill(self, node: int) -> None:
-        """Place what fits: into each class in turn until the next file of the order does not.
+        """Places files into each class in turn, until the next file of the order does not fit.
 
-        A thread goes on where it stopped: the first requests, at which more may turn out to fit,
-        come long before it has fetched what it has.
+        A thread continues where it stopped: the first requests, at which more files may fit, come
+        long before it has fetched the files placed so far.
         """
         before = self._next[node]
         for level in range(1, len(self._used[node])):
@@ -84,8 +85,8 @@ class ClassPrefetchers:
         return end
 
     def _order(self, node: int) -> Numbers:
-        """The files in the order in which they are placed: by frequency, and in each group of
-        them by first use."""
+        """Returns the files in the order of placement: by frequency, and within each group by first
+        use."""
         inputs = self._inputs
         reads = inputs.orders[node]
         counts = np.bincount(reads, minlength=inputs.files)
@@ -107,7 +108,7 @@ class ClassPrefetchers:
 
 
 def _begins(ends: Floats, threads: Floats) -> Floats:
-    """(files,) when each began, the end of what its thread did before."""
+    """Returns (files,) when each began: at the end of its thread's previous file."""
     begins = np.empty_like(ends)
     begins[len(threads) :] = ends[: -len(threads)] if len(ends) > len(threads) else ends[:0]
     begins[: len(threads)] = threads[: len(ends)]

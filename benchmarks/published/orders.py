@@ -1,6 +1,6 @@
-"""The policies that change what a node reads: Locality-Aware, DeepIO and Parallel Staging.
+"""The policies that change the samples of a node: Locality-Aware, DeepIO and Parallel Staging.
 
-Each function replaces inputs.orders by orders of the same lengths.
+Each function replaces inputs.orders with orders of the same lengths.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Numbers = npt.NDArray[np.int32]
 
 
 class RawDraws:
-    """Whole numbers as numpy's RandomState.randint draws them one by one, an order faster.
+    """Draws integers one by one, the same as numpy's RandomState.randint, ten times as fast.
 
-    It takes 32 bits of the Mersenne Twister at a time, cuts them to the bits that the range needs,
-    and drops what is outside. A range of one number draws nothing.
+    It takes 32 bits of the Mersenne Twister at a time, masks them to the bits that the range needs,
+    and rejects values outside the range. A range of one number draws nothing.
     """
 
     CHUNK = 1 << 14
 
     def __init__(self, random: np.random.RandomState) -> None:
-        """Goes on where `random` is, whose own state stays."""
+        """Continues from the state of `random`, which itself is unchanged."""
         state: Any = random.get_state(legacy=False)
         self._bits = np.random.MT19937()
         self._bits.state = state
         self._left: list[int] = []
 
     def between(self, low: int, high: int) -> int:
-        """A number from `low` to `high` - 1."""
+        """Returns a number from `low` to `high` - 1."""
         widest = high - low - 1
         if widest < 0:
             raise ValueError(f"there is no number from {low} to {high - 1}")
@@ -55,7 +55,8 @@ class RawDraws:
 
 
 class Stacks:
-    """Files of every node's part in random orders, which are used up before they begin again."""
+    """The files of every node's part in random order. Each part is used up before it is shuffled
+    again."""
 
     def __init__(self, parts: list[Numbers], random: np.random.RandomState) -> None:
         self._parts = parts
@@ -63,24 +64,24 @@ class Stacks:
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """Everything can be drawn again."""
+        """Makes all files available again."""
         self._left: list[list[int]] = [[] for _ in self._parts]
 
     def draw(self, node: int) -> int:
-        """A file of a node's part."""
+        """Draws a file of a node's part."""
         if not self._left[node]:
             self._left[node] = self._random.permutation(self._parts[node]).tolist()
         return self._left[node].pop()
 
 
 def _batches(inputs: Inputs) -> list[list[tuple[int, int]]]:
-    """Of every batch, the range of every node in its order."""
+    """Returns, for every batch, the range of every node in its order."""
     ranges = [list(pairwise(starts)) for starts in inputs.starts]
     return [list(parts) for parts in zip(*ranges, strict=True)]
 
 
 def _held(holders: Holders) -> list[Numbers]:
-    """Of every node, the files that it holds."""
+    """Returns, for every node, the files that it holds."""
     return [
         np.flatnonzero(np.frombuffer(levels, np.uint8)).astype(np.int32) for levels in holders.level
     ]
@@ -101,7 +102,7 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
     ]
     again = Behaviour.STAGING_DRAWS_AGAIN in inputs.on
     _demand_some(parts)
-    # As published, up to the highest number that the node holds at all, and without it.
+    # As published: up to the highest number that the node holds at all, exclusive.
     ends = [
         max(int(files[-1]), int(part[0]) + 1)
         for files, part in zip(_held(holders), parts, strict=True)
@@ -120,13 +121,13 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
 
 
 def draw_deepio(inputs: Inputs, holders: Holders) -> None:
-    """Opportunistic DeepIO: a node reads random files that it or another has in memory."""
+    """Opportunistic DeepIO: a node reads random files that it or another node has in memory."""
     on, nodes = inputs.on, inputs.nodes
     held = _held(holders)
     _demand_some(held)
     draws = RawDraws(inputs.random)
     stacks = Stacks(held, np.random.RandomState(inputs.random.randint(1 << 31)))
-    # As published, the last file of a part is never drawn.
+    # As published: the last file of a part is never drawn.
     bounds = [(int(files[0]), max(int(files[-1]), int(files[0]) + 1)) for files in held]
     chance = max(nodes - 1, 1) if Behaviour.DEEPIO_LOCAL_CHANCE in on else nodes
     again = Behaviour.DEEPIO_DRAWS_AGAIN in on
@@ -139,7 +140,7 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
             is_local = node == 0 and Behaviour.DEEPIO_FIRST_NODE_LOCAL in on
             order = inputs.orders[node]
             for place in range(begin, end):
-                # Drawn for the node that is always local, too.
+                # This number is also drawn for the node that always reads local samples.
                 is_near = draws.between(1, 1 + chance) == 1
                 owner = node
                 if not is_local and not is_near:
@@ -152,7 +153,7 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
 
 
 def exchange(inputs: Inputs, holders: Holders) -> None:
-    """Locality-Aware: nodes exchange samples of a batch, so that as many as can be are local."""
+    """Locality-Aware: nodes exchange samples of a batch, so that as many as possible are local."""
     if Behaviour.LOCALITY_WITHOUT_REORDERING in inputs.on:
         return
     owner = np.full(inputs.files, -1, np.int64)
@@ -166,7 +167,8 @@ def exchange(inputs: Inputs, holders: Holders) -> None:
 
 
 def _deal(files: Numbers, owner: npt.NDArray[np.int64], counts: list[int]) -> list[Numbers]:
-    """The samples of one batch: to their owners while those have room, then to whoever has."""
+    """Assigns the samples of one batch: to their owners while these have room, then to any node
+    with room."""
     owners = owner[files]
     own = [files[owners == node][:count] for node, count in enumerate(counts)]
     rest = np.concatenate(

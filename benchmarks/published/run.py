@@ -1,4 +1,4 @@
-"""Running a policy: requests batch by batch, with a barrier behind each."""
+"""Runs a policy: requests batch by batch, with a barrier after each."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ __all__ = ["POLICIES", "simulate"]
 Fill = Callable[[Inputs, Holders, ClientLog], list[float]]
 Order = Callable[[Inputs, Holders], None]
 
-# How a sample reached its rank: it was in the staging buffer, or soon was, or was fetched for it.
+# How a sample reached its rank: it was in the staging buffer (READY), was about to be (WAITED), or
+# was fetched directly (DIRECT).
 READY, WAITED, DIRECT = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a published policy is made of.
+    """The parts of a published policy.
 
-    fill : fills caches before training, gives (nodes,) seconds;  order : changes what is read
+    fill : fills caches before training, returns (nodes,) seconds;  order : changes the samples read
     from_peers, from_pfs : where prefetching into the staging buffer may read, besides own caches
-    is_staged : whether there is such prefetching;  is_perfect : whether everything is always there
+    is_staged : whether there is such prefetching
+    is_perfect : whether every sample is always there
     """
 
     fill: Fill | None = None
@@ -66,13 +68,15 @@ POLICIES = {
 def simulate(
     scenario: Scenario, policy: str, on: Collection[Behaviour] = AS_PUBLISHED
 ) -> Result | str:
-    """What the published simulator makes of a policy of POLICIES, with the behaviours that are on.
+    """Simulates a policy of POLICIES as the published simulator does, with the behaviours that are
+    on.
 
-    ConfigError for a policy that it has not, and for scenarios that it has no idea of.
+    Raises ConfigError for an unknown policy, and for scenarios with features that the published
+    simulator lacks.
     """
     if policy not in POLICIES:
         raise ConfigError(
-            f"policies: {policy!r} is none of the published simulator; use " + ", ".join(POLICIES)
+            f"policies: {policy!r} is not among the published ones; use " + ", ".join(POLICIES)
         )
     try:
         return Run(make_inputs(scenario, on), POLICIES[policy]).result()
@@ -110,7 +114,7 @@ class Run:
         self._begin()
 
     def _begin(self) -> None:
-        """What is prefetched before the first request."""
+        """Prefetches before the first request."""
         during = Behaviour.STAGING_DURING_FIRST_FILL in self.inputs.on
         now = 0.0 if during else self.first_fill
         if self.policy.has_class_prefetchers:
@@ -125,7 +129,7 @@ class Run:
                 buffer.ready = array("d", bytes(8 * len(buffer.order)))
 
     def result(self) -> Result:
-        """Run all batches."""
+        """Runs all batches. Returns the result."""
         nodes, per_epoch = self.inputs.nodes, self.inputs.scenario.batches_per_epoch
         now, epoch_ends, imbalanced = self.first_fill, [], 0
         batches = len(self.inputs.starts[0]) - 1
@@ -160,7 +164,7 @@ class Run:
         return times
 
     def _serve(self, node: int, begin: int, end: int, now: float) -> float:
-        """The time [s] at which `node` has computed its samples from `begin` to before `end`."""
+        """Returns when `node` has processed its samples from `begin` to `end` - 1 [s]."""
         buffer, sizes, compute = self.staging.buffers[node], self.sizes, self.speeds.compute
         order, ready, source = buffer.order, buffer.ready, buffer.source
         limit, log = self.batch_begins[node], self.log
@@ -180,7 +184,8 @@ class Run:
         return now
 
     def _prefetch(self, node: int, limit: int, now: float) -> None:
-        """What a request sets off: class prefetching, and what the freed room is used for."""
+        """Runs the prefetching that a request triggers: class prefetching, and use of the freed
+        room."""
         if self.prefetchers is not None and self.prefetchers.is_open[node]:
             self.prefetchers.fill(node)
         if self.staging.buffers[node].freed < limit:
@@ -189,7 +194,8 @@ class Run:
                 self.staging.fill(node, now)
 
     def _late(self, node: int, place: int, file: int, now: float) -> float:
-        """When a sample arrives that is not in the staging buffer [s]: from there, or fetched."""
+        """Returns when a sample arrives that is not in the staging buffer yet [s]: through the
+        buffer, or fetched directly."""
         buffer, size = self.staging.buffers[node], self.sizes[file]
         speeds, holders = self.speeds, self.holders
         source, fetch = PFS, size / speeds.pfs[self.log.clients(now, node)]
@@ -246,7 +252,7 @@ class Run:
         )
 
     def _is_reuse(self) -> npt.NDArray[np.bool_]:
-        """(samples of all nodes,) whether a sample was read by its node before."""
+        """Returns (samples of all nodes,) whether the node had read the sample before."""
         reuses = []
         for order in self.inputs.orders:
             is_reuse = np.ones(len(order), bool)

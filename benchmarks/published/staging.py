@@ -1,7 +1,7 @@
-"""The staging buffers of the nodes: what is prefetched into them, when, and from where.
+"""The staging buffers of the nodes: which samples are prefetched, when, and from where.
 
-Samples are staged in the order in which they will be read, for as long as there is room (NoPFS,
-section 5.2.2). A sample is told by its place in its node's order.
+Samples are staged in the order in which they will be read, as long as there is room (NoPFS, section
+5.2.2). A sample is identified by its index in its node's order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Buffer:
     """One node's staging buffer. `order` is (samples,) files.
 
     ready : (samples,) when a sample is in the buffer [s], NOT_STAGED for never
-    source : (samples,) where it came from, or where its rank got it without the buffer
+    source : (samples,) the origin of the sample, whether its rank got it from the buffer or
+        directly
     """
 
     def __init__(self, order: array[int], files: int, threads: int) -> None:
@@ -76,7 +77,7 @@ class Staging:
             self._turns = self.buffers
 
     def free(self, node: int, until: int) -> None:
-        """Samples of `node` before place `until` leave the buffer."""
+        """Removes samples of `node` before index `until` from the buffer."""
         buffer, sizes = self.buffers[node], self.sizes
         order, ready = buffer.order, buffer.ready
         for at in range(buffer.freed, until):
@@ -85,7 +86,7 @@ class Staging:
         buffer.freed = max(buffer.freed, until)
 
     def fill(self, node: int, now: float) -> None:
-        """Stage what there is room for; threads that are idle begin at `now` [s]."""
+        """Stages as many samples as there is room for. Idle threads begin at `now` [s]."""
         buffer, sizes, capacity = self.buffers[node], self.sizes, self._capacity
         threads, order, known = buffer.threads, buffer.order, buffer.known
         for at, time in enumerate(threads):
@@ -115,10 +116,8 @@ class Staging:
         buffer.used, self._turns[node].turn, buffer.ahead = used, turn, place
 
     def _fetch(self, node: int, file: int, size: float, begin: float) -> tuple[int, float]:
-        """Where a thread of `node` that is free at `begin` gets a file, and when it is staged [s].
-
-        (0, 0) if it may get it from nowhere.
-        """
+        """Returns the source from which a thread of `node` that is free at `begin` gets a file, and
+        when the file is staged [s]; (0, 0) if no source is allowed."""
         speeds, holders = self._speeds, self._holders
         source, rate, since = 0, 0.0, 0.0
         if level := holders.level[node][file]:
@@ -139,5 +138,5 @@ class Staging:
         return source, max(since, begin) + (write + size / rate)
 
     def _is_of_use(self, other: int, file: int, begin: float) -> bool:
-        # Where there is the PFS, nobody waits for a copy that another node has not made yet.
+        # If the PFS may be read, no thread waits for a copy that another node has not completed.
         return not self._from_pfs or self._holders.since[other][file] <= begin

@@ -1,10 +1,10 @@
-"""``python -m benchmarks.simulator.differences``: our simulator beside the published one.
+"""``python -m benchmarks.simulator.differences``: our simulator, compared with the published one.
 
 Every recorded run of the authors' simulator is simulated by ours, and by the re-creation of theirs
-with each behaviour switched off alone and with all of them off: what is left then is a difference
-of the models, whose two largest causes are removed in turn. Switches are tried one by one on two
-sets, elsewhere all together. The tables go into docs/simulator.md; the whole takes about eight
-minutes on one core, --only stressS3 half a minute.
+with each behaviour switched off separately and with all of them off. The difference that remains is
+between the models; its two largest causes are removed one after the other. Switches are tried one
+by one on two sets, on the others all together. The tables go into docs/simulator.md. The benchmark
+takes about eight minutes on one core, --only stressS3 half a minute.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from monarch_py.simulator.comparison import compare
 from monarch_py.simulator.result import PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
-# The sets whose runs are simulated once for every switch: small, and one of each dataset.
+# The sets whose runs are simulated once for every switch: small sets, one for each dataset.
 SWITCHED = ("imagenet1k/stressS3", "mnist/paper")
-# Effects of a switch that are listed: of the total, of a share of the bytes.
+# The smallest effects of a switch that are listed: on the total time, and on a share of the bytes.
 LEAST_TIME, LEAST_SHARE = 1e-3, 0.01
 
 
 def numbers(result: Result | str) -> dict[str, Any] | None:
-    """Total [s] and shares of a run; None where it was refused."""
+    """Returns the total [s] and the shares of a run; None if the run was rejected."""
     if isinstance(result, str):
         return None
     return {
@@ -50,7 +50,7 @@ def published(scenario: Scenario, policy: str, off: Collection[Behaviour]) -> di
 
 
 def measure(record: dict[str, Any]) -> dict[str, Any]:
-    """One recorded run: there, here, and with the switches off."""
+    """Measures one recorded run: in their simulator, in ours, and with the switches off."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     there, here = published(scenario, policy, ()), numbers(compare(scenario, [policy])[policy])
     run: dict[str, Any] = {"set": scenario.name, "policy": policy, "there": there, "here": here}
@@ -68,14 +68,16 @@ def measure(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def single(scenario: Scenario) -> Scenario:
-    """With one thread for each class, at the rate of all of them: there is nothing to share."""
+    """Returns the scenario with one thread for each class, at the rate of all its threads, so that
+    no rate is shared."""
     classes = tuple(replace(each, threads=1) for each in scenario.classes)
     return replace(scenario, classes=classes)
 
 
 @contextmanager
 def staged_from_pfs(policy: str) -> Iterator[None]:
-    """There, the policy prefetches from the file system as well, as it does here."""
+    """In the re-creation, lets the policy prefetch from the file system as well, as in our
+    simulator."""
     kept = POLICIES[policy]
     POLICIES[policy] = replace(kept, from_pfs=True)
     try:
@@ -85,8 +87,8 @@ def staged_from_pfs(policy: str) -> Iterator[None]:
 
 
 def models(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One recorded run with all switches off, in both simulators, and without what they model
-    otherwise."""
+    """Simulates one recorded run with all switches off, in both simulators, and without the
+    differences of the models."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     cases = [("as recorded", scenario), ("one thread a class", single(scenario))]
     if policy == "deepio-ordered":
@@ -188,7 +190,7 @@ def cause_rows(runs: Sequence[dict[str, Any]]) -> list[str]:
 def tables(
     runs: Sequence[dict[str, Any]], modelled: Sequence[dict[str, Any]]
 ) -> dict[str, list[str]]:
-    """The tables of the page, by name."""
+    """Returns the tables of the page, by name."""
     return {
         "differences": total_rows(runs),
         "causes": cause_rows(runs),
@@ -211,7 +213,7 @@ def main() -> int:
             runs.append(measure(record))
             if record["params"] == "stressS3":
                 modelled += models(record)
-    # Of some runs alone the tables would lose the others.
+    # With some runs only, the tables would lose the others.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(runs, modelled))
     document = {"machine": describe_machine(), "runs": runs, "models": modelled}

@@ -1,9 +1,9 @@
 """``python -m benchmarks.simulator.figures``: the papers' figures, from the shipped scenarios.
 
-Every scenario is simulated under all policies that say something about it, drawn as figure 8 of
-NoPFS is (docs/img/simulator_*.png), and written as tables into docs/simulator.md. Where the files
-are many, files and capacities are divided alike by a number and the times are multiplied by it; the
-staging buffer keeps room for four batches. The whole takes about seven minutes on one core.
+Every scenario is simulated under all relevant policies, drawn like figure 8 of NoPFS
+(docs/img/simulator_*.png), and written as tables into docs/simulator.md. For datasets of many
+files, files and capacities are divided by the same number and the times are multiplied by it; the
+staging buffer keeps room for four batches. The benchmark takes about seven minutes on one core.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from monarch_py.simulator.scenario import Curve, Scenario, StorageClass
 from monarch_py.util.units import GIB
 
 IMAGES, PAGE = Path("docs/img"), Path("docs/simulator.md")
-# The batches of a node for which a divided staging buffer keeps room: a smaller one stops prefetch.
+# The number of a node's batches that a reduced staging buffer can still hold; a smaller buffer
+# would stop the prefetching.
 BATCHES_STAGED = 4
-# Lobster and SOLAR are beside what they compare with, not beside what NoPFS does.
+# The policies that Lobster and SOLAR are compared with; NoPFS is compared with others.
 CACHING = (
     "perfect",
     "naive",
@@ -49,18 +50,22 @@ CACHING = (
     "solar",
     "solar-reordered",
 )
-# Lobster's ranks keep their samples, which SOLAR's do not.
+# Without SOLAR's policies, because they move samples between ranks, which Lobster does not.
 FIXED = CACHING[:-2]
-# What several nodes do with one source.
+# The policies in which several nodes share one source.
 TOGETHER = ("staging-buffer", "first-fit", "hash", "nopfs", "planned")
-# Figure 9 of NoPFS: GiB of each class, and of the staging buffer.
+# Figure 9 of NoPFS: sizes of each class, and of the staging buffer [GiB].
 RAM, SSD, STAGING = (0, 32, 64, 128, 256, 512), (0, 128, 256, 512, 1024, 2048), (1, 2, 4, 5)
 
 
 @dataclass(frozen=True)
 class Case:
-    """scenario : by name;  part : files and capacities are divided by it;  slower : and the file
-    system's rates by this;  group : the table in which it stands;  epochs : other than its own"""
+    """A simulation for a table.
+
+    scenario : its name;  group : the table that contains it
+    part : files and capacities are divided by this;  slower : the file system's rates too, by this
+    epochs : replaces the scenario's own number
+    """
 
     scenario: str
     group: str
@@ -104,8 +109,8 @@ CASES = (
 
 
 def divided(scenario: Scenario, part: int, slower: int = 1) -> Scenario:
-    """The scenario with files and capacities divided by `part`, the file system's rates by
-    `slower`."""
+    """Returns the scenario with files and capacities divided by `part`, and the file system's rates
+    by `slower`."""
     mean = float(scenario.sizes().mean()) if part > 1 else 0.0
     least = BATCHES_STAGED * scenario.batch_per_rank * scenario.ranks_per_node * mean
     classes = [
@@ -119,7 +124,7 @@ def divided(scenario: Scenario, part: int, slower: int = 1) -> Scenario:
 
 
 def scaled(document: dict[str, Any], part: int) -> dict[str, Any]:
-    """A document's times for all files."""
+    """Returns the document with its times multiplied by `part`."""
     for result in document["policies"].values():
         for key in ("total_seconds", "initial_seconds", "stall_seconds"):
             if key in result:
@@ -143,7 +148,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def machines(scenario: Scenario) -> Iterator[tuple[str, tuple[StorageClass, ...]]]:
-    """The machines of NoPFS's figure 9: a name, and the classes."""
+    """Yields the machines of NoPFS's figure 9: a name, and the classes."""
     staging, ram, ssd = scenario.classes
     for r in RAM:
         for s in SSD:
@@ -155,7 +160,8 @@ def machines(scenario: Scenario) -> Iterator[tuple[str, tuple[StorageClass, ...]
 
 
 def grid(part: int, slower: int) -> dict[str, Any]:
-    """What NoPFS makes of the machines of its figure 9: a document whose policies are machines."""
+    """Simulates NoPFS on the machines of its figure 9. Returns a document whose policies are
+    machines."""
     scenario = load_scenario(shipped_scenarios()["nopfs_fig9"])
     results = {}
     for name, classes in machines(scenario):
@@ -169,7 +175,8 @@ def grid(part: int, slower: int) -> dict[str, Any]:
 
 
 def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Rows of policies, columns of cases: times relative to `perfect`, whose own are in seconds."""
+    """Returns rows of policies with columns of cases: times relative to `perfect`, whose own times
+    are in seconds."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"].get(policy, {"unsupported": ""})
@@ -185,7 +192,8 @@ def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """What comes from the file system in an epoch after the first, over what is used in it."""
+    """Returns the bytes from the file system in an epoch after the first, relative to the bytes
+    used in it."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"][policy]
@@ -200,9 +208,9 @@ def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def together(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Rows of policies, for each case columns: seconds of the first epoch and of a later one, how
-    many times as fast the later ones are as with the first policy, the share of the bytes that came
-    from other nodes, and how many times the source gave the dataset."""
+    """Returns rows of policies. Each case has these columns: seconds of the first epoch and of a
+    later one, the speed-up of later epochs over the first policy, the share of bytes from other
+    nodes, and the bytes from the source relative to the dataset."""
     rows = []
     for policy in policies:
         row = [f"`{policy}`"]
@@ -238,7 +246,7 @@ def grid_rows(document: dict[str, Any]) -> list[str]:
 
 
 def tables(documents: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """The tables of the page, by name."""
+    """Returns the tables of the page, by name."""
     made = {}
     for group in dict.fromkeys(case.group for case in CASES):
         cases = [case for case in CASES if case.group == group and case.name in documents]
@@ -264,13 +272,14 @@ def tables(documents: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def is_drawn(case: Case) -> bool:
-    """Not where the same with a slower file system says more: bars of one height."""
+    """Whether the case is drawn. It is not if the same case with a slower file system is more
+    informative, because all bars would have the same height."""
     slower = any(c.scenario == case.scenario and c.slower > 1 for c in CASES)
     return not case.epochs and (case.slower > 1 or not slower)
 
 
 def shown(document: dict[str, Any]) -> dict[str, Any]:
-    """Of the grid, the machines that one picture can show."""
+    """Returns the machines of the grid that fit into one picture."""
     kept = {
         name: result
         for name, result in document["policies"].items()
@@ -300,7 +309,7 @@ def main() -> int:
             documents[name] = grid(200, slower)
             if slower > 1:
                 draw(shown(documents[name]), arguments.images / f"simulator_{name}.png")
-    # Of some cases alone the tables would lose the others.
+    # With some cases only, the tables would lose the others.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(documents))
     if arguments.json:

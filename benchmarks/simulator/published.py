@@ -1,9 +1,11 @@
-"""``python -m benchmarks.simulator.published``: the re-creation beside the authors' simulator.
+"""``python -m benchmarks.simulator.published``: the re-creation, compared with the authors'
+simulator.
 
-Every recorded run is simulated in a process of its own: how far totals, epochs, shares and stalls
-are from the record, and what a million accesses cost here and cost there. ``--switches`` also runs
-each with one behaviour switched off after the other, and with all of them off, which says what
-each is worth. All runs take about three minutes on one core; ``--only stressS3`` takes seconds.
+Every recorded run is simulated in a process of its own. The benchmark reports the differences of
+totals, epochs, shares and stalls from the record, and the cost of a million accesses in both
+simulators. ``--switches`` also runs each with one behaviour after the other switched off, and with
+all of them off, which shows their effects. All runs take about three minutes on one core; ``--only
+stressS3`` takes seconds.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from benchmarks.published import AS_PUBLISHED, Behaviour
 from benchmarks.published.compare import compare, load_records
 
 RECORDS = Path("tests/simulator/reference/nopfs_simulator.json")
-# What a re-creation may be off by, relative for times and absolute for shares.
+# The allowed deviation of a re-creation: relative for times, absolute for shares.
 TIME_LIMIT, SHARE_LIMIT = 0.02, 0.01
 
 
 def measure(task: tuple[dict[str, Any], Collection[Behaviour]]) -> dict[str, Any]:
-    """One run's differences and costs, memory with the interpreter and its imports [bytes]."""
+    """Returns one run's differences and costs. The memory includes the interpreter and its imports
+    [bytes]."""
     record, on = task
     begun = time.process_time()
     (difference,) = compare([record], on)
@@ -50,7 +53,7 @@ def measure(task: tuple[dict[str, Any], Collection[Behaviour]]) -> dict[str, Any
 
 
 def rows(measured: list[dict[str, Any]]) -> list[str]:
-    """The table as text."""
+    """Returns the table as text."""
     head = f"{'run':58} {'total':>8} {'epochs':>8} {'shares':>8} {'us/access':>17} {'MiB':>13}"
     lines = [head]
     for one in measured:
@@ -72,7 +75,8 @@ def _refused(one: dict[str, Any]) -> str:
 
 
 def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each behaviour is worth: total and largest share that change when it is off."""
+    """Returns the effect of each behaviour: the changes of the total time and of the share that
+    changes most, when it is off."""
     worth = []
     one_by_one = {behaviour.name: (behaviour.off, {behaviour}) for behaviour in Behaviour}
     every = {"every one": ("All of them at once.", set(Behaviour))}
@@ -84,7 +88,7 @@ def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """The table as text on standard error, as JSON on standard output or in a file."""
+    """Prints the table as text to standard error, and as JSON to standard output or a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="runs whose name holds this text")
     parser.add_argument("--json", type=Path, help="where the JSON goes")

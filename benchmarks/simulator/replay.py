@@ -1,9 +1,9 @@
-"""``python -m benchmarks.simulator.replay``: real runs beside the simulation of them.
+"""``python -m benchmarks.simulator.replay``: real runs, compared with their simulation.
 
-A training program reads a dataset behind a slow source through Monarch, in turn or some samples
-ahead. Its machine is measured as `monarch calibrate` does; the order of its reads is recorded and
-simulated. Then the room of the tier is changed: the simulation says first how long the epochs will
-take, and the run says it afterwards.
+A training program reads a dataset behind a slow source through Monarch, one sample after the other
+or some samples ahead. Its machine is measured as by `monarch calibrate`; the order of its reads is
+recorded and simulated. Then the size of the tier is changed: first the simulation predicts the
+times of the epochs, then a run measures them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from monarch_py.util.units import MIB
 
 TRAINER = Path(__file__).with_name("trainer.py")
 BATCH, EPOCHS = 8, 3
-# Reads ahead of the use: threads, samples.
+# Reading ahead: the number of threads, and of samples.
 AHEAD = (4, 16)
-# No limit [bytes/s].
+# Stands for no limit [bytes/s].
 FAST = 1e12
 
 
 class Replay:
-    """One machine: a slow source, tiers of any room, its measured rates."""
+    """One machine: a slow source, tiers of variable size, its measured rates."""
 
     def __init__(self, args: argparse.Namespace, place: Path, slow: SlowSource) -> None:
         self.args, self.place, self.slow = args, place, slow
@@ -56,7 +56,7 @@ class Replay:
         self.calibration = self._calibrate()
 
     def _room(self, share: float) -> int:
-        # A tier counts a file by its blocks and its entry.
+        # A tier's quota counts the file's blocks and its entry.
         return int(share * (self.sizes.sum() + 8192 * len(self.sizes)))
 
     def _calibrate(self) -> Calibration:
@@ -65,7 +65,7 @@ class Replay:
             return calibrate(load_config(daemon.config))
 
     def run(self, share: float, threads: int) -> dict[str, Any]:
-        """A real run with a tier that has room for this share of the dataset."""
+        """Runs the training with a tier that has room for this share of the dataset."""
         with (
             tempfile.TemporaryDirectory(dir=self.args.tier) as tier,
             Daemon(self.place, self.slow.mountpoint, Path(tier), self._room(share)) as daemon,
@@ -94,7 +94,7 @@ class Replay:
             return said
 
     def simulate(self, share: float, threads: int, orders: list[list[int]]) -> list[float]:
-        """Seconds of each epoch of the same accesses."""
+        """Returns the simulated time of each epoch of the same accesses [s]."""
         scenario = self._scenario(share, threads)
         made = [np.array(order, np.int32).reshape(1, -1, BATCH) for order in orders]
         job = Job(

@@ -1,4 +1,4 @@
-"""Tables that a benchmark writes into a page of the documentation, between two comments."""
+"""Writes a benchmark's tables into a documentation page, between two comments."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["put_tables", "table"]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table: the first column is text, the others are numbers."""
+    """Returns the lines of a Markdown table. The first column is text, the others are numbers."""
     rule = ["---", *("--:" for _ in head[1:])]
     return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *rows)]
 
 
 def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
-    """Replaces what is between ``<!-- table NAME -->`` and ``<!-- end -->`` for each table; one
-    that the page does not mention is left out."""
+    """Replaces the content between ``<!-- table NAME -->`` and ``<!-- end -->`` for each table. A
+    table that the page does not mention is left out."""
     text = page.read_text()
     for name, lines in tables.items():
         place = re.compile(rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)

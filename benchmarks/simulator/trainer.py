@@ -1,5 +1,7 @@
-"""A training program for benchmarks.simulator.replay: reads files in a seeded random order,
-computes for a time, and prints what it did as JSON. Nothing in it knows of Monarch."""
+"""A training program for benchmarks.simulator.replay, which knows nothing of Monarch.
+
+It reads files in a seeded random order, computes for a time, and prints its measurements as JSON.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def main() -> None:
                     size = ahead.popleft().result()  # type: ignore[attr-defined]
                 else:
                     size = read(paths[number])
-                # Sleeps are longer than asked for: what is too much is made up for.
+                # Sleeps take longer than requested, so the excess is subtracted from the next one.
                 woken = time.monotonic() + size / float(rate) - debt
                 time.sleep(max(0.0, woken - time.monotonic()))
                 debt = time.monotonic() - woken

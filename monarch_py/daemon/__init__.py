@@ -2,15 +2,15 @@
 
 starting    starting the daemon's process from outside, and waiting for its end
 lifecycle   the daemon's process, from its start to its end
-control     the socket on which commands reach the daemon, and what it does for them
+control     the socket for commands, and their execution
 server      the parts of the daemon, and the loop that runs each of them in turn
 status      the answer to `status`
 switches    whether a switch file exists
 openfiles   which process has which file of a source open, and what serves the file
 orphan      the end of a daemon whose `monarch run` was killed
-plans       access plans: how far programs are, what is kept where, what is fetched ahead
+plans       access plans: the programs' progress, placement, fetches ahead
 fill        what is filled, and in which order
-nodes       which node keeps each file, what this node serves, which nodes a fill asks
+nodes       which node keeps each file, serving copies to peers, which nodes a fill asks
 copies      driving the copy engine, which is in C; publishing and dropping copies
 scan        listing the sources into the catalog
 segments    the shared-memory segments that clients attach to

@@ -34,7 +34,7 @@ REQUEST_BYTES = 1 << 20
 # large job all send theirs at once. After a failed accept the thread pauses for ACCEPT_PAUSE_S [s].
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.2
-# Commands that change nothing. The loop need not be woken after them.
+# Read-only commands. They need not wake the loop, because nothing has changed.
 ONLY_TELLING = ("status", "history", "open", "where", "all", "cluster")
 
 Request = dict[str, Any]
@@ -60,8 +60,7 @@ class Control:
         # the connections that nobody has accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
-        # Commands that run between two turns of the loop, and commands during which the loop goes
-        # on.
+        # Commands that run between two iterations of the loop, and commands that run beside it.
         self._between_turns: dict[str, Action] = {
             "stop": self._stop,
             "stay": self._stay,
@@ -91,8 +90,8 @@ class Control:
 
     def end(self) -> None:
         """Shuts down the connections of clients that still wait for an answer, so that they learn
-        that no answer comes. Otherwise they would learn it only when the last thread of the process
-        ends, and that thread may hang in a source's file system."""
+        now that none will come. Otherwise they would learn it only when the last thread of the
+        process ends, and that thread may hang in a source's file system."""
         for connection in list(self._attended):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -106,7 +105,7 @@ class Control:
                 self._take_in(self._socket.accept()[0])
                 is_said = False
             except (OSError, RuntimeError) as error:
-                # There is no descriptor or no thread left, or the daemon ends.
+                # accept() failed: no descriptor or no thread is left, or the daemon is ending.
                 if not (is_said or self._daemon.is_closed):
                     log.warning(
                         "commands must wait: the daemon cannot accept connections now: %s", error
@@ -115,8 +114,8 @@ class Control:
                 time.sleep(ACCEPT_PAUSE_S)
 
     def _take_in(self, connection: socket.socket) -> None:
-        """Answers a command in a thread of its own, so that a command that takes long (`look`,
-        `all`) delays no other."""
+        """Answers a command in a thread of its own, so that a slow command (`look`, `all`) delays
+        no other."""
         self._attended.add(connection)
         try:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
@@ -132,7 +131,7 @@ class Control:
             except OSError as error:
                 log.info("the answer to a command could not be sent: %s", error)
             except Exception:
-                # One bad request must not leave the daemon deaf; the log keeps the traceback.
+                # A bad request must not end the daemon's service; the traceback goes to the log.
                 log.exception("a command failed in the daemon")
             finally:
                 self._attended.discard(connection)
@@ -145,7 +144,7 @@ class Control:
             return
         line = connection.makefile("rb").readline(REQUEST_BYTES)
         if not line.endswith(b"\n"):
-            return  # the client has ended in the middle of its request
+            return  # the client ended in the middle of its request
         request = json.loads(line)
         try:
             answer = self._do(request)
@@ -182,7 +181,8 @@ class Control:
         return {}
 
     def _let_go(self, _: Request) -> Request:
-        """Makes the daemon end when nobody needs it, as one that runs have started."""
+        """Makes the daemon end when no client needs it, like a daemon that `monarch run` has
+        started."""
         let_go(self._session, self._daemon.stop_now)
         return {}
 
@@ -223,9 +223,9 @@ class Control:
         return msgspec.to_builtins(self._daemon.cluster)
 
     def _scan(self, request: Request) -> Request:
-        """Asks the scan to list directories, each given as (number of the source, path), with all
-        that lies below them. Returns whether the scan has listed everything it was asked for by
-        now."""
+        """Asks the scan to list directories with everything below them. Each directory is given as
+        (number of the source, path). Returns whether the scan has finished everything it was asked
+        for so far."""
         scanner = self._daemon.scanner
         for number, path in request["directories"]:
             scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)
@@ -250,7 +250,7 @@ class Control:
         entries = [int(entry) for entry in request.get("entries", [])]
         return {"dropped": self._daemon.filler.copies.drop(entries)}
 
-    # --- while the loop goes on ---------------------------------------------------------------
+    # --- beside the loop ----------------------------------------------------------------------
 
     def _all(self, _: Request) -> Request:
         """Returns the status of all nodes."""
@@ -258,15 +258,15 @@ class Control:
         return {"schema": SCHEMA_VERSION, "nodes": nodes}
 
     def _open_files(self, _: Request) -> Request:
-        """Returns the files that programs have open. The loop goes on meanwhile, because the file
+        """Returns the files that programs have open. It runs beside the loop, because the file
         system of an open file may hang."""
         opened, staging = all_opened(), self._daemon.filler.staging.number
         with self._daemon.deciding():
             return {"open": open_files(self._daemon.shared, staging, opened)}
 
     def _look(self, request: Request) -> Request:
-        """Asks the source about files that the scan has not met, and takes them into the catalog.
-        Returns their entries, -1 for a path at which there is no file."""
+        """Looks up, at the source, files that the scan has not found yet, and adds them to the
+        catalog. Returns their entries, with -1 for a path at which there is no file."""
         scanner, filler = self._daemon.scanner, self._daemon.filler
         paths = [(int(number), str(path)) for number, path in request["paths"]]
         met = [scanner.look(number, path) for number, path in paths]
@@ -278,8 +278,8 @@ class Control:
             return {"entries": [scanner.find(number, path) for number, path in paths]}
 
     def _compare(self, request: Request) -> Request:
-        """Compares the given files and directories with the source, in their order, until a second
-        has passed. Drops the copies of files that have changed. Returns how many entries were
+        """Compares the given files and directories with the source, in the given order, for at most
+        a second. Drops the copies of files that have changed. Returns how many entries were
         compared, and which files and directories have changed."""
         outdated = self._daemon.filler.outdated
         with self._daemon.deciding():

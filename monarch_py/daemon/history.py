@@ -8,7 +8,7 @@ import numpy as np
 
 from monarch_py.native import Floats, Uints
 
-# The counters of `totals` that the history keeps.
+# The counters of `totals` in the history.
 COUNTED = (
     "opens",
     "hits",
@@ -21,12 +21,13 @@ COUNTED = (
     "waits",
     "wait_seconds",
 )
-# The most points, beside the first. When there are more, every second one goes, and the interval
-# doubles: a daemon that runs for months needs no more memory than one that runs for minutes.
+# The most points, besides the first. When there are more, every second point is removed and the
+# interval doubles: a daemon that runs for months needs no more memory than one that runs for
+# minutes.
 MOST_POINTS = 600
 # The interval at the start [s].
 FIRST_INTERVAL_S = 0.1
-# A thread reads from one open to its next, unless that comes later [s].
+# A thread counts as reading from one open to its next if the time between them is at most this [s].
 LONGEST_READ_S = 30.0
 
 Point = tuple[Any, ...]
@@ -34,12 +35,12 @@ Point = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What holds at a point in time.
+    """The counters at a point in time.
 
-    seconds : since the daemon's start;  totals : what was counted until then
+    seconds : since the daemon's start;  totals : the counters so far
     opens : (slots,) files that programs have opened, by slot; each thread has a slot
-    epoch : of the plan that is followed, or None
-    memory_bytes : what a RAM tier may still take
+    epoch : the epoch of the plan that is followed, or None
+    memory_bytes : how much more a RAM tier may take
     """
 
     seconds: float
@@ -50,19 +51,19 @@ class Moment:
 
 
 class History:
-    """Points in time with what was counted until then, as sums since the daemon's start.
+    """A time series of the counters, as totals since the daemon's start.
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
-    is how many threads of programs read: those that have opened files since the point before, and
-    those that are between two opens, as later opens show. `memory` is the least that a RAM tier
-    could take since the point before [bytes].
+    is the number of threads of programs that read: those that have opened files since the previous
+    point, and those that are between two opens, as their later opens reveal. `memory` is the least
+    amount that a RAM tier could take since the previous point [bytes].
     """
 
     def __init__(self) -> None:
         self._points: list[Point] = []
         self._interval = FIRST_INTERVAL_S
         self._opens: Uints | None = None
-        self._opened_s: Floats = np.empty(0)  # (slots,) when each has opened last
+        self._opened_s: Floats = np.empty(0)  # (slots,) when each slot last opened a file
 
     def is_due(self, seconds: float) -> bool:
         return not self._points or seconds - self._points[-1][0] >= self._interval
@@ -76,14 +77,14 @@ class History:
             len(self._points) > 1
             and self._points[-2][1:-1] == self._points[-1][1:-1] == point[1:-1]
         ):
-            # Nothing happens, so two points tell of any time.
+            # Nothing has changed, so the last two points describe any length of time.
             point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
         if len(self._points) > MOST_POINTS:
             self._halve()
 
     def _fill_gaps(self, moment: Moment) -> None:
-        """Counts the threads that have opened files now as readers since their last opens."""
+        """Counts the threads that have opened files now as readers since their previous opens."""
         if self._opens is None:
             self._opened_s = np.full(len(moment.opens), -np.inf)
             return
@@ -110,8 +111,8 @@ class History:
         self._interval *= 2
 
     def told(self, now: Moment) -> dict[str, list[Any]]:
-        """Returns the points, and one for this moment, as columns. Keeps nothing, so that a history
-        that is asked for often is the same as one that is not."""
+        """Returns the points, and one for this moment, as columns. Stores nothing, so that the
+        history does not depend on how often it is requested."""
         points = [*self._points, self._point(now)]
         names = ("seconds", *COUNTED, "epoch", "readers", "memory_bytes")
         return {name: [point[i] for point in points] for i, name in enumerate(names)}

@@ -48,19 +48,19 @@ KEPT_LOG = 1 << 20
 
 @contextlib.contextmanager
 def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
-    """Holds the session's lock, so that a session has one daemon. Raises SessionError when another
-    daemon holds it."""
+    """Holds the session's lock, which ensures that a session has one daemon. Raises SessionError if
+    another daemon holds it."""
     session.make()
     try:
         fd = hold(session.lock, config_file)
     except SessionError as error:
         raise SessionError(f"a daemon serves this configuration already ({error})") from error
-    _begin_log(session)  # not before the lock: the log may be a running daemon's
+    _begin_log(session)  # after the lock is taken: before that, the log may be a running daemon's
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if id_of(session.lock) == id_of(fd):  # else it is another daemon's
+            if id_of(session.lock) == id_of(fd):  # otherwise it belongs to another daemon
                 session.socket.unlink(missing_ok=True)
                 session.lock.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
 
 
 def _begin_log(session: SessionDir) -> None:
-    """Begins an empty log. The end of the previous daemon's log is kept, because it may tell why
+    """Starts an empty log. The end of the previous daemon's log is kept, because it may tell why
     that daemon died."""
     if not session.log.exists():
         return
@@ -81,8 +81,8 @@ def _begin_log(session: SessionDir) -> None:
 
 @contextlib.contextmanager
 def _told_in_a_sentence() -> Iterator[None]:
-    """Turns an error of the system that keeps a daemon from starting into a SessionError, whose
-    message is one sentence."""
+    """Turns an OSError that keeps the daemon from starting into a SessionError with a message of
+    one sentence."""
     try:
         yield
     except OSError as error:
@@ -100,7 +100,7 @@ def _told_in_a_sentence() -> Iterator[None]:
 def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = "") -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
-    kind : SHARED: the daemon belongs to the runs that share it, and ends when none is left;
+    kind : SHARED: the daemon belongs to the runs that share it, and ends with the last of them;
         AUTOSTARTED: it ends when no process has used it for `idle_exit` (`orphan`)
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
@@ -114,12 +114,12 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             config = load_config(config_file)
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
-            if config.autostart:  # else the library does not ask what the configuration says
+            if config.autostart:  # otherwise no program needs the record
                 with contextlib.suppress(OSError, SessionError):
                     write_record(config_file, config)
             ignore_the_jobs()
-            # A signal that comes before the daemon is ready takes effect once it is ready. A daemon
-            # that ended half-made would leave tiers that look as if it had been killed.
+            # A signal that arrives before the daemon is ready is handled once it is ready. A daemon
+            # that ended during its start would leave tiers that look as if it had been killed.
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             watch: OrphanWatch | IdleWatch | None = None
             if kind == SHARED:
@@ -137,15 +137,15 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
         if watch is not None:
             watch.begin(daemon.stop_now)
         log.info("process %d serves %s (version %s)", os.getpid(), config.file, __version__)
-        # All objects that exist now live until the end, so the garbage collector need not look at
-        # them while programs run.
+        # All objects that exist now live until the end, so the garbage collector can ignore them
+        # from now on.
         gc.freeze()
         control.begin()
         daemon.run()
         log.info("the daemon has ended")
         _raise_if_lost(daemon)
-        # The daemon has ended well. Another signal could still kill Python on its way out, so
-        # signals are ignored from here on.
+        # The daemon has ended properly. Another signal could still kill the interpreter during its
+        # exit, so signals are ignored from here on.
         handle(ENDING, signal.SIG_IGN)
 
 
@@ -159,8 +159,8 @@ def _raise_if_lost(daemon: Daemon) -> None:
 
 def end_process(status: int = 0) -> NoReturn:
     """Ends this process after its daemon has ended. Unlike the interpreter's own exit, it does not
-    wait for threads, because nobody needs their results any more (a plan's placement, the answer of
-    a file system that hangs)."""
+    wait for threads, because their results (a plan's placement, the answer of a file system that
+    hangs) are no longer needed."""
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -168,9 +168,9 @@ def end_process(status: int = 0) -> NoReturn:
 
 
 def _allow_descriptors() -> None:
-    """Raises the soft limit on descriptors, because a daemon has a connection for each peer. (The
-    usual limit suits programs that use select().) A daemon that may not raise the limit has fewer
-    connections."""
+    """Raises the soft limit on descriptors, because a daemon has a connection for each peer, and
+    the usual limit is chosen for programs that use select(). If the limit cannot be raised, the
+    daemon has fewer connections."""
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
@@ -215,7 +215,7 @@ class _Log(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 take
 
 
 def main() -> None:
-    """Runs the daemon's process, as `spawn` starts it."""
+    """Runs the daemon's process; the entry point of the command that `spawn` executes."""
     logging.basicConfig(
         handlers=[_Log()], level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
@@ -224,7 +224,7 @@ def main() -> None:
         kind = words[0] if words in ([SHARED], [AUTOSTARTED]) else ""
         with _told_in_a_sentence():
             startup = None
-            if words and not kind:  # the number of the descriptor that `spawn` has written to
+            if words and not kind:  # the number of the descriptor that holds the StartupInfo
                 with open(int(words[0]), "rb") as file:
                     startup = msgspec.json.decode(file.read(), type=StartupInfo)
         serve(Path(sys.argv[1]), startup, kind=kind)
@@ -236,9 +236,9 @@ def main() -> None:
 
 def _say_last(line: str) -> None:
     """Writes a line to standard error, which is the log. If the log was removed with its session,
-    the line goes to the system's log as well, and into a new log file, where a user looks for the
+    the line goes to syslog and into a new log file as well, because a user looks there for the
     reason."""
-    with contextlib.suppress(OSError):  # shared memory is full, and the log lies there
+    with contextlib.suppress(OSError):  # fails if shared memory, where the log lies, is full
         sys.stderr.write(line)
         sys.stderr.flush()
     session = SessionDir.of(Path(sys.argv[1]))

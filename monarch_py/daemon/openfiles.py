@@ -1,6 +1,6 @@
 """Finds which process has which file of a source open, and whether the source or a copy serves it.
 
-The module looks at every descriptor and mapping of every process of this user (/proc/PID/fd and
+Every descriptor and mapping of every process of this user is examined (/proc/PID/fd and
 /proc/PID/maps). The catalog's reverse index tells which file a copy belongs to.
 """
 
@@ -17,8 +17,8 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import State, ffi
 from monarch_py.util.processes import own_processes
 
-# One open file: who has it open (`pid`, `command`, and `fd`, None for a mapping), its device and
-# its inode.
+# One open file: its user (`pid`, `command`, and `fd`, None for a mapping), its device and its
+# inode.
 Opened = tuple[dict[str, Any], int, int]
 
 
@@ -27,7 +27,7 @@ def _regular_files(
 ) -> Iterator[tuple[int, os.stat_result]]:
     """Yields a process's descriptors of regular files, each with the attributes of its file.
 
-    is_meant : tells whether a descriptor of the process is looked at
+    is_meant : tells whether to examine a descriptor of the process
     """
     try:
         numbers = [int(name) for name in os.listdir(process / "fd")]
@@ -43,8 +43,8 @@ def _regular_files(
 
 
 def _may_write(process: Path, fd: int) -> bool:
-    """Whether the descriptor is open for writing. The answer comes from /proc alone; a file system
-    might hang if it was asked."""
+    """Whether the descriptor is open for writing. The answer comes from /proc alone, because asking
+    the file system might hang."""
     info = (process / "fdinfo" / str(fd)).read_text()
     flags = next((x.split()[1] for x in info.splitlines() if x.startswith("flags:")), "0")
     return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
@@ -67,7 +67,7 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 
 
 class _Finder:
-    """Finds the catalog's file for a (device, inode), and what serves the file."""
+    """Finds the file for a (device, inode), and whether the source or a copy serves it."""
 
     def __init__(self, shared: Shared, staging: int) -> None:
         self.shared, self.staging = shared, staging
@@ -76,8 +76,8 @@ class _Finder:
             (i, int(control.tier[i].dev)) for i in range(control.tiers) if control.tier[i].usable
         ]
         self.sources = [(i, int(control.source[i].dev)) for i in range(control.sources)]
-        # The reverse index lacks copies that come and go: those in the staging area, and those that
-        # this daemon has made in tiers with eviction. So they are found by a table of their own.
+        # The reverse index lacks short-lived copies: those in the staging area, and those that this
+        # daemon has made in tiers with eviction. They are found by a table built here.
         catalog = shared.catalog
         evicting = int(catalog.c.evicting)
         come_and_go = [n for n, _ in self.tiers if n == staging or evicting >> n & 1]
@@ -111,8 +111,8 @@ class _Finder:
 
 
 def all_opened() -> list[Opened]:
-    """Returns the open files of all processes. It asks the file systems of these files, so it never
-    returns while one of them hangs."""
+    """Returns the open files of all processes. It asks the file systems of these files, so it does
+    not return while one of them hangs."""
     found: list[Opened] = []
     for process in own_processes():
         try:
@@ -127,7 +127,7 @@ def all_opened() -> list[Opened]:
 
 
 def open_files(shared: Shared, staging: int, opened: Iterable[Opened]) -> list[dict[str, Any]]:
-    """Returns one row for each open file that the catalog knows, or that is a copy of a known file.
+    """Returns one row for each open file that is in the catalog, or that is a copy of a file in it.
 
     staging : the number of the staging area
     """
@@ -139,10 +139,11 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     """Yields (device, inode) of files on these devices that a process of this user has open for
     writing.
 
-    The library does not see writes through a descriptor that is older than the session.
+    Such a descriptor may be older than the session; the library does not see writes through it.
     """
     for process in own_processes():
         for _, status in _regular_files(process, _may_write):
-            # A file without a name is no source's, and a new file may get its inode number later.
+            # A file without a name is not a source's file, and its inode number may be reused for a
+            # new one.
             if status.st_dev in devices and status.st_nlink:
                 yield status.st_dev, status.st_ino

@@ -1,13 +1,13 @@
-"""Ends a daemon that nobody uses any more, if nobody else ends it.
+"""Ends an unused daemon that no command will end.
 
 An `OrphanWatch` ends a daemon whose `monarch run` was killed before it could end the daemon, or
-that a job has left to others. An `IdleWatch` ends one that the first program of a job has started
-(commands/autostart.py).
+which the last run has left to other processes. An `IdleWatch` ends a daemon that the first program
+of a job has started (commands/autostart.py).
 
 The runs that share a daemon hold a lock (`shares`), which the kernel releases when they are killed.
 The commands of a killed run go on, and may have started processes that use the session. The daemon
-serves all of these processes, and ends once there has been none for a while. A thread of its own
-looks for them, because /proc answers late while a process waits for a file system.
+serves all of these processes, and ends once none of them has existed for a while. A separate thread
+looks for them, because reading /proc can block while a process waits for a file system.
 """
 
 import logging
@@ -25,12 +25,12 @@ from monarch_py.util.processes import Identity, mapping
 
 log = logging.getLogger("monarch.orphan")
 
-# LOOK_S : the interval between two looks.  UNUSED_S : how long the daemon must be unused before it
-# ends, because a job's next step may begin after a pause [s].
+# LOOK_S is the interval between two checks. UNUSED_S is how long the daemon must be unused before
+# it ends, because a job's next step may begin after a pause [s].
 LOOK_S = 1.0
 UNUSED_S = 5.0
-# An idle daemon is looked at so many times before it ends, but at most every LOOK_S. A look reads
-# what all processes of the user have mapped.
+# Until it ends, an idle daemon is checked this many times, but at most every LOOK_S. A check reads
+# the mappings of all processes of the user.
 LOOKS = 20
 
 
@@ -51,7 +51,7 @@ class _Watch(ABC):
 
     @abstractmethod
     def _is_ours(self) -> bool:
-        """Whether this watch still decides about the daemon's end."""
+        """Whether this watch is still responsible for ending the daemon."""
 
     @abstractmethod
     def _will_end(self) -> None:
@@ -73,18 +73,18 @@ class _Watch(ABC):
         self._shares.close()
 
     def _has_run(self) -> bool:
-        """Whether a run, or a command that a run has started, is still there."""
+        """Whether a `monarch run`, or a command that one has started, still exists."""
         if not self._shares.try_turn():
-            return True  # a run begins or ends just now
+            return True  # a run is just beginning or ending
         is_unused = self._shares.is_unused()
         self._shares.leave()
         self._shares.leave_turn()
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Gives the daemon up, as the last run would have done. Returns False if it did not,
-        because a new run has come. After True this process keeps the turn until it ends, so that
-        the next run waits for that end before it starts another daemon."""
+        """Gives the daemon up, as the last run would have done. Returns False if it was not given
+        up because a new run has come. After True, this process keeps the lock on turns until it
+        ends, so that the next run waits for that before it starts another daemon."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():
@@ -100,8 +100,8 @@ class _Watch(ABC):
 
 
 class OrphanWatch(_Watch):
-    """The watch of a daemon that belongs to the runs that share it. The constructor notes that it
-    does; it raises OSError when that cannot be noted."""
+    """The watch of a daemon that belongs to the runs that share it. The constructor records that it
+    belongs to them, and raises OSError if that fails."""
 
     def __init__(self, session: SessionDir) -> None:
         super().__init__(session, UNUSED_S, LOOK_S)
@@ -110,7 +110,7 @@ class OrphanWatch(_Watch):
         self._shares.note_daemon(self._me)
 
     def _is_ours(self) -> bool:
-        return self._shares.daemon() == self._me  # else `monarch start` has taken it over
+        return self._shares.daemon() == self._me  # otherwise `monarch start` has taken it over
 
     def _is_used(self) -> bool:
         return super()._is_used() or bool(self._jobs.noted())
@@ -122,7 +122,7 @@ class OrphanWatch(_Watch):
 
 
 def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
-    """Begins to watch a daemon of `monarch start`, unless it is watched already."""
+    """Starts watching a daemon of `monarch start`, unless it is watched already."""
     shares = Shares(session)
     is_watched = shares.daemon() == Identity.of(os.getpid())
     shares.close()
@@ -131,9 +131,9 @@ def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
 
 
 class IdleWatch(_Watch):
-    """The watch of a daemon that nobody but it ends. Programs that come and go between two looks
-    count by what they open, and a daemon that makes copies (for `monarch warm`, or a plan) is used
-    as well.
+    """The watch of a daemon that must end by itself. Short-lived programs between two checks are
+    noticed by the files that they have opened. A daemon that makes copies (for `monarch warm`, or a
+    plan) counts as used as well.
 
     idle_s : how long the daemon stays without a user [s]
     """
@@ -143,7 +143,7 @@ class IdleWatch(_Watch):
         self._daemon, self._done = daemon, (0, 0)
 
     def _is_ours(self) -> bool:
-        return not self._daemon.stays  # else `monarch start` has taken it over
+        return not self._daemon.stays  # otherwise `monarch start` has taken it over
 
     def _is_used(self) -> bool:
         before, opens = self._done, self._daemon.shared.totals()["opens"]

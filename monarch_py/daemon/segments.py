@@ -16,20 +16,20 @@ from monarch_py.ipc.session import Segment, SessionDir, open_private
 from monarch_py.native import NO_IDS, Bools, Ids, SessionState, Uints, ffi, lib, pointer
 from monarch_py.storage.tiers import Tier
 
-# The bits of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH in a set of capabilities(7).
+# The bits of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH in a capability set (capabilities(7)).
 READ_EVERYTHING = 1 << 1 | 1 << 2
 # The counters of a client, in their order.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
-# At most this many files of each kind (opened, wanted, read to their end) are taken in one turn of
-# the loop.
+# At most this many files of each kind (opened, requested, read to their end) are taken in one
+# iteration of the loop.
 TAKEN = 65536
 
 
 def close_old_session(session: SessionDir) -> None:
     """Marks a dead daemon's segments as closed, and removes them.
 
-    The mark sends attached clients to the new segments. Without it they would go on marking changes
-    in the old ones, where nobody would see them.
+    The mark makes attached clients switch to the new segments. Without it they would keep recording
+    changes in the old segments, which no daemon reads.
     """
     with contextlib.suppress(OSError):
         old = Segment.open(session.control, writable=True)
@@ -44,7 +44,7 @@ def close_old_session(session: SessionDir) -> None:
 def _put(room: Any, text: bytes) -> int:
     """Writes a path with its NUL into an array of a segment. Returns the path's length. Raises
     OSError for a path that is too long, and never writes past the end of the array. (The paths of a
-    checked configuration always fit.)"""
+    validated configuration always fit.)"""
     if len(text) >= len(room):
         raise OSError(errno.ENAMETOOLONG, f"longer than {len(room) - 1} bytes", os.fsdecode(text))
     room[0 : len(text) + 1] = text + b"\0"
@@ -53,17 +53,17 @@ def _put(room: Any, text: bytes) -> int:
 
 def _reads_everything() -> bool:
     """Whether this process may read files regardless of their modes. If so, clients without that
-    privilege are given no copies, because a copy's mode does not tell who may read the file."""
+    privilege get no copies, because a copy's mode does not tell who may read the source file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = next((int(line[7:], 16) for line in lines if line.startswith("CapEff:")), 0)
     return bool(effective & READ_EVERYTHING)
 
 
 class Shared:
-    """The segments of a session. They are made in the state STARTING; `serve` lets clients in,
-    `close` sends them away.
+    """The segments of a session. They are created in the state STARTING; `serve` lets clients
+    attach, `close` makes them leave.
 
-    Raises OSError (ENOSPC) when shared memory has no room for the segments.
+    Raises OSError (ENOSPC) if shared memory has no room for the segments.
     """
 
     def __init__(self, session: SessionDir, config: Config) -> None:
@@ -104,7 +104,7 @@ class Shared:
         control.owner = os.geteuid()
         control.mounts = os.stat("/proc/self/ns/mnt").st_ino
         control.reads_everything = _reads_everything()
-        with contextlib.suppress(OSError):  # a kernel without user namespaces
+        with contextlib.suppress(OSError):  # fails on a kernel without user namespaces
             control.users = os.stat("/proc/self/ns/user").st_ino
         with contextlib.suppress(OSError):
             control.pids = os.stat("/proc/self/ns/pid").st_ino
@@ -125,8 +125,8 @@ class Shared:
             _put(slot, os.fsencode(switch) if switch else b"")
 
     def put_source(self, number: int, source: SourceConfig) -> None:
-        """Writes down a source, which clients do not see until it is counted. Raises OSError if it
-        cannot be looked at."""
+        """Writes a source's description, which clients ignore until `count_source`. Raises OSError
+        if the source cannot be examined."""
         slot, found = self.control.source[number], source.real_path.stat()
         slot.dev, slot.ino = found.st_dev, found.st_ino
         path, alias = os.fsencode(source.real_path), os.fsencode(source.path)
@@ -134,8 +134,8 @@ class Shared:
         slot.alias_len = 0 if alias == path else _put(slot.alias, alias)
 
     def count_source(self, number: int, fd: int) -> None:
-        """Tells clients of one more source, while they read. The number of sources is written last,
-        behind the barrier that is in the doorbell.
+        """Publishes one more source to running clients. The number of sources is written last,
+        after the memory barrier of the doorbell.
 
         fd : of the source's root
         """
@@ -145,10 +145,10 @@ class Shared:
         self.control.sources = number + 1
 
     def set_tiers(self, tiers: Sequence[Tier | None]) -> None:
-        """Tells clients where copies are.
+        """Publishes where copies are.
 
         tiers : the configured tiers and the staging area; None for a tier that this daemon does not
-        use
+            use
         """
         for slot, tier in zip(self.control.tier, tiers, strict=False):
             if tier is None:
@@ -161,7 +161,7 @@ class Shared:
         self.control.tiers = len(tiers)
 
     def hide_tier(self, number: int) -> None:
-        """Empties this tier's path, so that from here on no client opens anything in the tier,
+        """Clears this tier's path, so that from here on no client opens anything in the tier,
         whatever the catalog says. Open descriptors of its copies are still recognised as copies."""
         self.control.tier[number].path = b""
 
@@ -172,12 +172,12 @@ class Shared:
         self.control.heartbeat += 1
 
     def wait(self, rung: int, wait_ms: int) -> int:
-        """Waits until the doorbell's count differs from `rung`, but at most for wait_ms [ms].
-        Returns the count as it is now."""
+        """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms].
+        Returns the current count."""
         return int(lib.monarch_wait_doorbell(self.clients, rung, wait_ms))
 
     def ring(self) -> None:
-        """Ends the loop's wait. It may be called from any thread."""
+        """Wakes the loop. May be called from any thread."""
         lib.monarch_ring_doorbell(self.clients)
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class Shared:
             os.close(self._changes_fd)
         with contextlib.suppress(OSError):  # without this file, clients warn that no daemon serves
             stopped = open_private(self.session.stopped, os.O_WRONLY)
-            if self.was_asked_to_stop:  # then processes that were served start no other daemon
+            if self.was_asked_to_stop:  # attached clients then start no new daemon
                 os.write(stopped, b"asked\n")
             os.close(stopped)
 
@@ -199,12 +199,12 @@ class Shared:
         return *own, self.catalog.segment
 
     def lost(self) -> Path | None:
-        """Returns the path of a segment that has lost its name, or None. Without the name no
-        further client can attach, and attached clients do not hear of another daemon."""
+        """Returns the path of a segment that has been unlinked, or None. Without its name no
+        further client can attach, and attached clients do not learn of another daemon."""
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
-        """Takes in the changes reported by processes that cannot map the segments, and marks the
+        """Processes the changes reported by processes that cannot map the segments, and marks the
         changed files."""
         if self.clients.told:
             lib.monarch_take_changes(
@@ -212,27 +212,26 @@ class Shared:
             )
 
     def changed(self, ids: Ids) -> Bools:
-        """Returns (n,) whether a client has changed the file. The mark is in a Bloom filter, so a
+        """Returns (n,) whether a client has changed the file. The marks are in a Bloom filter, so a
         few unchanged files count as changed too."""
         flags, given = np.zeros(len(ids), dtype=np.uint8), (self.clients, self.control)
         lib.monarch_find_changed(*given, self.catalog.c, len(ids), pointer(ids), pointer(flags))
         return flags.astype(bool)
 
     def follow_opens(self) -> None:
-        """Has clients note the files that they open, from now on. Clients do not ring the doorbell
-        for these notes."""
+        """Makes clients record the files that they open, from now on. Clients do not ring the
+        doorbell for these records."""
         self.control.follow_opens = 1
 
     def take_opened(self) -> Uints:
-        """Returns (n,) entries that clients have opened for reading since the last call. It is not
-        known how often and in which order they were opened."""
+        """Returns (n,) entries that clients have opened for reading since the last call. Neither
+        the number nor the order of the opens is known."""
         if not self.control.follow_opens:
             return NO_IDS
         return self._take(self.clients.opened)
 
     def take_wanted(self) -> Uints:
-        """Returns (n,) entries that programs have opened since the last call and that had no
-        copy."""
+        """Returns (n,) entries without a copy that programs have opened since the last call."""
         return self._take(self.clients.wanted)
 
     def take_read(self) -> Uints:
@@ -253,13 +252,13 @@ class Shared:
 
     def opens_by_slot(self) -> Uints:
         """Returns (MONARCH_STAT_SLOTS,) how many files programs have opened. Each thread counts in
-        one slot; many threads share slots."""
+        one slot; several threads may share a slot."""
         hits, misses = COUNTERS.index("hits"), COUNTERS.index("misses")
         return np.asarray(self._stats[:, hits] + self._stats[:, misses])
 
     def source_opens(self) -> tuple[int, float]:
-        """Returns how many files programs have opened at the sources themselves, and how long these
-        opens took together [s]."""
+        """Returns how many files programs have opened at the sources themselves, and the total time
+        of these opens [s]."""
         totals = self.totals()
         return totals["source_opens"], totals["source_open_ns"] / 1e9
 
@@ -267,9 +266,9 @@ class Shared:
         """Returns the files that clients have opened before the catalog knew them, as (source,
         relative path), each with whether a program has read enough of it to be worth a copy.
 
-        stuck : for each slot that a client was writing at the last call, its ticket; updated here.
-        A slot that is still being written under the same ticket is freed, because its process is
-        gone.
+        stuck : by slot, the ticket of each write that was in progress at the last call; updated
+            here. If a slot is still being written under the same ticket, its writer has died, and
+            the slot is freed.
         """
         found: dict[tuple[int, str], bool] = {}
         for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():

@@ -43,25 +43,25 @@ from monarch_py.storage.watch import TierWatch
 
 log = logging.getLogger("monarch.daemon")
 
-# How long the loop sleeps when no client rings the doorbell [ms]. Switch files and recently changed
-# files are looked at this often, and the heartbeat is counted up.
+# How long the loop sleeps unless a client rings the doorbell [ms]. It determines how often switch
+# files and recently changed files are checked, and how often the heartbeat is incremented.
 TURN_MS = 250
-# How long it sleeps after QUIET_TURNS turns in which nobody rang [ms]. A turn after a sleep starts
-# with cold processor caches: four turns a second cost a fifth as much as sending files to other
-# nodes.
+# How long it sleeps after QUIET_TURNS iterations without a ring [ms]. An iteration after a sleep
+# starts with cold processor caches: four iterations a second took a fifth as much processor time as
+# sending files to other nodes.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# How long it sleeps while anything is filled or checked [ms]. In these turns the loop adapts the
-# number of reads in flight to the rate of the sources, finds the files for which readers wait (a
-# waiting reader rings only the engine), and counts and records the copies that the engine has
-# published.
+# How long it sleeps while anything is filled or checked [ms]. In these iterations the loop adapts
+# the number of concurrent reads to the throughput of the sources, finds the files that readers wait
+# for (a waiting reader wakes only the engine), and counts and records the copies that the engine
+# has published.
 BUSY_TURN_MS = 50
-# How long it sleeps while programs open files of a plan, so that it sees soon what they open [ms].
+# How long it sleeps while programs open files of a plan [ms]: short, to see soon what they open.
 FOLLOWING_TURN_MS = 10
-# After a turn the loop rests for REST times the duration of the turn. The rest lasts at most
-# MOST_REST_S, a silence that readers do not yet take for the daemon's death, and at most
+# After an iteration the loop rests for REST times the iteration's duration. The rest lasts at most
+# MOST_REST_S, which is short enough that readers do not take the daemon for dead, and at most
 # SHORT_REST_S while work is left or programs follow a plan. It ends after NAP_S if a reader waits
-# for something that the last turn could not do [s].
+# for something that the last iteration could not do [s].
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 # Interval between two checks that the session's files still have their names [s].
 LOOK_S = 0.5
@@ -70,11 +70,11 @@ LOOK_S = 0.5
 class Daemon:
     """The daemon of one session. The constructor makes it ready; `run` serves until `stop_soon`.
 
-    The constructor raises ConfigError for a plan that cannot be followed, TierError when no tier
-    can be used, and OSError when shared memory is full.
+    The constructor raises ConfigError for a plan that cannot be followed, TierError if no tier can
+    be used, and OSError if shared memory is full.
 
     awaits_job : whether a program is about to begin
-    stays : whether the daemon goes on although nobody uses it
+    stays : whether the daemon goes on while no process uses it
     lost : the file of the session whose removal has ended the daemon; None if it ended otherwise
     at_end : callbacks for what must stop before the daemon's parts are closed
     """
@@ -130,21 +130,21 @@ class Daemon:
         files = (SYSTEM_SWITCH_FILE, config.switch_file)
         self._switches = Switches([path for path in files if path is not None])
         self.at_end.callback(self._switches.close)
-        # The files of the session without which the daemon ends. The lock is one of them: if it had
-        # no name any more, a second daemon could start.
+        # The files of the session without which the daemon ends. One of them is the lock: if it
+        # were removed, a second daemon could start.
         self._names: dict[Path, FileId | None] = {session.lock: id_of(session.lock)}
         self._lost_tiers: list[tuple[int, str]] = []
         self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
         # The first call of np.unique imports modules. It is made here, because later the loop may
-        # lack a descriptor, or the time, for that.
+        # lack a descriptor, or the time, for the import.
         np.unique(NO_IDS)
 
     def add_source(self, source: SourceConfig) -> bool:
-        """Takes in one more source; the tiers' quotas are shared. Call it from any thread but the
-        loop's. Returns False if the daemon serves the source already, perhaps as a part of another
-        one. Raises SessionError if it cannot have another one."""
+        """Adds a source; it shares the tiers' quotas with the others. Call it from any thread but
+        the loop's. Returns False if the daemon serves the source already, perhaps as a part of
+        another source. Raises SessionError if the session cannot have another one."""
         with self._one_source:
-            # This asks file systems, so it is not done between two turns.
+            # This accesses file systems, so it does not run between two iterations.
             if self._has_source(source):
                 return False
             self._check_place(source)
@@ -154,7 +154,7 @@ class Daemon:
                     problem = f"the daemon has {MAX_SOURCES} sources already"
                     raise SessionError(f"{source.path}: {problem}; stop it once no job needs it")
                 self._take_in(source)
-        self._mark_open_for_writing()  # what programs have opened meanwhile
+        self._mark_open_for_writing()  # files that programs have opened meanwhile
         log.info("source added: %s", source.path)
         return True
 
@@ -187,15 +187,18 @@ class Daemon:
         self.shared.count_source(number, added.fd)
 
     def needs(self, path: Path) -> None:
-        """Makes the daemon end when this file of the session loses its name."""
+        """Makes the daemon end when this file of the session is unlinked."""
         self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:
-        """Marks the files of the sources, or of one that is to come, that are open for writing."""
+        """Marks the files of the sources that are open for writing.
+
+        coming : examine this new source only
+        """
         control = self.shared.control
         devices = {int(control.source[i].dev) for i in range(control.sources)}
         if coming is not None:
-            with suppress(OSError):  # `_take_in` reports it
+            with suppress(OSError):  # `_take_in` reports the error
                 devices = {coming.stat().st_dev}
         for device, inode in writers(devices):
             lib.monarch_mark_changed(self.shared.clients, device, inode)
@@ -225,9 +228,9 @@ class Daemon:
 
     @contextmanager
     def deciding(self) -> Iterator[None]:
-        """Lets one thread at a time decide what becomes of files. The engine decides nothing
-        meanwhile. Raises SessionError when the daemon is ending, because its parts are closed then.
-        """
+        """Lets one thread at a time decide what is filled, published and dropped. The engine
+        decides nothing meanwhile. Raises SessionError if the daemon is ending, because its parts
+        are closed then."""
         with self._lock:
             if self.is_closed:
                 raise SessionError("the daemon is ending")
@@ -238,12 +241,13 @@ class Daemon:
                 self.filler.end_turn()
 
     def _rest(self, took_s: float, *, busy: bool) -> bool:
-        """Leaves the processors to programs between two turns. The loop counts as awake during the
-        rest, so that clients need not ring. The rest ends early when a reader waits for something
-        that only the next turn can do, or when a fill has ended whose copy the engine could not
-        publish. Returns whether one of the two is the case.
+        """Leaves the processors to programs between two iterations. The loop counts as awake during
+        the rest, so that clients need not ring. The rest ends early if a reader waits for something
+        that only the next iteration can do, or if a fill has ended whose copy the engine could not
+        publish. Returns whether one of the two has happened.
 
-        took_s : duration of the last turn [s];  busy : whether the last turn has left more to do
+        took_s : duration of the last iteration [s]
+        busy : whether the last iteration has left work
         """
         most_s = SHORT_REST_S if busy or self.plan_manager.is_awake else MOST_REST_S
         rest_s = min(REST * took_s, most_s)
@@ -251,9 +255,9 @@ class Daemon:
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
 
     def _pause_ms(self, quiet: int) -> int:
-        """Returns how long the loop may sleep before its next turn [ms].
+        """Returns how long the loop may sleep before its next iteration [ms].
 
-        quiet : turns since somebody last rang
+        quiet : iterations since the doorbell last rang
         """
         if self.plan_manager.is_awake:
             return FOLLOWING_TURN_MS
@@ -264,7 +268,7 @@ class Daemon:
         return QUIET_TURN_MS
 
     def _turn(self) -> bool:
-        """Runs every part of the daemon once, none of them for long. Returns whether there is more
+        """Runs every part of the daemon once, each of them briefly. Returns whether there is more
         to do at once."""
         self.shared.beat()
         if self._is_lost():
@@ -277,7 +281,7 @@ class Daemon:
         wanted = np.concatenate([self.scanner.take_hints(), *self._meet_read()])
         self.filler.checks.adopt_found()
         # `wanted` holds files that programs opened before the catalog knew them. They are filled
-        # only where the configuration says that an open is reason enough for a fill.
+        # only if the configuration says that an open is enough to have a file filled.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.requests.want(wanted)
         self._take_opened(wanted)
@@ -297,7 +301,7 @@ class Daemon:
             more |= self.filler.feed()
         self.plan_manager.step()
         self.ranks.step(self.plan_manager.due_bytes)
-        self.filler.copies.feed_drops()  # at once: readers may wait for the room
+        self.filler.copies.feed_drops()  # at once, because readers may wait for the room
         self.metadata.step()
         self.filler.answer()
         self.filler.await_results(follows_plan=self.plan_manager.is_active)
@@ -317,8 +321,8 @@ class Daemon:
         )
 
     def _pace_scan(self) -> None:
-        """Keeps the scan from running far ahead of the job, unless a plan or a command needs all
-        that it finds."""
+        """Keeps the scan from running far ahead of the job, unless a plan or a command needs the
+        complete scan."""
         ahead, opens = self.directory_prefetch, self.shared.source_opens()[0]
         allowed = self._scan_pace.step(
             time.monotonic(),
@@ -331,22 +335,22 @@ class Daemon:
         self.scanner.allow(*(ALL_NAMES if is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
-        """Lets the engine order fills between two parts of a turn. Otherwise descriptors that
-        programs hand over would wait for the end of the turn, which comes late where threads want
-        more processors than there are."""
+        """Lets the engine order fills between two parts of an iteration. Otherwise descriptors that
+        programs hand over would wait for the end of the iteration, which comes late if there are
+        more running threads than processors."""
         self.filler.end_turn()
         self.filler.begin_turn()
 
     def _meet_read(self) -> Iterator[Ids]:
-        """Takes files into the catalog that it did not know when programs handed them over. Yields
-        their entries, an array for each source."""
+        """Adds files to the catalog that it did not know when programs handed them over. Yields
+        their entries, one array for each source."""
         for source in self.scanner.sources if self.shared.control.handed_bytes else ():
             entries, pool = self.filler.engine.unmet(source.number)
             if len(entries):
                 yield self.scanner.meet_read(source, entries, pool)
 
     def _take_opened(self, unmet: Ids) -> None:
-        """Tells the parts which files programs have opened since the last turn.
+        """Tells the daemon's parts which files programs have opened since the last iteration.
 
         unmet : files that programs opened before the catalog knew them
         """
@@ -374,13 +378,13 @@ class Daemon:
         return self.lost is not None
 
     def _lose_tier(self, number: int, why: str) -> None:
-        """Notes a lost tier. The watch calls it in its own thread."""
+        """Records a lost tier. The watch calls it in its own thread."""
         self._lost_tiers.append((number, why))
         self.wake()
 
     def _give_up_tiers(self) -> None:
-        """Gives up the tiers that the watch has found lost. Their copies are dropped, and the files
-        may be filled into other tiers."""
+        """Gives up the tiers that the watch has found lost: drops their copies; the files may be
+        filled into other tiers."""
         while self._lost_tiers:
             number, why = self._lost_tiers.pop()
             tier = self.tiers[number]
@@ -391,31 +395,32 @@ class Daemon:
             self.filler.copies.lose_tier(number)
 
     def stop_soon(self) -> None:
-        """Ends the loop after the current turn. It may be called in a signal handler: the signal
-        itself ends the loop's sleep.
+        """Ends the loop after the current iteration. It may be called in a signal handler, because
+        the signal itself interrupts the loop's sleep.
 
-        It takes no lock, unlike an Event, because a second signal may come while the first is
+        It takes no lock (an Event would), because a second signal may arrive while the first is
         handled.
         """
         self._is_stopping = True
 
     def stop_now(self) -> None:
         """Ends the loop from another thread. Unlike `stop_soon` it rings the doorbell, because no
-        signal ends the loop's sleep."""
+        signal interrupts the loop's sleep."""
         self.stop_soon()
         self.wake()
 
     def wake(self) -> None:
-        """Ends the loop's sleep before its next turn."""
+        """Makes the loop start its next iteration without a sleep."""
         with self._lock:
             if not self.is_closed:
                 self.shared.ring()
 
     def status(self) -> dict[str, Any]:
-        """Returns the answer to `status`, which is made between two turns."""
+        """Returns the answer to `status`. It is computed between two iterations."""
         with self.deciding():
-            self.filler.requests.take_wants()  # what programs asked for since the last turn
-            if self.filler.collect():  # so that every copy that serves is counted
+            # files that programs have opened since the last iteration
+            self.filler.requests.take_wants()
+            if self.filler.collect():  # so that every published copy is counted
                 self.shared.ring()
             self._take_opened(NO_IDS)
             told = {
@@ -427,7 +432,7 @@ class Daemon:
             return status(self.filler, told, self._open_tiers.why, evicted, self.started)
 
     def history(self) -> dict[str, Any]:
-        """Returns the answer to `history`: what was counted when, until now."""
+        """Returns the answer to `history`: the counters over time, up to now."""
         with self.deciding():
             return self._history.told(self._moment())
 
@@ -440,9 +445,9 @@ class Daemon:
             self._open_tiers.close(are_used=self._end_threads() > 0)
 
     def _end_threads(self) -> int:
-        """Ends the threads of the engine, the comparison and the scan. Returns how many threads are
-        left, in calls to a source that does not answer. They end with the process; until then, what
-        they use stays open and mapped."""
+        """Ends the threads of the engine, the comparison and the scan. Returns the number of
+        threads that hang in calls to a source that does not answer. These end with the process;
+        until then, the memory and descriptors that they use stay valid."""
         until = time.monotonic() + END_LIMIT_S
         left = self.filler.close(END_LIMIT_S)
         self.metadata.close()

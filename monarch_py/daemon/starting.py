@@ -1,7 +1,7 @@
 """Starts the daemon's process, and waits for its end.
 
-This module loads nothing of the daemon itself, so that commands that start or end a daemon stay
-quick.
+This module imports nothing of the daemon itself, so that commands that start or end a daemon stay
+fast.
 """
 
 import contextlib
@@ -23,36 +23,39 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.util.processes import Identity, end
 from monarch_py.util.signals import handle
 
-# A starting daemon must answer within this time [s]. It usually answers within a second, but slow
-# sources and tiers delay it.
+# A starting daemon must answer within this time [s]. It usually answers within a second, but may
+# take longer with slow sources and tiers.
 START_LIMIT_S = 60.0
 # Interval between two checks whether the daemon has ended [s].
 END_PAUSE_S = 0.1
-# A daemon whose start is given up must end within this time, or it is killed [s].
+# A daemon whose start has failed must end within this time, or it is killed [s].
 GIVE_UP_LIMIT_S = 5.0
-# The word on the command line of a daemon that several runs share, and of one that was started by
-# the first program that opened a file of a dataset.
+# Command-line arguments of a daemon that several runs share, and of one that was started by the
+# first program that opened a file of a dataset.
 SHARED, AUTOSTARTED = "shared", "autostarted"
-# What is sent over the lifeline to a daemon that is to outlive the process that started it.
+# The message on the lifeline to a daemon that is to outlive the process that started it.
 STAY = b"s"
-# Variables of the job's environment that the daemon does not get.
+# Variables of the job's environment that are removed from the daemon's.
 HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
-# Signals that end a daemon in good order. A launcher may send several, to each process of a step.
+# Signals that end a daemon in good order. A launcher may send several of them, to each process of a
+# step.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
 class StartupInfo:
-    """What each daemon is told at its start when one process starts the daemons of several nodes.
+    """The data that each daemon receives at its start when one process starts the daemons of
+    several nodes.
 
     listener, record and lifeline are descriptors that the daemon inherits.
 
-    listener : the socket at which the other nodes' daemons reach this one;  record : the list of
-    the sources' files (`scan.record`), if one node has made it for all;  lifeline : the reading end
-    of a pipe; the daemon ends if the pipe closes before STAY has come through it
+    listener : the socket at which the other nodes' daemons reach this one
+    record : the list of the sources' files (`scan.record`), if one node has made it for all
+    lifeline : the read end of a pipe; the daemon ends if the pipe is closed before STAY was
+        received
 
-    began : when the list was begun, on this node's time.monotonic() [s]
+    began : when the list was started, on this node's time.monotonic() [s]
     """
 
     cluster: Cluster
@@ -63,8 +66,8 @@ class StartupInfo:
 
 
 def ignore_the_jobs() -> None:
-    """Ignores signals that are meant for the training (Slurm's --signal), because they also reach
-    the processes that run beside it."""
+    """Ignores signals that are meant for the training (Slurm's --signal): they also reach the
+    processes that run beside it."""
     handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)
 
 
@@ -82,14 +85,15 @@ def _command(config_file: Path, words: list[str]) -> list[str]:
 def spawn(
     config_file: Path, *, detach: bool, startup: StartupInfo | None = None, kind: str = ""
 ) -> "subprocess.Popen[bytes]":
-    """Starts a daemon and waits until it answers. The daemon is in a session (setsid) of its own
-    and keeps no descriptor of this process but those in `startup`, so that neither a shell's `wait`
-    nor a pipe's reader waits for it.
+    """Starts a daemon and waits until it answers. The daemon has a session (setsid) of its own, and
+    inherits no descriptor of this process except those in `startup`, so that neither a shell's
+    `wait` nor the reader of a pipe waits for it.
 
-    detach : whether the daemon outlives this process, which then does not wait for it;  kind : as
-    in `serve`
+    detach : whether the daemon outlives this process, which then does not wait for it
+    kind : as in `serve`
 
-    Raises SessionError, with the daemon's last words, when the daemon does not come up.
+    Raises SessionError, with the last line that the daemon has written, if the daemon does not
+    start.
     """
     session = SessionDir.of(config_file)
     session.make()
@@ -104,7 +108,8 @@ def spawn(
         process = _start(_command(config_file, words), session, inherited)
     try:
         _wait_until_up(process, session)
-    except BaseException:  # also a signal that ends this process: nobody else knows the daemon
+    # also on a signal that ends this process, because no other process knows the daemon
+    except BaseException:
         end(process, GIVE_UP_LIMIT_S)
         raise
     if detach:
@@ -131,9 +136,9 @@ def _start(command: list[str], session: SessionDir, fds: list[int]) -> "subproce
 
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     """Waits until the daemon ends. A signal to this process ends the daemon. Raises SessionError,
-    with the daemon's last words, when the daemon did not end well. A daemon whose threads wait for
-    a source that does not answer counts as ended, because its exit status is not known until the
-    source answers."""
+    with the last line that the daemon has written, if the daemon has failed. A daemon whose threads
+    hang in a source counts as ended properly, because its exit status is not known until the source
+    answers."""
     handle(ENDING, lambda *_: process.terminate())
     daemon = Identity.of(process.pid)
     while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):
@@ -143,8 +148,8 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
 
 
 def written(data: bytes) -> int:
-    """Returns a descriptor from which `data` can be read. The memory behind it has no name, and is
-    freed when its last descriptor is closed. Raises OSError if there is no memory."""
+    """Returns a descriptor from which `data` can be read. Its memory has no name, and is freed when
+    the last descriptor is closed. Raises OSError if there is no memory."""
     fd = os.memfd_create("monarch-start", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(data)
@@ -171,9 +176,9 @@ def _last_words(session: SessionDir, status: int) -> str:
         lines = session.log.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    # Lines of the logger, which begin with their time, do not tell why the daemon ended.
+    # Lines of the logger, which begin with a timestamp, do not tell why the daemon ended.
     said = [line for line in lines if not LOGGED.match(line)]
     if not said:
-        # The log lies in shared memory. When shared memory is full, the log holds no reason.
+        # The log lies in shared memory. If shared memory is full, the log contains no reason.
         return full_shm() or f"it ended with status {status}; see {session.log}"
     return said[-1].removeprefix("monarch: ")

@@ -16,7 +16,7 @@ from monarch_py.native import Reason, State
 from monarch_py.storage.tiers import Tier
 
 SCHEMA_VERSION = 1
-# Counters of programs that `status` leaves out: only the daemon uses them, or they are told in
+# Counters of programs that `status` leaves out: only the daemon uses them, or they are reported in
 # another unit.
 NOT_TOLD = ("wait_ns", "source_opens", "source_open_ns")
 
@@ -72,7 +72,10 @@ def _staging(staging: Staging, readahead: ReadAhead) -> dict[str, Any] | None:
 
 
 def _source(scanner: Scanner, number: int, counts: Counts) -> dict[str, Any]:
-    """counts : of the source's files and their bytes, by (state, reason)"""
+    """Returns the status of one source.
+
+    counts : the numbers of the source's files and of their bytes, by (state, reason)
+    """
     source = scanner.sources[number]
     in_state: Counter[int] = Counter()
     bytes_in: Counter[int] = Counter()
@@ -100,7 +103,7 @@ def _source(scanner: Scanner, number: int, counts: Counts) -> dict[str, Any]:
 
 
 def totals(filler: Filler) -> dict[str, Any]:
-    """Returns what all programs and the daemon have done since its start."""
+    """Returns the totals of all programs and of the daemon since its start."""
     counted = filler.shared.totals()
     return {
         **{name: count for name, count in counted.items() if name not in NOT_TOLD},
@@ -122,9 +125,9 @@ def status(
 ) -> dict[str, Any]:
     """Returns the answer to `status`.
 
-    told : the parts `plans`, `ranks` and `ahead`, as their own modules make them
-    why : for each configured tier the reason why it goes unused, "" for a tier in use
-    evicted : how many copies each tier has evicted, by its number
+    told : the parts `plans`, `ranks` and `ahead`, as returned by their own modules
+    why : for each configured tier the reason why it is unused, "" for a tier in use
+    evicted : the number of copies that each tier has evicted, by its number
     """
     shared, scanner, nodes, routes = filler.shared, filler.scanner, filler.nodes, filler.routes
     tiers = zip(scanner.config.tiers, filler.tiers, why, strict=False)

@@ -1,4 +1,4 @@
-"""Finds out whether a switch file exists, without waiting for a file system that hangs."""
+"""Checks whether a switch file exists, without waiting for a file system that hangs."""
 
 import logging
 import os
@@ -12,19 +12,19 @@ from monarch_py.util.hanging import LIMIT_S
 
 log = logging.getLogger("monarch.switches")
 
-# Interval between two looks at the files, a bit shorter than an idle turn of the daemon's loop [s].
+# Interval between two checks of the files, a bit shorter than an idle iteration of the loop [s].
 LOOK_S = 0.2
-# How long the daemon's loop waits for the answer of a look [s]. The wait must be short, because
-# readers take a silence of 250 ms for the daemon's death.
+# How long the daemon's loop waits for the result of a check [s]. The wait must be short, because
+# readers take the daemon for dead after a silence of 250 ms.
 PATIENCE_S = 0.05
 
 
 class Switches:
-    """Tells whether Monarch is switched off, which it is while one of `files` exists.
+    """Whether Monarch is switched off, which it is while one of `files` exists.
 
-    A thread looks at the files, so that the daemon's loop goes on when their file system hangs. The
-    last answer then holds until the file system answers again. Before the first answer Monarch
-    counts as switched off; the constructor waits for that answer for `limit_s` [s] at most.
+    A thread checks the files, so that the daemon's loop goes on while their file system hangs. The
+    last result then remains valid until the file system answers again. Before the first result
+    Monarch counts as switched off; the constructor waits for that result for at most `limit_s` [s].
     """
 
     def __init__(self, files: Sequence[Path], *, limit_s: float = LIMIT_S) -> None:
@@ -35,8 +35,8 @@ class Switches:
         self._ask(limit_s)
 
     def are_off(self) -> bool:
-        """Returns what the last look said. If a look is due, begins one first, and waits for its
-        answer for PATIENCE_S at most."""
+        """Returns the result of the last check. If a check is due, starts it first, and waits for
+        its result for at most PATIENCE_S."""
         if self._looking is not None:
             self._take(0)
         elif time.monotonic() >= self._next_look:
@@ -44,7 +44,7 @@ class Switches:
         return self._is_off
 
     def close(self) -> None:
-        """Ends the thread without waiting for a look that hangs."""
+        """Ends the thread without waiting for a check that hangs."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, limit_s: float) -> None:

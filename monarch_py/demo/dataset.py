@@ -1,10 +1,10 @@
-"""Makes a small dataset to train on. Equal seeds and sizes give equal bytes.
+"""Creates a small dataset for training. Equal seeds and sizes give equal bytes.
 
-The dataset has images of ten classes in three layouts that training jobs read, each in its own
-directory::
+The dataset has images of ten classes in three layouts that are usual in training jobs, each in its
+own directory::
 
-    shards/  files of some 8 MiB; a record is a byte with the label, then the pixels
-    tree/    one file of pixels per image, some 100 KB as a JPEG has, in a directory per class
+    shards/  files of about 8 MiB; a record is a byte with the label, then the pixels
+    tree/    one file of pixels per image, about 100 KB like a JPEG, in a directory per class
     npy/     images-*.npy (n, 176, 192, 3) uint8, and labels-*.npy (n,) uint8
 
 A class is a pattern of coloured cells, hidden in noise that differs for each image. A linear model
@@ -25,11 +25,11 @@ from monarch_py.util.units import MIB, format_size
 
 Bytes = NDArray[np.uint8]
 
-# Smallest dataset: in a smaller one, a layout could be left without any image.
+# The smallest dataset: in a smaller one, a layout could be left without any image.
 MIN_SIZE_BYTES = 2 * MIB
 
 N_CLASSES = 10
-CELL = 16  # [pixels] on a side
+CELL = 16  # side length [pixels]
 CELLS_SHAPE = (11, 12, 3)
 IMAGE_SHAPE = (CELL * CELLS_SHAPE[0], CELL * CELLS_SHAPE[1], CELLS_SHAPE[2])
 IMAGE_BYTES = IMAGE_SHAPE[0] * IMAGE_SHAPE[1] * IMAGE_SHAPE[2]
@@ -38,11 +38,11 @@ IMAGE_BYTES = IMAGE_SHAPE[0] * IMAGE_SHAPE[1] * IMAGE_SHAPE[2]
 SHARES = {"shards": 0.40, "tree": 0.40, "npy": 0.20}
 IMAGES_PER_SHARD = 80
 IMAGES_PER_NPY = 40
-# Number of images that are made at a time. It bounds the memory for making a large dataset to some
-# 50 MiB.
+# The number of images that are generated at a time. It bounds the memory for a large dataset to
+# about 50 MiB.
 IMAGES_PER_STEP = 160
 
-# Modification time of all files: 2020-09-13. It is old, so that no file seems to be still written,
+# The modification time of all files: 2020-09-13. It is old, so that no file looks recently written,
 # and fixed, so that the dataset is the same in every attribute.
 MTIME_NS = 1_600_000_000 * 10**9
 
@@ -55,7 +55,8 @@ class DatasetSummary:
 
 
 def make_dataset(directory: Path, *, size_bytes: int, seed: int) -> DatasetSummary:
-    """Makes `directory`, which must not exist, and writes a dataset of about `size_bytes` into it.
+    """Creates `directory`, which must not exist, and writes a dataset of about `size_bytes` into
+    it.
 
     Raises MonarchError for a size below MIN_SIZE_BYTES.
     """
@@ -82,13 +83,13 @@ def make_dataset(directory: Path, *, size_bytes: int, seed: int) -> DatasetSumma
 def _images(
     patterns: NDArray[np.float64], n: int, random: np.random.Generator
 ) -> Iterator[tuple[Bytes, Bytes]]:
-    """Yields `n` images, a step of at most IMAGES_PER_STEP at a time: labels (step,) uint8, and
-    pixels (step, *IMAGE_SHAPE) uint8."""
+    """Yields `n` images in steps of at most IMAGES_PER_STEP: labels (step,) uint8, and pixels
+    (step, *IMAGE_SHAPE) uint8."""
     for start in range(0, n, IMAGES_PER_STEP):
         step = min(IMAGES_PER_STEP, n - start)
         labels = random.integers(0, N_CLASSES, step, dtype=np.uint8)
-        # The noise in a cell is seven times as strong as the pattern, which spans 396 cells. So the
-        # classes overlap in every single cell, and only all cells together distinguish them.
+        # The noise in a cell is seven times as strong as the pattern, which covers 396 cells. So
+        # the classes overlap in every single cell, and only all cells together distinguish them.
         cells = 96 + 4 * patterns[labels] + 28 * random.normal(size=(step, *CELLS_SHAPE))
         coarse = np.clip(cells, 0, 191).astype(np.uint8)
         pixels = coarse.repeat(CELL, axis=1).repeat(CELL, axis=2)

@@ -1,7 +1,7 @@
 """``monarch demo``: one small training behind a slow source, without and with Monarch.
 
-The same script trains twice for three epochs on the same dataset and seed. The source itself
-(demo/slowsource.py), not Monarch, counts what reaches it.
+The same script trains twice for three epochs with the same dataset and seed. The operations and
+bytes are counted by the source itself (demo/slowsource.py), not by Monarch.
 """
 
 import json
@@ -28,30 +28,30 @@ from monarch_py.util.units import GIB, MIB, format_size
 EPOCHS = 3
 SEED = 0
 
-# The rate and the latencies of a busy parallel file system, as one of many jobs sees it.
+# The rate and the latencies that one of many jobs gets from a busy parallel file system.
 SOURCE_RATE = 60e6  # [bytes/s]
 SOURCE_LATENCY_S = {"open": 0.002, "getattr": 0.001, "read": 0.0003}
 
-# The first tier's quota, smaller than the dataset, so that the second tier is used too.
+# The first tier's quota. It is smaller than the dataset, so that the second tier is used too.
 RAM_QUOTA_BYTES = 32 * MIB
 DISK_QUOTA_BYTES = 1 * GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-# A program that runs `monarch` of this package, even if the working directory has another package
-# of this name, such as a checkout that is not the installed package.
+# A program that runs `monarch` of this package, even if the working directory contains another
+# package of this name, such as a checkout that is not the installed package.
 RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
 
-# How long an interrupted training may take to end by itself [s]. Its daemon removes the copies in
-# this time.
+# How long an interrupted training may take to end by itself [s]. Its daemon removes the copies
+# during this time.
 END_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The costs and the result of one epoch.
+    """The cost and the results of one epoch.
 
     n_operations, n_bytes : operations and bytes that reached the source; None if not counted
     result : the numbers that must be the same without and with Monarch
@@ -64,13 +64,13 @@ class Epoch:
 
 
 def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: bool) -> int:
-    """Makes a dataset of `size_bytes`, trains twice and prints the comparison on `console`.
+    """Creates a dataset of `size_bytes`, trains twice and prints the comparison on `console`.
 
     All files, except a tier in memory, are written below `workdir`, by default the directory for
-    temporary files. It needs room for two and a half times `size_bytes`. The files are removed
+    temporary files. It needs free space of two and a half times `size_bytes`. The files are removed
     afterwards, unless `keep` is set. Returns 0, or 1 if the two trainings gave different numbers,
-    which would be an error in Monarch. Raises MonarchError if a training fails, or for a size that
-    is too small or too large.
+    which would be a bug in Monarch. Raises MonarchError if a training fails, or for a size that is
+    too small or too large.
     """
     with _workdir(workdir, size_bytes, keep) as directory:
         if keep:
@@ -125,7 +125,8 @@ def _workdir(workdir: Path | None, size_bytes: int, keep: bool) -> Iterator[Path
 
 
 def _slow_source(console: Console) -> Path | None:
-    """The slow source's program. If it cannot be used here, prints why and returns None."""
+    """Returns the path of the slow source's program. If it cannot be used here, prints why and
+    returns None."""
     binary = find_slowsource()
     reason = why_unavailable(binary)
     if reason is None:
@@ -167,7 +168,7 @@ def _run_in_lockstep(
 ) -> list[dict[str, int]]:
     """Runs a training. Returns the counts of `source` at the start and after each epoch.
 
-    At the end of an epoch the training waits until it is told to go on, so that no operation of
+    At the end of an epoch the training waits until it is told to continue, so that no operation of
     the next epoch is counted. Raises MonarchError if the training fails.
     """
     counts = [source.counts() if source else {}]
@@ -189,7 +190,8 @@ def _run_in_lockstep(
                 if not line.startswith("end of epoch "):
                     continue
                 counts.append(source.counts() if source else {})
-                with suppress(BrokenPipeError):  # the training died; its exit status says more
+                # the training has died; its exit status explains more
+                with suppress(BrokenPipeError):
                     process.stdin.write("go on\n")
                     process.stdin.flush()
                 if len(counts) > EPOCHS:
@@ -219,7 +221,7 @@ def _environment() -> dict[str, str]:
 def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list[Epoch]:
     epochs = []
     for record, before, after in zip(records, counts[:-1], counts[1:], strict=True):
-        # Leave out releases, since the kernel may send them at any time, even in the next epoch.
+        # `release` is excluded, since the kernel may send it at any time, even in the next epoch.
         operations = [kind for kind in after if kind != "release" and "bytes" not in kind]
         gained = {kind: after[kind] - before[kind] for kind in after}
         epochs.append(
@@ -235,7 +237,7 @@ def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list
 
 @contextmanager
 def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list[str]]:
-    """Makes tiers and a configuration. Yields the command prefix that runs a command under
+    """Creates tiers and a configuration. Yields the command prefix that runs a command under
     Monarch."""
     with ExitStack() as stack:
         tiers = []
@@ -247,8 +249,7 @@ def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list
         disk = directory / "tier"
         disk.mkdir()
         quota_bytes = max(DISK_QUOTA_BYTES, 2 * dataset_bytes)
-        # Keep the quota within the free space, because a quota that the disk cannot hold is
-        # refused.
+        # The quota stays within the free space, because a quota that exceeds the disk is rejected.
         tiers.append(_tier(disk, min(quota_bytes, shutil.disk_usage(disk).free), "ssd"))
         config = directory / "monarch.yaml"
         # JSON is valid YAML.
@@ -271,8 +272,10 @@ def _tier(directory: Path, quota_bytes: int, kind: str) -> dict[str, Any]:
 
 
 def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Table:
-    """The table of both trainings. is_plain : whether to leave out the lines of a box, for a file
-    or a pipe"""
+    """The table of both trainings.
+
+    is_plain : whether to leave out the lines of a box, for a file or a pipe
+    """
     counted = all(epoch.n_bytes is not None for epoch in [*without, *gained])
     table = Table(title="What an epoch costs, and what of it reaches the source")
     if is_plain:

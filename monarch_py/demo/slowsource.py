@@ -1,4 +1,4 @@
-"""A directory behind a slow file system that counts what reaches it (benchmarks/slowsource.c).
+"""Mounts a directory as a slow file system that counts operations (benchmarks/slowsource.c).
 
 ::
 
@@ -24,12 +24,12 @@ from typing import IO
 from monarch_py.errors import MonarchError
 from monarch_py.util.processes import end
 
-# The number that reads "SLOWSRC1" in a little-endian file, and the layout that this module knows.
+# The bytes "SLOWSRC1" as a little-endian number, and the layout version that this module supports.
 CONTROL_MAGIC = 0x31435253574F4C53
 CONTROL_VERSION = 1
 
-# Time limits [s]; if one is exceeded, something is broken. A mount takes 10 ms, and the limits
-# allow for a busy machine.
+# Time limits [s]. A mount takes 10 ms; the limits allow for a busy machine, so exceeding one means
+# that something is broken.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
 POLL_S = 0.002
@@ -40,16 +40,18 @@ class SlowSourceError(MonarchError):
 
 
 def find_slowsource() -> Path | None:
-    """The program that the package's build has left beside the package; None if there is none."""
+    """Returns the program that the build has put next to the package; None if there is none."""
     binary = Path(__file__).resolve().parents[1] / "slowsource"
     return binary if os.access(binary, os.X_OK) and binary.is_file() else None
 
 
 def why_unavailable(binary: Path | None = None) -> str | None:
-    """One sentence that says why FUSE cannot be used here, with a hint; None if it can be used.
+    """Returns one sentence that says why FUSE cannot be used here, with a hint; None if it can be
+    used.
 
-    Tries a mount, because containers often have /dev/fuse but may not use it. binary : the program;
-    by default `find_slowsource` finds it
+    Tries a mount, because containers often have /dev/fuse but may not use it.
+
+    binary : the program; by default the result of `find_slowsource`
     """
     binary = binary or find_slowsource()
     if binary is None:
@@ -76,27 +78,27 @@ def why_unavailable(binary: Path | None = None) -> str | None:
 
 class SlowSource:
     """Mounts `backing` at `mountpoint` while the context lasts. Operations are counted, and can be
-    made slow or made to fail; at first nothing is slow and nothing fails.
+    delayed or made to fail; at first there is no delay and no failure.
 
-    options : the mount's options, as benchmarks/slowsource.c knows them:
-        keep_pages : the kernel keeps a file's pages from one open to the next
-        direct : the kernel keeps no pages at all
-        attr_timeout : how long the kernel trusts names and attributes [s]
+    options : the mount's options, as benchmarks/slowsource.c defines them:
+        keep_pages : the kernel keeps a file's cached pages across opens
+        direct : the kernel caches no pages at all
+        attr_timeout : how long the kernel caches names and attributes [s]
         link : a file, created if it is missing, through which several sources share one link, like
             clients of one server; each of these sources must be given the rate
-        flush : closing a file also asks the source, as an fsync does
+        flush : closing a file also calls the source, as an fsync does
 
     process : the process that serves the mount; None outside the context
 
     Entering and leaving the context raise SlowSourceError if they fail. Leaving it detaches the
     mount and ends the program, even after an error or with files still open. If this process is
-    killed, the program notices it and unmounts by itself.
+    killed, the program detects it and unmounts by itself.
     """
 
     def __init__(
         self, backing: Path, mountpoint: Path, *, binary: Path, **options: bool | float | Path
     ) -> None:
-        # The paths must be absolute and without links, as in the kernel's table of mounts.
+        # The paths must be absolute and without symbolic links, as in the kernel's table of mounts.
         self.backing = Path(os.path.realpath(backing))
         self.mountpoint = Path(os.path.realpath(mountpoint))
         self._binary = Path(os.path.realpath(binary))
@@ -111,12 +113,11 @@ class SlowSource:
         limit."""
         if bytes_per_s < 0:
             raise ValueError(f"rate {bytes_per_s} is negative")
-        # A rate below 1 byte/s must not become 0, which means no limit.
+        # A rate below 1 byte/s must not be rounded to 0, which means no limit.
         self._mapped()["rate"] = max(1, round(bytes_per_s)) if bytes_per_s else 0
 
     def latency(self, **seconds_per_kind: float) -> None:
-        """Makes each operation of these kinds take this many seconds longer. Other kinds keep their
-        latency."""
+        """Delays each operation of these kinds by this many seconds. Other kinds stay unchanged."""
         control = self._mapped()
         for kind, seconds in seconds_per_kind.items():
             if kind not in control.kinds:
@@ -126,24 +127,24 @@ class SlowSource:
             control[f"latency.{kind}"] = round(seconds * 1e9)
 
     def fail(self, errno_value: int) -> None:
-        """Makes every operation fail with this error, such as ``errno.EIO``; 0 ends this."""
+        """Makes every operation fail with this error, such as ``errno.EIO``; 0 means no error."""
         if errno_value != 0 and errno_value not in errno.errorcode:
             raise ValueError(f"{errno_value} is not an error number")
         self._mapped()["fail"] = errno_value
 
     def counts(self) -> dict[str, int]:
-        """Counts what has reached the source since the start or the last `reset`.
+        """Returns the counts since the start or the last `reset`: the number of operations by kind,
+        and ``bytes_read`` and ``bytes_written`` [bytes].
 
-        Returns the number of operations by kind, and ``bytes_read`` and ``bytes_written`` [bytes].
-        Names that the kernel forgets, and requests that it answers from its own caches, do not
-        count as operations.
+        Names that the kernel forgets (FUSE_FORGET), and requests that it answers from its own
+        caches, do not count as operations.
         """
         control = self._mapped()
         counts = {kind: control[f"count.{kind}"] for kind in control.kinds}
         return counts | {f"bytes_{way}": control[f"bytes.{way}"] for way in ("read", "written")}
 
     def reset(self) -> None:
-        """Sets all counters to 0; rate, latencies and the error stay."""
+        """Sets all counters to 0. Rate, latencies and the error are left unchanged."""
         control = self._mapped()
         for name in control.offsets:
             if name.startswith(("count.", "bytes.")):
@@ -161,8 +162,8 @@ class SlowSource:
             if not directory.is_dir():
                 raise SlowSourceError(f"{directory} is not a directory; create it first")
         with tempfile.TemporaryDirectory(prefix="monarch-slowsource-") as scratch:
-            # The names of both files can go once the program runs, because the files are open or
-            # mapped then.
+            # The names of both files can be removed once the program runs, because the files are
+            # open or mapped then.
             control, log = Path(scratch, "control"), Path(scratch, "log")
             with log.open("w+b") as output:
                 try:
@@ -185,8 +186,8 @@ class SlowSource:
         try:
             self.process = subprocess.Popen(
                 [*paths, "-o", self._options],
-                # When this process ends in any way, the program reads the end of this pipe and ends
-                # too.
+                # The program reads the end of this pipe when this process ends in any way, and then
+                # ends too.
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -215,7 +216,8 @@ class SlowSource:
                 raise SlowSourceError(f"{self.mountpoint} was not up in {MOUNT_LIMIT_S:.0f} s")
             time.sleep(POLL_S)
         try:
-            # libfuse may still refuse the kernel's terms after the program has reported ready.
+            # libfuse may still reject the kernel's protocol version after the program has reported
+            # ready.
             os.statvfs(self.mountpoint)
         except OSError as error:
             raise SlowSourceError(f"{self.mountpoint} does not answer: {error.strerror}") from error
@@ -223,10 +225,10 @@ class SlowSource:
 
     def _end(self) -> None:
         process, self.process = self.process, None
-        # Do not unmount if our mount never came up, because an older mount may lie there.
+        # Do not unmount if our mount was never established, because an older mount may lie there.
         up = self._control is not None and self._control["ready"] != 0
         if self._control is not None:
-            # Slow or failing operations would make unmounting slow, or make it fail.
+            # Delayed or failing operations would make unmounting slow, or make it fail.
             for name in self._control.offsets:
                 if name in ("rate", "fail") or name.startswith("latency."):
                     self._control[name] = 0
@@ -244,13 +246,13 @@ class SlowSource:
 
 
 class _Control:
-    """The mapped control file. Its words are accessed by the names that the program gives them."""
+    """The mapped control file. Its words are accessed by the names that the program reports."""
 
     def __init__(self, path: Path, offsets: dict[str, int]) -> None:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
-        # Words are written whole. struct.pack_into(..., "<Q") would write byte by byte, and the
-        # program, which reads and counts meanwhile, could see half a number.
+        # Words are written as a whole. struct.pack_into(..., "<Q") would write byte by byte, and
+        # the program, which reads and counts meanwhile, could see half a number.
         self._words = memoryview(self._map).cast("Q")
         self.offsets = offsets
         self.kinds = tuple(n.partition(".")[2] for n in offsets if n.startswith("count."))
@@ -302,7 +304,7 @@ def _may_allow_others() -> bool:
 
 
 def _is_mounted(mountpoint: Path) -> bool:
-    """Whether the kernel's table of mounts has the mount. A stat of the mount point would hang if
+    """Whether the mount is in the kernel's table of mounts. A stat of the mount point would hang if
     the program hangs."""
     escaped = str(mountpoint).translate({ord(each): f"\\{ord(each):03o}" for each in " \t\n\\"})
     table = os.fsdecode(Path("/proc/self/mounts").read_bytes())

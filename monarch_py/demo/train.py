@@ -1,17 +1,17 @@
-"""Trains softmax regression on the demo's dataset; a script that knows nothing of Monarch.
+"""Trains softmax regression on the demo's dataset, in a script that knows nothing of Monarch.
 
     python train.py DATASET --json FILE [--epochs 3] [--seed 0] [--lockstep]
 
 In each epoch the script reads every image of every layout. The seed and the epoch determine the
 order of the files; each file is read from front to back. The results of the training depend only on
-the dataset and the seed, not on how the bytes arrive.
+the dataset and the seed, not on the storage.
 
 FILE gets ``{"epochs": [...]}``. Each epoch has its number, `seconds`, the mean `loss` [nat], the
 `accuracy` (before each step, so on images not seen in this epoch), `samples`, and `crc32` of all
 pixels and labels in the order in which they were read.
 
 With --lockstep the script prints "end of epoch N" after each epoch, and waits for a line or for the
-end of standard input. Meanwhile its caller can count what the epoch has cost elsewhere.
+end of standard input. Meanwhile its caller can read the counters of the source.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-# One thread, because several threads may add in another order and change the last digit. This must
-# be set before numpy is loaded.
+# One thread, because several threads may add in a different order, which changes the last digit.
+# This must be set before numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -42,9 +42,9 @@ LEARNING_RATE = 0.1
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
-# The label of an image, and its pixels, of the shape SHAPE.
+# An image's label, and its pixels, of the shape SHAPE.
 Sample = tuple[int, Bytes]
-# The numbers of an epoch, as the top of this file describes them.
+# The numbers of an epoch, as in the module's docstring.
 Record = dict[str, float]
 # Reads one file from front to back.
 Reader = Callable[[], Iterator[Sample]]
@@ -68,7 +68,7 @@ def read_npy(path: Path) -> Iterator[Sample]:
 
 
 def find_files(dataset: Path) -> list[Reader]:
-    """A reader for each file of the dataset, ordered by layout and name."""
+    """Returns a reader for each file of the dataset, ordered by layout and name."""
     kinds: list[tuple[str, Callable[[Path], Iterator[Sample]]]] = [
         ("shards/*.bin", read_shard),
         ("tree/class-*/*.raw", read_raw),
@@ -81,8 +81,8 @@ def find_files(dataset: Path) -> list[Reader]:
 
 
 def features(image: Bytes) -> Floats:
-    """The features of an image, (397,): the mean of each cell and colour, about -1 to 1, from every
-    fourth pixel of every fourth row; and a 1 for the bias.
+    """Returns the features of an image, (397,): the mean of each cell and colour, about -1 to 1,
+    computed from every fourth pixel of every fourth row; and a 1 for the bias.
 
     image : uint8 of the shape SHAPE
     """
@@ -93,11 +93,12 @@ def features(image: Bytes) -> Floats:
 
 
 def step(weights: Floats, labels: NDArray[np.int64], x: Floats) -> tuple[float, int]:
-    """Does one step of gradient descent on the cross-entropy. `weights` change in place.
+    """Performs one step of gradient descent on the cross-entropy. `weights` change in place.
 
     weights : (features, classes);  labels : (batch,);  x : (batch, features)
 
-    Returns the batch's summed loss [nat] and its number of right guesses, both before the step.
+    Returns the batch's summed loss [nat] and its number of correct predictions, both before the
+    step.
     """
     scores = x @ weights
     scores -= scores.max(axis=1, keepdims=True)
@@ -110,7 +111,7 @@ def step(weights: Floats, labels: NDArray[np.int64], x: Floats) -> tuple[float, 
 
 
 def train_epoch(weights: Floats, readers: list[Reader], order: NDArray[np.int64]) -> Record:
-    """Does one pass over all files in this order, and returns its numbers. `weights` change in
+    """Performs one pass over all files in this order, and returns its numbers. `weights` change in
     place."""
     start = time.perf_counter()
     loss, right, n_samples, crc = 0.0, 0, 0, 0

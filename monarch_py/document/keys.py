@@ -1,9 +1,9 @@
 """Reads a YAML mapping into a dataclass that declares its keys.
 
-Each field of a subclass of Keys is a key. The field's type says how the value is read and within
-which bounds (`msgspec.Meta`); its default is what the program uses if the key is missing. A line
-``name : meaning`` in the docstring of the class says what the key does. Errors, the JSON schema
-and the reference are made from these declarations.
+Each field of a subclass of Keys is a key. The field's type determines how the value is parsed and
+its bounds (`msgspec.Meta`); the field's default is used if the key is missing. A line ``name :
+meaning`` in the docstring of the class describes the key. Errors, the JSON schema and the reference
+are generated from these declarations.
 """
 
 import re
@@ -51,7 +51,7 @@ class Key:
     alone: bool = False
 
 
-# The annotation of a field that is not a key.
+# Marks a field that is not a key.
 DERIVED = Key("-")
 _MEANING = re.compile(r"^(\w+) : (.+(?:\n .+)*)", re.MULTILINE)
 
@@ -62,9 +62,9 @@ class Keys:
     GROUPS : name of an inner mapping -> the base class whose keys are written in that mapping
     WRAPPERS : inner mappings in which any of the keys may be written, with the same effect as
         outside
-    IGNORED : key without effect -> what to tell the user who writes it
+    IGNORED : key without effect -> the message to a user who writes it
     SCALAR : the key that is set if the user writes a scalar in place of the mapping; '' for none
-    OPEN : whether unknown keys are ignored instead of refused
+    OPEN : whether unknown keys are ignored instead of rejected
     """
 
     __slots__ = ()
@@ -92,7 +92,7 @@ class Declared:
 
     @property
     def default(self) -> str:
-        """The text of the default in the reference."""
+        """The text for the default in the reference."""
         if self.key.like:
             return f"`{self.key.like}`"
         if self.key.default or self.required:
@@ -102,7 +102,7 @@ class Declared:
 
 
 def declared(keys: type[Keys]) -> dict[str, Declared]:
-    """The keys of the mapping itself, without those of its groups, by name."""
+    """Returns the keys of the mapping itself, without those of its groups, by name."""
     if keys not in _DECLARED:
         inner = {name for group in keys.GROUPS.values() for name in declared(group)}
         found = {each.name: each for each in _declared(keys) if each.name not in inner}
@@ -149,7 +149,7 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 
 def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
-    """Reads the keys that are written in the mapping at `node`, by the names of their fields.
+    """Reads the keys that are present in the mapping at `node`, by the names of their fields.
     Raises ConfigError as `read_as` does, but not for missing keys."""
     given: dict[str, Any] = {}
     _read_entries(node, spot, keys, keys, given)
@@ -157,7 +157,7 @@ def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
 
 
 def all_declared(keys: type[Keys]) -> dict[str, Declared]:
-    """The keys of the mapping and of its groups, by name."""
+    """Returns the keys of the mapping and of its groups, by name."""
     found = dict(declared(keys))
     for group in keys.GROUPS.values():
         found |= declared(group)
@@ -165,7 +165,7 @@ def all_declared(keys: type[Keys]) -> dict[str, Declared]:
 
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
-    """The error to raise for a key that the mapping at `spot` lacks."""
+    """Returns the error to raise for a key that the mapping at `spot` lacks."""
     # The end of the meaning (", see ...") links to other parts of the reference, so it is cut off.
     meaning = declared(keys)[name].meaning.partition(", see ")[0]
     return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
@@ -176,15 +176,15 @@ def _read_entries(
 ) -> None:
     """Reads the keys at `node` into `given`.
 
-    whole : the class to which all keys belong;  place : `whole`, or the class of the group at
-    `node`
+    whole : the class to which all keys belong
+    place : `whole`, or the class of the group at `node`
     """
     known = declared(place)
     use = "one of the keys " + ", ".join((*known, *place.GROUPS))
     if not isinstance(node, yaml.MappingNode):
         raise spot.unfit(node, f"write 'key: value' with {use}")
     names = {alias: each.name for each in known.values() for alias in each.key.aliases}
-    # A key without effect may stand both in a wrapper and beside it, so each gets its own spot.
+    # A key without effect may be both inside a wrapper and outside, so each gets its own spot.
     names |= {name: f"{spot.key}.{name}" for name in place.IGNORED if spot.key}
     for written, here, value in _entries(node, spot, names):
         name = str(here.way[-1])
@@ -207,8 +207,8 @@ def _read_entries(
 def _entries(
     node: yaml.MappingNode, spot: Spot, names: Mapping[str, str]
 ) -> Iterator[tuple[str, Spot, yaml.Node]]:
-    """Yields each key as the user wrote it, its spot, and its value. The document keeps the
-    spots."""
+    """Yields each key as the user wrote it, its spot, and its value. Stores the spots in the
+    document."""
     spots = spot.document.spots
     for name_node, value in node.value:
         if not isinstance(name_node, yaml.ScalarNode):
@@ -244,7 +244,7 @@ def _unknown(
     return spot.error("unknown key", f"did you mean {meant!r}{under}?" if meant else otherwise)
 
 
-# --- kinds that follow from a type ---------------------------------------------------------------
+# --- kinds that are derived from a type ---------------------------------------------------------
 
 
 def _marks(annotation: Any) -> tuple[Any, ...]:
@@ -252,8 +252,8 @@ def _marks(annotation: Any) -> tuple[Any, ...]:
 
 
 def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
-    """The Kind that reads values of a type: the Kind in the annotation, or else the Kind that
-    follows from the type itself."""
+    """Returns the Kind that reads values of a type: the Kind in the annotation if there is one,
+    otherwise the Kind derived from the type itself."""
     marks, plain = _marks(annotation), annotation.__origin__ if _marks(annotation) else annotation
     given = next((mark for mark in marks if isinstance(mark, Kind)), None)
     origin = get_origin(plain)
@@ -278,8 +278,8 @@ def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
 
 
 def schema(keys: type[Keys]) -> dict[str, Any]:
-    """The JSON schema of a mapping with these keys, for editors. It does not express bounds of
-    sizes, nor which keys exclude each other; only reading checks these."""
+    """Returns the JSON schema of a mapping with these keys, for editors. It expresses neither the
+    bounds of sizes nor which keys exclude each other; only reading the file checks these."""
     known = declared(keys).values()
     properties: dict[str, Any] = {name: schema(group) for name, group in keys.GROUPS.items()}
     properties |= {name: {"$ref": "#"} for name in keys.WRAPPERS}
@@ -297,8 +297,10 @@ def schema(keys: type[Keys]) -> dict[str, Any]:
 
 
 def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
-    """The kind of a list whose items have this annotation. is_alone : whether the user may write a
-    single item in place of a list of one item"""
+    """Returns the kind of a list whose items have this annotation.
+
+    is_alone : whether the user may write a single item in place of a list of one item
+    """
     item = kind_of(annotation)
     one, many, hint = item.value, f"list of {item.value}s", f"write [{item.example or '...'}]"
     if isinstance(annotation, type) and issubclass(annotation, Keys):

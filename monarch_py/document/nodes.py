@@ -1,4 +1,4 @@
-"""Reads YAML into nodes that know their line, and makes error messages that name the line."""
+"""Reads YAML into nodes that know their line, and builds error messages that name the line."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,19 +7,19 @@ import yaml
 
 from monarch_py.errors import ConfigError
 
-# Largest file that is read. People write a few lines; a data file that was named by mistake is not
-# loaded into memory.
+# The largest file that is read. A file written by hand has a few lines; the limit keeps a data file
+# that was named by mistake out of memory.
 MAX_FILE_BYTES = 1 << 20
 
 
-# The way to a value in a document: the declared names of keys and the indices of items, in order.
+# The path to a value in a document: the declared names of keys and the indices of items, in order.
 Way = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     """A file that is read: its name as the user wrote it, the warnings about it, and the spot of
-    each key and item that was read."""
+    each key and item."""
 
     name: str
     warnings: list[str] = field(default_factory=list)
@@ -28,11 +28,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place in a document.
+    """A position in a document.
 
-    line : 0 in a document that is no file, such as a variable of the environment
-    key : the way to the place as the user wrote it, such as ``hierarchy[0].prefix``; '' at the top
-    way : the way to the place by declared names, such as ``("hierarchy", 0, "mount_point")``
+    line : 0 in a document that is not a file, such as an environment variable
+    key : the path to the position as the user wrote it, such as ``hierarchy[0].prefix``; '' at the
+        top
+    way : the path to the position by declared names, such as ``("hierarchy", 0, "mount_point")``
     """
 
     document: Document
@@ -50,8 +51,8 @@ class Spot:
         return replace(self, line=_line_of(node), key=key, way=way)
 
     def at_item(self, node: yaml.Node, index: int) -> "Spot":
-        """The spot of item `index`, written at `node`, of the list at this spot. The document keeps
-        the item's spot."""
+        """Returns the spot of item `index`, written at `node`, of the list at this spot, and stores
+        the spot in the document."""
         way = (*self.way, index)
         spot = replace(self, line=_line_of(node), key=f"{self.key}[{index}]", way=way)
         return self.document.spots.setdefault(way, spot)
@@ -61,8 +62,8 @@ class Spot:
         return (*self.way, name) in self.document.spots
 
     def of(self, step: str | int) -> "Spot":
-        """The spot of a key or an item of the value at this spot. For a missing key, the spot has
-        the key's name, and the line of this spot."""
+        """Returns the spot of a key or an item of the value at this spot. For a missing key, the
+        spot has the key's name, and the line of this spot."""
         way = (*self.way, step)
         return self.document.spots.get(way) or replace(self, key=self._joined(str(step)), way=way)
 
@@ -74,7 +75,7 @@ class Spot:
         return ConfigError(f"{self}: {problem}; {hint}")
 
     def unfit(self, node: yaml.Node, hint: str) -> ConfigError:
-        """The error to raise if the value at this spot is of the wrong kind."""
+        """Returns the error to raise if the value at this spot is of the wrong kind."""
         return self.error(f"cannot be {describe(node)}", hint)
 
     def warn(self, sentence: str) -> None:
@@ -87,11 +88,11 @@ class Spot:
 
 
 def load_document(path: Path, kind: str, first_keys: str) -> tuple[yaml.Node, Spot]:
-    """The root node of the YAML file at `path`, and the node's spot. Raises ConfigError if the file
-    cannot be read, is not YAML or is empty.
+    """Returns the root node of the YAML file at `path`, and the node's spot. Raises ConfigError if
+    the file cannot be read, is not YAML or is empty.
 
-    kind : what the file is to its user, such as "configuration"
-    first_keys : the keys that a file needs at least, for the error about an empty file
+    kind : what the user calls the file, such as "configuration"
+    first_keys : the keys that a file must have, for the error about an empty file
     """
     document = Document(str(path))
     text = _read_text(document, kind)
@@ -125,7 +126,7 @@ def is_empty(node: yaml.Node) -> bool:
 
 
 def describe(node: yaml.Node) -> str:
-    """The name of the node's value in a message: "a list" in 'cannot be a list'."""
+    """Returns the name of the node's kind in a message, such as "a list" in 'cannot be a list'."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping" if node.value else "an empty mapping"
     if isinstance(node, yaml.SequenceNode):

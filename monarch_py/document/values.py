@@ -1,7 +1,8 @@
-"""Kinds of single values: how to read a value, and how reference and JSON schema describe it.
+"""Kinds of single values: how to parse them, and how the reference and the JSON schema show them.
 
-A kind reads the text of a scalar and ignores the type that YAML gives it. So a number may stand in
-quotes, as in configurations of the original Monarch, and `1:30` or `1_000` is not a number.
+A kind reads the text of a scalar and ignores the type that YAML gives it. So a number may be
+written in quotes, as in configurations of the original Monarch, and `1:30` or `1_000` is not a
+number.
 """
 
 import os
@@ -23,7 +24,7 @@ _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 SIZE_HINT = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
-# Largest upper bound that the reference mentions. Larger bounds only protect the program.
+# The largest upper bound that the reference mentions. Larger bounds are only safeguards.
 MOST_TOLD = (1 << 16) - 1
 # Numbers of 18 digits fit into 64 bits, and so into every type that stores them.
 _NUMBER = re.compile("-?[0-9]{1,18}", re.ASCII)
@@ -39,7 +40,7 @@ class Kind:
     parse : reads a value from its node
     value : the name of such a value in the reference
     schema : the JSON schema of such a value
-    show : returns the text of a default in the reference
+    show : returns the text for a default in the reference
     example : a value that hints show; '' for none
     """
 
@@ -59,7 +60,7 @@ def words(
     show: Callable[[Any], str] = str,
     example: str = "",
 ) -> Kind:
-    """A kind whose values `parse` reads from text.
+    """Returns a kind whose values `parse` reads from text.
 
     If `parse` raises ValueError, the error's first argument is the problem for the message, and a
     second argument replaces `hint`. If the error has no arguments, the message says that the value
@@ -80,9 +81,9 @@ def words(
 
 
 def choice(*shown: str, **others: str) -> Kind:
-    """The kind of values that are one of a few words.
+    """Returns the kind of values that are one of a few words.
 
-    shown : the words;  others : spellings that are not documented, each with the word it stands for
+    shown : the words;  others : undocumented spellings, each with the word that it means
     """
     accepted = {**{word: word for word in shown}, **others}
     otherwise = f"write {_either(shown)}"
@@ -92,7 +93,7 @@ def choice(*shown: str, **others: str) -> Kind:
             raise ValueError(f"{text!r} is not known", did_you_mean(text, shown, otherwise))
         return accepted[text]
 
-    # YAML takes a word of digits without quotes as a number, so the schema must accept the number.
+    # YAML reads digits without quotes as a number, so the schema must accept the number too.
     numbers = [int(word) for word in accepted if word.isdecimal()]
     names = _either([f"`{word}`" for word in shown])
     schema = {"enum": [*accepted, *numbers]}
@@ -104,8 +105,8 @@ def _either(words: Sequence[str]) -> str:
 
 
 def integer(annotation: Any) -> Kind:
-    """The kind of whole numbers of a type such as
-    ``Annotated[int, Meta(ge=1, le=256, title="threads")]``."""
+    """Returns the kind of integers of a type such as ``Annotated[int, Meta(ge=1, le=256,
+    title="threads")]``."""
     marks = getattr(annotation, "__metadata__", ())
     meta = next((mark for mark in marks if isinstance(mark, Meta)), Meta())
     bounds = "" if meta.ge is None else f", {meta.ge} or more"
@@ -139,7 +140,7 @@ FLAG = words(
     "`true` or `false`",
     "write true or false",
     _flag,
-    # YAML has more words for true and false, and both may stand in quotes.
+    # YAML accepts other words for true and false, and any of them may be quoted.
     schema={"enum": [True, False, *FLAGS]},
     show=lambda value: f"`{str(value).lower()}`",
 )
@@ -171,7 +172,7 @@ def shown_size(n_bytes: int) -> str:
 
 
 def path(node: yaml.Node, spot: Spot) -> Path:
-    """Reads an absolute path. Expands ~ and variables of the environment."""
+    """Reads an absolute path. Expands ~ and environment variables."""
     hint = "write an absolute path, beginning with '/', '~' or a variable such as $HOME"
     text = scalar(node, spot, hint)
     # Expand the tilde first, as a shell does, so that a tilde in a variable's value stays literal.
@@ -186,7 +187,7 @@ def path(node: yaml.Node, spot: Spot) -> Path:
 
 
 def file(hint: str) -> Kind:
-    """The kind of paths of files. A relative path is relative to the document's directory."""
+    """Returns the kind of file paths. A relative path is relative to the document's directory."""
 
     def read(node: yaml.Node, spot: Spot) -> Path:
         text = scalar(node, spot, hint)
@@ -198,8 +199,8 @@ def file(hint: str) -> Kind:
 
 
 # Size: whole bytes (units.parse_size). Amount: a mean in bytes, which may have a fraction. Rate:
-# bytes per second, above 0. Share: a part of a whole, such as `0.25` or `25%`. Duration: seconds,
-# such as `90`, `90s`, `1.5min` or `2h`.
+# bytes per second, above 0. Share: a fraction of a whole, such as `0.25` or `25%`. Duration:
+# seconds, such as `90`, `90s`, `1.5min` or `2h`.
 Size = Annotated[int, words("size", SIZE_HINT, parse_size, schema=NUMBER, show=shown_size)]
 Amount = Annotated[float, words("size", SIZE_HINT, parse_amount, schema=NUMBER, show=shown_size)]
 RATE_HINT = "write a rate above 0, such as 64MiB/s or 1.5GB/s"
@@ -218,7 +219,7 @@ Directory = Annotated[
 
 
 def _is_usable(text: str) -> bool:
-    """Whether the text can be a part of a path. System calls fail in odd ways if given other
+    """Whether the text can be a part of a path. System calls fail in unexpected ways for other
     text."""
     try:
         return b"\0" not in os.fsencode(text)
@@ -244,7 +245,7 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
 
 
 def scalar(node: yaml.Node, spot: Spot, hint: str) -> str:
-    """The text of a scalar. Raises ConfigError, with the hint, for any other node."""
+    """Returns the text of a scalar. Raises ConfigError, with the hint, for any other node."""
     if not isinstance(node, yaml.ScalarNode) or is_empty(node):
         raise spot.unfit(node, hint)
     if not _is_usable(node.value):

@@ -1,1 +1,1 @@
-"""What the processes of a node share: a session's segments, catalog and daemon's socket."""
+"""The data that processes of a node share: a session's segments, catalog and daemon's socket."""

@@ -1,4 +1,5 @@
-"""The catalog of files: `CatalogReader` for every process, `Catalog` for the daemon that writes."""
+"""The catalog of files: `CatalogReader` for every process, `Catalog` for the daemon, which writes
+it."""
 
 import errno
 import os
@@ -10,11 +11,11 @@ from monarch_py import word
 from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, State, Uints, ffi, lib, pointer
 
-# Number of entries for which a new catalog has room. Datasets whose files hold many samples each
-# never need more.
+# The number of entries for which a new catalog has room. A dataset whose files hold many samples
+# each never needs more.
 FIRST_CAPACITY = 4096
-# Factor of growth. A larger one copies the entries less often, but leaves more memory unused until
-# the scan ends and `fit` gives it back.
+# The factor of growth. A larger one copies the entries less often, but leaves more memory unused
+# until the scan ends and `fit` releases it.
 GROWTH = 1.5
 POOL_BYTES_PER_FILE = 64
 # Alignment of paths in the pool [bytes].
@@ -66,14 +67,14 @@ class CatalogReader:
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
     def beginnings(self, ids: Ids, length: int) -> Array:
-        """The first `length` > 0 bytes of the path of each of (n,) entries, as (n,) bytes. Every
-        path must have at least `length` bytes."""
+        """Returns (n,) bytes: the first `length` bytes, 1 or more, of each entry's path. Every path
+        must be at least that long."""
         pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
         at = self._table["path"][ids].astype(np.intp)
         return np.asarray(pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0])
 
     def find(self, source: int, path: str) -> int:
-        """The number of the entry with this path; -1 if the catalog does not know the path."""
+        """Returns the number of the entry with this path; -1 if the path is not in the catalog."""
         raw = os.fsencode(path)
         return int(lib.monarch_find(self.c, source, raw, len(raw)))
 
@@ -94,8 +95,8 @@ class CatalogReader:
 
 
 class Catalog(CatalogReader):
-    """The catalog as the daemon writes it: it adds entries, sets words, and grows by publishing a
-    larger generation.
+    """The catalog with the methods of the daemon: it adds entries, sets words, and grows by
+    publishing a larger generation.
 
     generation : a `uint64_t *` that is set to each new generation once its segment can be opened
     writer : the C writer through which all threads of this process write (csrc/native.h)
@@ -117,13 +118,13 @@ class Catalog(CatalogReader):
         new = segment.as_struct("struct monarch_catalog")
         segment.publish()
         if lib.monarch_catalog_move(self.writer, new, self._generation) != 0:
-            raise AssertionError("a generation is made large enough for the one before it")
+            raise AssertionError("the new generation is too small for the previous one's entries")
         super().__init__(segment)
         if generation > 1:
             self.session.catalog(generation - 1).unlink(missing_ok=True)
 
     def reader(self) -> CatalogReader:
-        """A reader of the current generation, for a thread that goes on using this generation
+        """Returns a reader of the current generation, for a thread that keeps using this generation
         after the next one is published."""
         return CatalogReader(self.segment)
 
@@ -158,7 +159,7 @@ class Catalog(CatalogReader):
             )
 
     def fit(self) -> None:
-        """Shrinks the catalog to its content and a small reserve, then asks for huge pages."""
+        """Shrinks the catalog to its content and a small reserve, then requests huge pages."""
         capacity = len(self) + len(self) // 64 + 256
         pool_bytes = int(self.c.pool_used) * 65 // 64 + 16384
         if self.c.bytes > lib.monarch_catalog_bytes(capacity, pool_bytes) * 1.03:
@@ -175,13 +176,13 @@ class Catalog(CatalogReader):
 
     def want(self, ids: Ids) -> None:
         """Makes entries (n,) WANTED. A word keeps the number of a copy that is being removed,
-        because open descriptors of the copy are recognised by this number until the copy is
-        gone."""
+        because open descriptors of the copy are recognised by this number until the copy is gone.
+        """
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
 
     def publish(self, ids: Ids, words: Uints, inodes: Ids, sums: Uints, made: Bools) -> None:
-        """Makes copies visible: from now on, opens of these files get their copies.
+        """Publishes copies: from now on, opens of these files are served by their copies.
 
         ids, words, inodes, sums, made : (n,) entry, new word, inode and checksum of each copy, and
             whether this daemon made the copy
@@ -198,7 +199,7 @@ class Catalog(CatalogReader):
         """Sets new attributes, (1,) of dtype ENTRY, for a file that has no copy. Raises OSError if
         shared memory is full."""
         if lib.monarch_catalog_update(self.writer, entry, pointer(fresh)) != 0:
-            # The index of inodes is full, because replaced files have left their old inodes in it.
-            # `_resize` builds a new index of the present inodes alone.
+            # The index of inodes is full, because it still contains the old inodes of replaced
+            # files. `_resize` builds a new index of the current inodes alone.
             self._resize(int(self.c.capacity), int(self.c.pool_bytes))
             lib.monarch_catalog_update(self.writer, entry, pointer(fresh))

@@ -1,4 +1,4 @@
-"""A command's connection to its session's daemon: asks the daemon, and looks at its segments."""
+"""A command's connection to its session: sends requests to the daemon, and reads its segments."""
 
 import json
 import os
@@ -16,16 +16,16 @@ HAS_CHANGED = (
     " the change"
 )
 
-# Limit for an answer [s]. A daemon answers from memory, so a longer silence means that it is
-# stopped; a stopped daemon must not block a command.
+# The time limit for an answer [s]. A daemon answers from memory, so a longer silence means that it
+# is stopped; a stopped daemon must not block a command.
 ANSWER_LIMIT_S = 15.0
-# Pause before the next attempt while the daemon's queue of connections is full [s].
+# The pause before the next attempt while the daemon's accept queue is full [s].
 FULL_PAUSE_S = 0.01
 
 
 def troubles(report: dict[str, Any]) -> list[str]:
-    """The troubles in a status report: one sentence on each tier that is not used or has lost its
-    copies, and one on a catalog that cannot grow."""
+    """Returns the problems in a status report: one sentence on each tier that is not used or has
+    lost its copies, and one on a catalog that cannot grow."""
     said = [text for tier in report["tiers"] for text in (tier["why"], tier["lost"])]
     return [text for text in (*said, catalog_trouble(report)) if text]
 
@@ -41,14 +41,15 @@ def catalog_trouble(report: dict[str, Any]) -> str:
 
 
 class DaemonConnection:
-    """Talks to the daemon of one session."""
+    """Communicates with the daemon of one session."""
 
     def __init__(self, session: SessionDir) -> None:
         self.session = session
 
     def ask(self, command: str, **arguments: Any) -> Any:
         """Sends one command and returns the daemon's answer. Raises NoDaemonError if no daemon
-        serves, SilentError if the daemon does not answer, SessionError if it refuses."""
+        serves the session, SilentError if the daemon does not answer, SessionError if it refuses.
+        """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(ANSWER_LIMIT_S)
         try:
@@ -86,7 +87,7 @@ class DaemonConnection:
                 try:
                     connection.connect(f"/proc/self/fd/{directory}/socket")
                     return
-                except BlockingIOError:  # the daemon's queue of connections is full
+                except BlockingIOError:  # the daemon's accept queue is full
                     if time.monotonic() > limit:
                         raise TimeoutError from None
                     time.sleep(FULL_PAUSE_S)
@@ -94,13 +95,14 @@ class DaemonConnection:
             os.close(directory)
 
     def wait_until_dropped(self) -> None:
-        """Returns when the files of all dropped copies are gone."""
+        """Waits until the files of all dropped copies are removed."""
         while self.ask("status")["dropping"]:
             time.sleep(0.02)
 
     def serves(self, pid: int | None = None) -> bool:
-        """Whether the control segment says that a daemon (process `pid`, if given) serves. The
-        segment still says so after the daemon was killed; `runs` asks the daemon itself."""
+        """Whether a daemon (process `pid`, if given) serves the session, according to the control
+        segment. The segment is not updated if the daemon is killed; `runs` asks the daemon itself.
+        """
         try:
             control = Segment.open(self.session.control, writable=False)
             found = control.as_struct("struct monarch_control")

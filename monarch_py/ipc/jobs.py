@@ -1,7 +1,7 @@
-"""Which jobs of a batch system use a session, so that no job ends the daemon of another one.
+"""The batch jobs that use a session, so that no job ends the daemon of another one.
 
-A job is known by the number that the batch system gives to its processes. `monarch start` notes
-the job in the session's directory; a job that only reads is found by its processes.
+A job is identified by the number that the batch system gives to its processes. `monarch start`
+records the job in the session's directory; a job that only reads is found by its processes.
 """
 
 import os
@@ -14,8 +14,8 @@ from pathlib import Path
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
-# The variables that name a job, each with the one that tells the elements of an array apart if they
-# share the name; MONARCH_JOB is for batch systems that are not listed.
+# The variables that name a job, each with the variable that distinguishes the elements of a job
+# array if they share the name. MONARCH_JOB is for batch systems that are not listed.
 VARIABLES = {
     "MONARCH_JOB": "",
     "SLURM_JOB_ID": "",
@@ -24,18 +24,19 @@ VARIABLES = {
     "FLUX_JOB_ID": "",
     "JOB_ID": "SGE_TASK_ID",
 }
-# In the command line of a daemon that `monarch start` or `run` has started (`daemon.starting`).
+# Part of the command line of a daemon that `monarch start` or `run` has started
+# (`daemon.starting`).
 DAEMON = b"monarch_py.daemon.lifecycle"
 # A job counts for this long after its `monarch start`, even if it has no process yet: a prolog
 # starts the daemon before the job begins [s].
 NEW_S = 60.0
-# The inode number of the kernel's first PID namespace (PROC_PID_INIT_INO), from which all processes
-# can be seen.
+# The inode number of the kernel's first PID namespace (PROC_PID_INIT_INO), which sees all
+# processes.
 FIRST_NAMESPACE = 0xEFFFFFFC
 
 
 def _job_of(environment: Mapping[str, str]) -> str:
-    """The job of a process with this environment, as part of a file name; "" for none."""
+    """Returns the job of a process with this environment, as part of a file name; "" for none."""
     named = next((name for name in VARIABLES if environment.get(name)), None)
     if named is None:
         return ""
@@ -49,21 +50,22 @@ def own_job() -> str:
 
 
 def pid_namespace() -> int:
-    """The inode number of this process's PID namespace; 0 if the kernel does not tell."""
+    """Returns the inode number of this process's PID namespace; 0 if the kernel does not provide
+    it."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return 0
 
 
 def can_see(namespace: int) -> bool:
-    """Whether this process sees the processes of a PID namespace. A container does not see those
-    outside it."""
+    """Whether this process sees the processes of a PID namespace. A container does not see
+    processes outside it."""
     return pid_namespace() in (namespace, FIRST_NAMESPACE)
 
 
 def jobs_of(processes: Iterable[Path]) -> set[str]:
-    """The jobs of these processes. Daemons belong to none: they have the environment of the job
-    that has started them, which they may outlive."""
+    """Returns the jobs of these processes. Daemons are skipped: they have the environment of the
+    job that has started them, but may outlive it."""
     return {_job_of(_environment(each)) for each in processes if not _is_daemon(each)} - {""}
 
 
@@ -89,25 +91,25 @@ class Jobs:
         self._notes = session.path / "jobs"
 
     def note(self) -> None:
-        """Notes that this process's job needs the daemon until `leave`, or until it ends."""
+        """Records that this process's job needs the daemon until `leave`, or until the job ends."""
         if job := own_job():
             with suppress(OSError):
                 self._notes.mkdir(mode=0o700, exist_ok=True)
                 (self._notes / job).write_text(f"{pid_namespace()}\n")
 
     def leave(self) -> None:
-        """Notes that this process's job needs the daemon no longer."""
+        """Records that this process's job no longer needs the daemon."""
         with suppress(OSError):
             (self._notes / (own_job() or "-")).unlink(missing_ok=True)
 
     def others(self) -> list[str]:
-        """The other jobs that use the session, in order."""
+        """Returns the other jobs that use the session, sorted."""
         attached = jobs_of(mapping(f"{self._session.path}/"))
         return sorted({*attached, *self.noted()} - {own_job()})
 
     def noted(self) -> set[str]:
-        """The noted jobs that are new or have processes, or whose processes this one cannot see.
-        Forgets the other jobs."""
+        """Returns the recorded jobs that are new, have processes, or have processes that this one
+        cannot see. Removes the records of other jobs."""
         notes, found = list(self._notes.glob("*")), set()
         running = jobs_of(own_processes()) if notes else set()
         for note in notes:

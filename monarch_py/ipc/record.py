@@ -1,8 +1,8 @@
-"""What a configuration says about starting a daemon by itself, written down for the library.
+"""The record from which the preload library learns whether and how to start a daemon by itself.
 
-The preload library cannot read YAML. So starters (commands/autostart.py) and daemons write, in the
-session's file `autostart`, whether the configuration asks for a daemon, what the sources are, and
-on what both depend; csrc/preload/autostart/record.c says how the file is written.
+The library cannot read YAML. So starters (commands/autostart.py) and daemons write into the
+session's file `autostart` whether the configuration requests a daemon, what the sources are, and
+what both depend on; csrc/preload/autostart/record.c defines the format.
 """
 
 import os
@@ -15,7 +15,8 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 
 FIRST_LINE = "monarch autostart 1"
-# Variables on which every configuration depends, and the ways in which a path names others.
+# The environment variables that every configuration depends on, and the ways in which a path refers
+# to others.
 ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
 HOME = b"~"
 VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)

@@ -1,9 +1,9 @@
-"""Where a session's shared segments lie, and how they are made and opened safely.
+"""The location of a session's shared segments, and how to create and open them safely.
 
 A session belongs to one user and one configuration file: its directory is
 <shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, readable by its owner alone. The preload
-library computes the same name. The name of a configuration that takes the site's tiers is a link to
-the session of the site's configuration: whoever shares tiers shares the daemon.
+library computes the same name. If a configuration uses the site's tiers, its name is a link to the
+session of the site's configuration, because configurations that share tiers share the daemon.
 """
 
 import errno
@@ -23,13 +23,13 @@ from monarch_py.native import ffi, lib
 from monarch_py.util.ownership import why_not_private
 from monarch_py.util.units import MIB, format_size
 
-# Limit on what is read of a lock file, which names a process and a configuration [bytes].
+# Limit on the bytes that are read of a lock file, which names a process and a configuration.
 SAID_BYTES = 8192
 
-# Longest path of the shared memory directory [bytes]. The staging area lies below this directory,
-# and the shared segments have limited room for the staging area's path.
+# The longest path of the shared memory directory [bytes]. The staging area lies below this
+# directory, and the shared segments have limited room for its path.
 MAX_SHM_PATH_BYTES = 180
-# Room that the first catalog takes, even while it is empty [bytes].
+# The room that the first catalog occupies, even while it is empty [bytes].
 FIRST_CATALOG_BYTES = MIB
 # A file's device and inode number. No other file gets these numbers while the file is open or
 # mapped.
@@ -37,8 +37,8 @@ FileId = tuple[int, int]
 
 
 def id_of(path: Path | int) -> FileId | None:
-    """The identity of the file that a path (links are not followed) or a descriptor leads to; None
-    if there is no such file."""
+    """Returns the identity of the file that a path (links are not followed) or a descriptor refers
+    to; None if there is no such file."""
     try:
         found = os.fstat(path) if isinstance(path, int) else path.lstat()
     except OSError:
@@ -47,7 +47,7 @@ def id_of(path: Path | int) -> FileId | None:
 
 
 def shm_root() -> Path:
-    """The directory for shared memory; $MONARCH_SHM replaces /dev/shm (containers, tests).
+    """Returns the directory for shared memory; $MONARCH_SHM replaces /dev/shm (containers, tests).
 
     Raises SessionError if its path is longer than the preload library accepts.
     """
@@ -61,14 +61,15 @@ def shm_root() -> Path:
 
 
 def least_shm_bytes() -> int:
-    """Shared memory that a daemon needs before it knows any file, rounded up to MiB [bytes]."""
+    """Returns the shared memory that a daemon needs before it knows any file, rounded up to MiB
+    [bytes]."""
     shared = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
     needed = sum(int(ffi.sizeof(struct)) for struct in shared) + FIRST_CATALOG_BYTES
     return -(-needed // MIB) * MIB
 
 
 def full_shm() -> str:
-    """The message for shared memory without room for a daemon; "" if there is room."""
+    """Returns the message that shared memory has no room for a daemon; "" if there is room."""
     root, needed = shm_root(), least_shm_bytes()
     try:
         if shutil.disk_usage(root).free >= needed:
@@ -87,15 +88,17 @@ def user_directory() -> Path:
 
 
 def kept_directory() -> Path:
-    """The directory of the lists of memory that loaders share (`loaders.memory.shared`)."""
+    """Returns the directory in which loaders list the memory that they share
+    (`loaders.memory.shared`)."""
     return shm_root() / f"monarch-{os.geteuid()}-kept"
 
 
 def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory of yours") -> None:
-    """Makes a directory that is private to this user, or checks that the existing one is.
+    """Creates a directory that is private to this user, or checks that the existing one is.
 
-    Raises SessionError if it belongs to somebody else, is a link or is open to others. `instead`
-    tells the user what to do if the directory cannot be removed.
+    Raises SessionError if it belongs to another user, is a link or is accessible to others.
+
+    instead : tells the user what to do if the directory cannot be removed
     """
     try:
         path.mkdir(mode=0o700)
@@ -121,7 +124,7 @@ class HeldError(SessionError):
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Opens a file with mode 0600, whatever the umask is, and creates it if it does not exist.
+    """Opens a file, and creates it if it does not exist, with mode 0600 whatever the umask is.
     Returns the descriptor. Raises OSError if the file cannot be opened."""
     fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     found = os.fstat(fd)
@@ -132,7 +135,7 @@ def open_private(path: Path, flags: int) -> int:
 
 def hold(path: Path, config: Path | None = None) -> int:
     """Locks a lock file for as long as the returned descriptor is open. Raises HeldError, whose
-    text names the holder, if another process holds the lock; OSError if the file cannot be made.
+    text names the holder, if another process holds the lock; OSError if the file cannot be created.
 
     config : written into the file, for processes that find it locked
     """
@@ -144,21 +147,21 @@ def hold(path: Path, config: Path | None = None) -> int:
             said = os.fsdecode(os.pread(fd, SAID_BYTES, 0))
             os.close(fd)
             raise HeldError(said) from error
-        # A holder removes the lock file when it ends. A lock on a file that has lost its name
-        # excludes nobody, so try again with the file that has the name now.
+        # A holder removes the lock file when it ends. A lock on an unlinked file excludes no
+        # process, so try again with the file that has the name now.
         if os.fstat(fd).st_nlink:
             break
         os.close(fd)
-    with suppress(OSError):  # on a full disk the lock holds all the same
+    with suppress(OSError):  # on a full disk the lock works without this text
         os.ftruncate(fd, 0)
         os.pwrite(fd, os.fsencode(f"process {os.getpid()}\n{config or ''}".strip() + "\n"), 0)
     return fd
 
 
 def holder_of(path: Path) -> HeldError | None:
-    """The holder of a lock file, as /proc/locks says; None if nobody holds it, or if this process
-    cannot see the holder. This function does not try the lock, because a daemon that starts at that
-    moment would find the lock taken."""
+    """Returns the holder of a lock file, as /proc/locks shows it; None if no process holds it, or
+    if this process cannot see the holder. This function does not try the lock, because a daemon
+    that starts at that moment would find the lock taken."""
     try:
         inode, said = path.stat().st_ino, os.fsdecode(path.read_bytes()[:SAID_BYTES])
         locks = Path("/proc/locks").read_text()
@@ -170,8 +173,8 @@ def holder_of(path: Path) -> HeldError | None:
 
 
 def served_configurations() -> list[Path]:
-    """The configurations that daemons of this user serve on this node, if this process can see
-    them."""
+    """Returns the configurations that daemons of this user serve on this node, if this process can
+    see the daemons."""
     sessions = user_directory()
     try:
         if why_not_private(sessions):
@@ -193,7 +196,7 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, size: int) -> "Segment":
-        """Makes a zeroed segment under a hidden name; `publish` gives it its own name.
+        """Creates a zeroed segment under a temporary name; `publish` gives it its own name.
 
         Every page is allocated; otherwise, once the tmpfs is full, a process that touches a hole of
         the mapping would get SIGBUS. Raises OSError (ENOSPC) if there is no room.
@@ -231,7 +234,7 @@ class Segment:
             os.close(fd)
 
     def is_linked(self) -> bool:
-        """Whether the segment's name still leads to this segment."""
+        """Whether the segment's name still refers to this segment."""
         return self._file == id_of(self.path)
 
     def unlink(self) -> None:
@@ -240,10 +243,10 @@ class Segment:
             self.path.unlink(missing_ok=True)
 
     def as_struct(self, name: str) -> Any:
-        """The mapping as a pointer to a C struct; the segment must outlive the pointer. Raises
-        OSError if the segment is smaller than the struct."""
+        """Returns the mapping as a pointer to a C struct; the segment must outlive the pointer.
+        Raises OSError if the segment is smaller than the struct."""
         if len(self.memory) < ffi.sizeof(name):
-            raise OSError(errno.EINVAL, f"{self.path} is cut")
+            raise OSError(errno.EINVAL, f"{self.path} is truncated")
         return ffi.cast(f"{name} *", ffi.from_buffer(self.memory))
 
 
@@ -254,9 +257,10 @@ def _own_path(config_file: Path) -> Path:
 
 
 def _remove_session(path: Path, config_file: Path) -> None:
-    """Removes the session of a configuration that has no tiers of its own any more. Raises
-    SessionError if a daemon runs there, or if a killed one has left a record of its copies."""
-    from monarch_py.ipc.shares import turn  # which needs this module
+    """Removes the session of a configuration that no longer has tiers of its own. Raises
+    SessionError if a daemon serves the session, or if a killed one has left a record of its copies.
+    """
+    from monarch_py.ipc.shares import turn  # here, because that module imports this one
 
     session = SessionDir(path)
     with turn(session):
@@ -274,10 +278,10 @@ def _remove_session(path: Path, config_file: Path) -> None:
 
 
 def link_session(config_file: Path, served: Path) -> None:
-    """Makes `config_file` mean the session of another configuration, whose tiers it uses: its name
+    """Makes `config_file` use the session of another configuration, whose tiers it uses: its name
     among the sessions becomes a link, which programs under the library follow too. If the two files
     are the same, removes an earlier link. Raises SessionError if the link cannot be made, or if a
-    daemon with tiers of its own runs there or was killed."""
+    daemon with tiers of its own serves the session or was killed there."""
     own, other = _own_path(config_file), _own_path(served)
     is_link = own.is_symlink()
     try:
@@ -304,14 +308,15 @@ class SessionDir:
         self.clients = path / "clients"
         self.fills = path / "fills"
         # Reports of changes by processes that cannot map the segments: records of struct
-        # monarch_change, of which the first is empty.
+        # monarch_change, the first of which is unused.
         self.changes = path / "changes"
         self.lock = path / "lock"
         # Exists from the orderly end of a daemon until the next one starts. While it exists,
-        # processes with the library do not complain that no daemon serves.
+        # processes with the library do not warn that no daemon serves the session.
         self.stopped = path / "stopped"
-        # When the preload library has started a daemon, as C has written it; held by the starter
-        # (commands/autostart.py), which writes down in `autostart` what the configuration says.
+        # `starts` holds the times at which the preload library has started a daemon; the starter
+        # (commands/autostart.py) locks it. `autostart` is the record of the configuration
+        # (ipc/record.py).
         self.starts = path / "starts"
         self.autostart = path / "autostart"
         self.socket = path / "socket"
@@ -331,16 +336,16 @@ class SessionDir:
         private_directory(self.path)
 
     def forget_starts(self) -> None:
-        """Lets the library start daemons again. It starts a few in ten minutes, in case that they
-        are killed; a daemon that was not killed does not count."""
+        """Resets the limit on daemons that the library starts. It starts only a few in ten minutes,
+        in case they are killed; a daemon that ended properly does not count."""
         with suppress(OSError):
             os.truncate(self.starts, 0)
 
     def bind(self, listener: SocketType, path: Path) -> None:
-        """Binds a socket to one of the paths above, and replaces what a dead daemon has left there.
-        Raises OSError if the socket cannot be bound."""
-        # A socket's path may have at most 107 bytes. The path through the directory's descriptor
-        # is always shorter.
+        """Binds a socket to one of the paths above, and replaces a dead daemon's socket. Raises
+        OSError if the socket cannot be bound."""
+        # A socket's path may have at most 107 bytes. The path through the directory's descriptor is
+        # always shorter.
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Records which runs (`monarch run`) share a session's daemon, and whether the last run ends it."""
+"""Records the runs (`monarch run`) that share a daemon, and whether the last one ends it."""
 
 import fcntl
 import os
@@ -10,11 +10,11 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 from monarch_py.util.processes import Identity
 
-# Limit on what is read of `users`, which has one line for each run that a daemon has seen [bytes].
+# Limit on the bytes that are read of `users`, which has one line for each run of the daemon's life.
 MOST_BYTES = 1 << 20
-# TURN_LIMIT_S: time after which a waiter for `turn` gives up; a process that starts or ends a
-# daemon holds the lock for seconds, or longer if many copies must be removed. POLL_S: time between
-# two attempts to lock `turn` [s].
+# TURN_LIMIT_S: the time after which a waiter for `turn` gives up; a process that starts or ends a
+# daemon holds the lock for seconds, or longer if many copies must be removed. POLL_S: the time
+# between two attempts to lock `turn` [s].
 TURN_LIMIT_S, POLL_S = 60.0, 0.02
 
 
@@ -22,12 +22,12 @@ class Shares:
     """Two files of a session, and the locks on them.
 
     `users` : each run holds a shared lock on it. Its first line names the daemon that the runs must
-        end, or is empty if there is none; the other lines name runs, and the commands that they
-        have started.
+    end, or is empty if there is none; the other lines name the runs, and the commands that they
+    have started.
     `turn` : locked by the process that starts or ends a daemon
 
     If a run is killed, the kernel releases both locks. The constructor raises OSError if the files
-    cannot be made.
+    cannot be created.
     """
 
     def __init__(self, session: SessionDir) -> None:
@@ -48,8 +48,9 @@ class Shares:
     # --- locks ------------------------------------------------------------------------------------
 
     def take_turn(self, limit_s: float = TURN_LIMIT_S) -> None:
-        """Locks `turn`. Raises SessionError if another process holds it for longer than `limit_s`,
-        as does a daemon whose end waits for a file system, or a command that was stopped."""
+        """Locks `turn`. Raises SessionError if another process holds it for longer than `limit_s`.
+        That process may be a daemon whose end waits for a file system, or a command that was
+        stopped."""
         until = time.monotonic() + limit_s
         while not _try(self._turn):
             if time.monotonic() >= until:
@@ -83,16 +84,17 @@ class Shares:
     # --- notes ------------------------------------------------------------------------------------
 
     def note_daemon(self, daemon: Identity | None) -> None:
-        """Writes down the daemon that the runs must end, and forgets the commands that have ended.
-        None means that no run ends the daemon that serves."""
+        """Records the daemon that the runs must end, and removes the commands that have ended. None
+        means that the runs leave the daemon running."""
         lines = [str(each) for each in ("" if daemon is None else daemon, *self.commands())]
         text = "\n".join(lines).encode()
-        os.pwrite(self._users, text, 0)  # before the cut, which would give the room away
+        # before the file is cut, because that would release the disk space
+        os.pwrite(self._users, text, 0)
         os.ftruncate(self._users, len(text))
 
     def note_command(self, command: Identity) -> None:
-        """Writes down a run, or its command. On a full disk the line is lost, but the daemon still
-        sees the processes that are attached."""
+        """Records a run, or its command. On a full disk the line is lost, but the daemon still sees
+        the processes that are attached."""
         with suppress(OSError):
             os.pwrite(self._users, f"\n{command}".encode(), os.fstat(self._users).st_size)
 
@@ -104,7 +106,7 @@ class Shares:
         return any(each.pid != os.getpid() for each in self.commands())
 
     def commands(self) -> list[Identity]:
-        """The noted runs and commands that have not ended."""
+        """Returns the recorded runs and commands that have not ended."""
         return [each for each in self._noted()[1:] if each is not None and not each.has_ended]
 
     def _noted(self) -> list[Identity | None]:
@@ -114,7 +116,8 @@ class Shares:
 
 @contextmanager
 def turn(session: SessionDir) -> Iterator[Shares]:
-    """Makes `monarch run` and `monarch start` wait. Raises SessionError as `take_turn` does."""
+    """Locks `turn` for the block, so that no `monarch run` or `monarch start` interferes. Raises
+    SessionError as `take_turn` does."""
     shares = Shares(session)
     try:
         shares.take_turn()

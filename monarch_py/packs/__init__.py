@@ -1,1 +1,1 @@
-"""Packs: tars that hold many small files of a source, with an index beside each tar."""
+"""Packs: tar files that hold many small files of a source, with an index next to each."""

@@ -1,6 +1,6 @@
-"""The index of a pack: where each file lies in the tar, and which version of the tar it is for.
+"""The index of a pack: where each file lies in the tar, and which version of the tar it describes.
 
-The index lies beside the tar, as TAR.monarch.
+The index lies next to the tar, as TAR.monarch.
 """
 
 import json
@@ -31,11 +31,11 @@ def index_path(pack: Path) -> Path:
 class PackIndex:
     """The members of a tar that are files of a directory, in the order of the tar.
 
-    pack_bytes, pack_mtime_ns : size and time of modification of the indexed tar
-    pool : uint8, the files' paths relative to the directory, one after the other with a NUL between
+    pack_bytes, pack_mtime_ns : size and modification time of the indexed tar
+    pool : uint8, the files' paths relative to the directory, separated by NULs
     hashes : (members,) uint64, XXH3-64 of the paths
     offsets, sizes : (members,) int64, where the files' bytes lie in the tar [bytes]
-    mtimes_ns : (members,) int64, the files' times of modification [ns]
+    mtimes_ns : (members,) int64, the files' modification times [ns]
     """
 
     pack_bytes: int
@@ -48,8 +48,8 @@ class PackIndex:
 
     @classmethod
     def of(cls, tar: os.stat_result, members: Sequence[tuple[str, int, int, int]]) -> "PackIndex":
-        """Returns the index of a tar. If members have the same name the last one counts, as it does
-        for tar.
+        """Returns the index of a tar. Of several members with the same name, the last one counts,
+        as in tar.
 
         tar : the tar's attributes;  members : (name, offset, size, mtime_ns) of each member
         """
@@ -75,8 +75,8 @@ class PackIndex:
         return len(self.hashes)
 
     def save(self, pack: Path) -> None:
-        """Writes the index of a tar beside the tar, completely or not at all. Raises ConfigError if
-        it cannot be written."""
+        """Writes the index of a tar next to the tar, completely or not at all. Raises ConfigError
+        if it cannot be written."""
         text = {
             "format": FORMAT,
             "pack_bytes": self.pack_bytes,
@@ -89,8 +89,8 @@ class PackIndex:
 
     @classmethod
     def load(cls, pack: Path) -> "PackIndex":
-        """Reads the index beside a tar. Raises ConfigError, which names the file and the mend, if
-        it is missing, damaged, or the index of another version of the tar."""
+        """Reads the index next to a tar. Raises ConfigError, which names the file and the remedy,
+        if it is missing, damaged, or the index of another version of the tar."""
         path = index_path(pack)
         try:
             found = cls._from_arrays(load_arrays(path))

@@ -1,4 +1,4 @@
-"""Makes packs: writes a directory's files into a tar, or indexes a tar that has them already."""
+"""Makes packs: writes a directory's files into a tar, or indexes an existing tar of them."""
 
 import os
 import stat
@@ -18,21 +18,22 @@ from typing import Any, BinaryIO, TypeVar, cast
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
-# The number of files that are read or looked at in parallel, since a remote source answers late,
-# and the most files that are begun but not written.
+# The number of files that are read or examined in parallel, because a remote source has a high
+# latency; the most files that are in progress and not written.
 THREADS, AHEAD = 32, 64
-# Files up to this size are read whole before they are written to the tar, so that a file that
+# Files up to this size are read completely before they are written to the tar, so that a file that
 # changes during the read can be read again [bytes].
 SMALL_BYTES = 1 << 20
 # The buffer for reading and writing tars. Headers of small members lie close together, so one read
-# brings many [bytes].
+# returns many of them [bytes].
 BUFFER_BYTES = 1 << 20
-# A file may keep its time of modification if it changes again within this time after a change [s].
+# If a file changes twice within this time, its modification time may not show the second change
+# [s].
 TIME_STEP_S = 2.0
 SECOND_NS = 1_000_000_000
 RECORD_BYTES = tarfile.BLOCKSIZE
 
-# Name, offset [bytes], size [bytes] and time of modification [ns].
+# Name, offset [bytes], size [bytes] and modification time [ns].
 Member = tuple[str, int, int, int]
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,10 +41,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A pack that was made.
+    """The result of making a pack.
 
     index : the index that was written
-    files : how many files were looked at: the directory's, or the members of an existing tar
+    files : how many files were examined: the directory's, or the members of an existing tar
     changed : the names of the files that are not in the index, because they were changing, or
         because directory and tar have different versions
     """
@@ -59,7 +60,7 @@ def _failed(path: str | Path, error: OSError) -> MonarchError:
 
 @contextmanager
 def _reading(path: str | Path) -> Iterator[None]:
-    """Turns an error into one that says that this file cannot be read."""
+    """Turns an error in the block into one that says that this file cannot be read."""
     try:
         yield
     except OSError as error:
@@ -67,8 +68,8 @@ def _reading(path: str | Path) -> Iterator[None]:
 
 
 def _names(root: Path) -> list[str]:
-    """The paths of all that is no directory below `root`, relative to it, in an order in which a
-    directory's files are neighbours."""
+    """Returns the paths of everything below `root` that is not a directory, relative to it, in an
+    order in which the files of a directory are neighbours."""
 
     def failed(error: OSError) -> None:
         raise _failed(error.filename, error)
@@ -122,7 +123,8 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """Returns for how long the file's time may still not show a change [s]; 0 if it shows each."""
+    """Returns for how long the file's modification time may fail to show a further change [s]; 0 if
+    it shows every change."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
     # The server's clock may be a little ahead. A time far ahead was set by a program, and a further
     # change would replace it.
@@ -130,7 +132,8 @@ def _young_s(found: os.stat_result) -> float:
 
 
 def _look(path: Path) -> os.stat_result:
-    """Waits until a file's time will show every further change. Returns the file's attributes."""
+    """Waits until a file's modification time is sure to show every further change. Returns the
+    file's attributes."""
     found = os.lstat(path)
     left_s = _young_s(found)
     if left_s and stat.S_ISREG(found.st_mode):
@@ -140,13 +143,13 @@ def _look(path: Path) -> os.stat_result:
 
 
 def _opened(path: Path, buffering: int = -1) -> BinaryIO:
-    """Opens a file to read it. Does not wait for a writer if it has become a FIFO."""
+    """Opens a file to read it. If it has become a FIFO, does not wait for a writer."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     return os.fdopen(fd, "rb", buffering=buffering)
 
 
 def _read(root: Path, name: str) -> _Read:
-    """Reads a small regular file whole, once more if it changes meanwhile."""
+    """Reads the whole of a small regular file, and once more if it changes meanwhile."""
     path = root / name
     with _reading(path):
         found = _look(path)
@@ -180,8 +183,8 @@ def _header(read: _Read, root: Path) -> tarfile.TarInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads a file for tarfile, which writes at the same time: an error says which of the two
-    failed."""
+    """Reads a file for tarfile, which writes the tar at the same time; an error says which of the
+    two failed."""
 
     path: Path
     file: BinaryIO
@@ -208,9 +211,10 @@ def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: 
 
 
 def _closed(found: os.stat_result, group: int) -> int:
-    """The bits of the tar's mode that would open the file to users to whom its own mode closes it.
+    """Returns the bits of the tar's mode that must be cleared, because they would give access to
+    users who have no access to the file.
 
-    group : the tar's
+    group : the tar's group
     """
     both = stat.S_IRGRP | stat.S_IROTH
     if found.st_mode & both == both:
@@ -220,9 +224,9 @@ def _closed(found: os.stat_result, group: int) -> int:
 
 
 def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
-    """Writes all files below `root` into a tar, and closes it to users to whom any of them is
-    closed. Returns the members, and the names of the files that are left out because they were
-    changing."""
+    """Writes all files below `root` into a tar, and removes access for every user who lacks access
+    to any of the files. Returns the members, and the names of the files that are left out because
+    they were changing."""
     members, changed = [], []
     own = os.fstat(stream.fileno())
     mode = stat.S_IMODE(own.st_mode)
@@ -242,22 +246,22 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
                     _write_large(tar, info, root / read.name, read)
                 else:
                     tar.addfile(info, BytesIO(read.content))
-                # Zeros follow the file's bytes, up to a multiple of 512 bytes.
+                # The file's bytes are padded with zeros to a multiple of 512 bytes.
                 end = tar.offset - -(-info.size // RECORD_BYTES) * RECORD_BYTES
                 members.append((read.name, end, info.size, found.st_mtime_ns))
                 mode &= ~_closed(found, own.st_gid)
-            written.members.clear()  # else all that were written stay in memory
+            written.members.clear()  # otherwise tarfile keeps all members in memory
     os.fchmod(stream.fileno(), mode)
     return members, changed
 
 
 def write_pack(root: Path, output: Path) -> Packed:
-    """Writes the files and links below `root` into the tar `output`, and its index beside it. Each
+    """Writes the files and links below `root` into the tar `output`, and its index next to it. Each
     of the two is replaced completely or not at all.
 
-    A file that changes while it is packed is left out if it is small, and ends the command if it is
-    large. Raises ConfigError for an output that cannot be written, and MonarchError for a file that
-    cannot be read.
+    A small file that changes while it is packed is left out; a large one ends the command. Raises
+    ConfigError for an output that cannot be written, and MonarchError for a file that cannot be
+    read.
     """
     if output.resolve().is_relative_to(root.resolve()):
         raise ConfigError(f"{output}: lies in the directory that is packed; write it elsewhere")
@@ -285,7 +289,7 @@ def write_pack(root: Path, output: Path) -> Packed:
 
 
 def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
-    """Yields the files and hard links in a tar, each with its time of modification [ns]; None if
+    """Yields the files and hard links in a tar, each with its modification time [ns], or None if
     the tar has only whole seconds."""
     try:
         with (
@@ -294,7 +298,7 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
         ):
             met: Any = tar
             while (info := tar.next()) is not None:
-                met.members.clear()  # else tarfile keeps all members in memory
+                met.members.clear()  # otherwise tarfile keeps all members in memory
                 exact = info.pax_headers.get("mtime")
                 if info.isreg() or info.islnk():
                     yield info, None if exact is None else _ns(exact)
@@ -305,20 +309,20 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
 
 
 def _ns(seconds: str) -> int:
-    """Returns the nanoseconds of a number such as 1700000000.123456789. A float would round it."""
+    """Returns the nanoseconds of a text such as 1700000000.123456789. A float would round it."""
     whole, _, part = seconds.partition(".")
     return int(whole) * SECOND_NS + int(part[:9].ljust(9, "0"))
 
 
 def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | None:
     """Returns the member, with the file's exact time, if its size and time are those of the file
-    below `root`; else None."""
+    below `root`; otherwise None."""
     info, mtime_ns = member
     name = os.path.normpath(info.name)
     if os.path.isabs(name) or name.startswith("../"):
         return None  # it lies outside the directory
     if info.islnk() or info.issparse():
-        return None  # its bytes do not lie here in one piece
+        return None  # its bytes are not contiguous in the tar
     try:
         found = _look(root / name)
     except OSError:
@@ -332,8 +336,8 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
 
 def index_pack(root: Path, pack: Path) -> Packed:
     """Writes the index of an existing tar. The index lists only the members that have the size and
-    the time of modification of the file with the same name below `root`. Where the tar stores a
-    member's time in whole seconds, only whole seconds are compared.
+    the modification time of the file with the same name below `root`. If the tar stores a member's
+    time in whole seconds, only whole seconds are compared.
 
     Raises MonarchError if `pack` is not an uncompressed tar or cannot be read, and ConfigError if
     it changes meanwhile.

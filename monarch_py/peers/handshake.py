@@ -1,15 +1,15 @@
 """The handshake by which two daemons of one cluster authenticate each other.
 
-Each side proves that it knows the secret, which node it is, and which node it means. The secret
-itself is never sent.
+Each side proves that it knows the secret, which node it is, and which node it wants to reach. The
+secret itself is never sent.
 
     server -> client   GREETING, 32 random bytes s
-    client -> server   GREETING, 32 random bytes c, one byte p: what the connection is for,
-                       the client's rank i, the rank j that it means,
+    client -> server   GREETING, 32 random bytes c, one byte p: the connection's purpose,
+                       the client's rank i, the rank j that it wants to reach,
                        HMAC-SHA256(secret, "client" t)
     server -> client   the server's rank,
-                       HMAC-SHA256(secret, "server" t) if that is j;
-                       HMAC-SHA256(secret, "another" own-rank t), and the end, if it is not
+                       HMAC-SHA256(secret, "server" t) if that rank is j;
+                       otherwise HMAC-SHA256(secret, "another" own-rank t), and it disconnects
 
 The transcript t is GREETING s c p i j, followed by the addresses of i and j. Each side uses the
 addresses that it knows itself. The labels prevent reflection: one side's proof is never valid as
@@ -40,31 +40,31 @@ NO_LIBCRYPTO = (
 )
 LIBCRYPTO_HINT = "install OpenSSL's library (libssl3, openssl-libs), or set LD_LIBRARY_PATH"
 
-# Name and version of the protocol. A peer with another version is refused before any other check.
+# Name and version of the protocol. A peer with another version is rejected before any other check.
 GREETING = b"MONARCH\x03"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 HELLO_BYTES = len(GREETING) + NONCE_BYTES
-# Purpose, the client's own rank, and the rank that it means.
+# Purpose, the client's own rank, and the rank that it wants to reach.
 _ABOUT = struct.Struct("<cII")
 _RANK = struct.Struct("<I")
 ANSWER_BYTES = HELLO_BYTES + _ABOUT.size + PROOF_BYTES
 REPLY_BYTES = _RANK.size + PROOF_BYTES
-# Least length of a secret: the key length of AES-128 [bytes]. A shorter secret is refused.
+# The least length of a secret: the key length of AES-128 [bytes]. A shorter secret is rejected.
 LEAST_SECRET_BYTES = 16
-# Largest number of bytes that are received at a time.
+# The largest number of bytes that are received at a time.
 PIECE_BYTES = 1 << 16
 
 
 class Purpose(Enum):
-    """What a connection is for. C (csrc/peers) answers FILES; the daemon answers STATUS."""
+    """The purpose of a connection. C (csrc/peers) answers FILES; the daemon answers STATUS."""
 
     FILES = b"f"
     STATUS = b"s"
 
 
 def new_secret() -> bytes:
-    """Makes a session's secret: 32 bytes from the kernel's random numbers."""
+    """Returns a new secret for a session: 32 bytes from the kernel's random number generator."""
     return secrets.token_bytes(32)
 
 
@@ -78,7 +78,7 @@ def has_libcrypto() -> bool:
 class Keys:
     """The keys of one connection, 16 bytes each.
 
-    mine : for what this end sends;  theirs : for what this end receives
+    mine : for data that this end sends;  theirs : for data that this end receives
     """
 
     mine: bytes
@@ -87,7 +87,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """One node of a session, and what it knows of all nodes. The constructor raises ValueError if
+    """One node of a session, and its knowledge of all nodes. The constructor raises ValueError if
     the secret is too short, and SessionError without libcrypto.
 
     secret : shared by all nodes
@@ -119,14 +119,16 @@ class Party:
         return hmac.digest(self.secret, label + transcript, "sha256")
 
     def keys(self, transcript: bytes, mine: bytes, theirs: bytes) -> Keys:
-        """The keys of a connection. mine, theirs : the labels of the two ends' proofs"""
+        """Returns the keys of a connection.  mine, theirs : the labels of the two ends' proofs"""
         size = lib.MONARCH_KEY_BYTES
         says, hears = (self.prove(b"key of " + end, transcript)[:size] for end in (mine, theirs))
         return Keys(says, hears)
 
     def transcript(self, servers: bytes, clients: bytes, client: int, server: int) -> bytes:
-        """The transcript t. servers, clients : all that each side has sent, without its GREETING
-        and proofs. Raises IndexError for a rank that does not exist."""
+        """Returns the transcript t. Raises IndexError for a rank that does not exist.
+
+        servers, clients : everything that each side has sent, without its GREETING and proofs
+        """
         said = [GREETING, servers, clients]
         for host, port in (self.addresses[client], self.addresses[server]):
             said.append(struct.pack("<HH", port, len(host)) + host.encode())
@@ -134,7 +136,7 @@ class Party:
 
 
 class Greeter:
-    """The server's side of one handshake. It does no I/O and never waits: its caller receives and
+    """The server's side of one handshake. It does no I/O and never blocks: its caller receives and
     sends the bytes."""
 
     def __init__(self, party: Party) -> None:
@@ -142,25 +144,25 @@ class Greeter:
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._got = b""
         self.hello = GREETING + self._nonce
-        # Set once the client has proved that it knows the secret and means this node.
+        # Set once the client has proved that it knows the secret and wants to reach this node.
         self.keys: Keys | None = None
 
     @property
     def missing(self) -> int:
-        """The number of bytes of the client's answer that have not come yet."""
+        """The number of bytes of the client's message that were not received yet."""
         return ANSWER_BYTES - len(self._got)
 
     def feed(self, data: bytes) -> bool:
-        """Takes the next bytes of the client's answer, at most `missing`. Returns False as soon as
-        they cannot be a client's answer."""
+        """Takes the next bytes of the client's message, at most `missing`. Returns False as soon as
+        they cannot be a client's."""
         self._got += data
         known = min(len(self._got), len(GREETING))
         return self._got[:known] == GREETING[:known]
 
     def reply(self) -> bytes | None:
-        """The reply to the client's complete answer; None if the answer is not valid. To a client
-        that means another node, the reply tells this node's rank; there are no keys then, and the
-        caller must close the connection."""
+        """Returns the reply to the client's complete message; None if the message is not valid. For
+        a client that wants to reach another node, the reply tells this node's rank; there are no
+        keys then, and the caller must close the connection."""
         party, said = self._party, self._got[len(GREETING) : -PROOF_BYTES]
         _, client, meant = _ABOUT.unpack(said[NONCE_BYTES:])
         try:
@@ -177,8 +179,8 @@ class Greeter:
 
     @property
     def purpose(self) -> bytes:
-        """The purpose of an authenticated client, as a byte. The enum Purpose may lack it if the
-        client is of a later version."""
+        """The purpose of an authenticated client, as a byte. A client of a later version may send
+        one that the enum Purpose lacks."""
         return self._got[HELLO_BYTES : HELLO_BYTES + 1]
 
 
@@ -218,7 +220,7 @@ def receive(
     connection: socket.socket, n_bytes: int, deadline: float, at_end: PeerStatus
 ) -> bytearray:
     """Receives `n_bytes` bytes. Raises Unreachable: TIMEOUT at the deadline, on time.monotonic()
-    [s]; `at_end` if the connection ends before all bytes have come."""
+    [s]; `at_end` if the connection ends before all bytes have arrived."""
     data = bytearray()
     while len(data) < n_bytes:
         left = deadline - time.monotonic()

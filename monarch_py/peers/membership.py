@@ -1,9 +1,9 @@
 """The cluster: the daemons of one session that know of each other, one per node.
 
-The starter of the daemons (MPI, a test) makes a `Cluster` for each of them; the clusters differ
+The starter of the daemons (MPI, a test) creates a `Cluster` for each of them; the clusters differ
 only in `rank`. A cluster is passed to its daemon in memory, because the secret must not appear on a
-command line or in a file. A daemon gives its cluster only to its own user, who needs it to restart
-a daemon that has ended, and to root.
+command line or in a file. A daemon gives its cluster only to root and to its own user, who needs it
+to restart a daemon that has ended.
 """
 
 import hashlib
@@ -43,13 +43,13 @@ class Cluster:
     agreed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self.secret) != SECRET_BYTES:  # a daemon of another version wrote it otherwise
+        if len(self.secret) != SECRET_BYTES:  # written by a daemon of another version
             raise SessionError(
                 "the nodes' secret was written by another version; stop all daemons first"
             )
 
     @property
     def name(self) -> str:
-        """The cluster's identifier: equal on all its nodes, different for every cluster, and not
+        """The cluster's identifier: the same on all its nodes, different for every cluster, and not
         secret."""
         return hashlib.sha256(b"name" + self.secret).hexdigest()[:16]

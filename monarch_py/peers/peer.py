@@ -1,4 +1,4 @@
-"""One peer as its clients see it: connects links, and decides when to retry after a failure.
+"""The client's side of one peer: connects links, and decides when to retry after a failure.
 
 C (csrc/peers/peer.c) keeps the idle links. It calls this module to get a new link and to report the
 outcome of an exchange.
@@ -15,22 +15,23 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 
 log = logging.getLogger("monarch.peers")
 
-# Back-off: after a failure the peer is not asked for FIRST_PAUSE_S, and after each further failure
-# for twice as long as before [s]. The first pause is about the time that a daemon needs to restart.
-# The longest pause bounds how long a repaired link stays unused.
+# Back-off: after a failure the peer is not contacted for FIRST_PAUSE_S, and after each further
+# failure for twice as long as before [s]. The first pause is about the time that a daemon needs to
+# restart. The longest pause limits how long a repaired link stays unused.
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-# After a pause, one thread tries the peer, and the other threads wait at most this long for the
-# result [s]. It is many times what a live peer takes for the handshake, and a small part of the
+# After a pause, one thread tries the peer, and the other threads wait for the result for at most
+# this long [s]. It is many times the duration of a live peer's handshake, and a small part of the
 # time that the first thread loses to a peer that hangs.
 HEARSAY_S = 0.1
-# Failures that are usually caused by somebody other than the peer; they are logged as warnings.
+# Failures that are usually caused by a third party rather than the peer; they are logged as
+# warnings.
 SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
 
 
 class Peer:
-    """The node with this rank, from which the engine fetches files over the links of this object.
-    The constructor raises MemoryError if there is no memory for the peer.
+    """A node from which the engine fetches files, over the links that this object connects. The
+    constructor raises MemoryError if there is no memory for the peer.
 
     connect : connects a link (struct monarch_peer_link *) to the node of a rank, or raises
         Unreachable if there is no link within the time limits. The peer closes the link
@@ -51,7 +52,7 @@ class Peer:
         self._broken = 0  # number of failures since the start
         self._failed_ns = 0  # when the last failure was reported, on CLOCK_MONOTONIC as in C
         self.last_failure = PeerStatus.OK
-        # The reason for the pause. The pause goes on even if another thread's exchange succeeds.
+        # The reason for the pause. The pause continues even if another thread's exchange succeeds.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
         # The C struct of the peer, which the engine uses.
@@ -60,13 +61,13 @@ class Peer:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the peer may be asked. During a pause after a failure it may not, and a fetch
+        """Whether the peer may be contacted. During a pause after a failure it may not, and a fetch
         fails at once."""
         return self._clock() >= self._again_at
 
     def close(self) -> None:
         """Closes the links. Call it when no thread fetches from the peer any more. A second call
-        does nothing."""
+        has no effect."""
         if self.c != ffi.NULL:
             lib.monarch_peer_free(self.c)
             self.c = self._handle = ffi.NULL
@@ -95,10 +96,10 @@ class Peer:
         return link
 
     def _mark(self, status: PeerStatus, began_ns: int) -> None:
-        """Notes the outcome of an exchange with the peer.
+        """Records the outcome of an exchange with the peer.
 
-        began_ns : when the exchange began, on CLOCK_MONOTONIC. If an exchange fails that had begun
-            before the last reported failure, it belongs to the same incident, even if it ends much
+        began_ns : when the exchange began, on CLOCK_MONOTONIC. A failed exchange that had begun
+            before the last recorded failure belongs to the same incident, even if it ended much
             later, and is not counted again
         """
         with self._lock:

@@ -1,4 +1,4 @@
-"""Questions that daemons ask each other, besides requests for files, and their short answers."""
+"""Short queries between daemons, apart from requests for files."""
 
 import hmac
 import logging
@@ -14,7 +14,7 @@ from monarch_py.peers.tcp import connected
 
 log = logging.getLogger("monarch.peers")
 
-# Time limit for sending an answer [s], and the largest number of answers in progress at a time.
+# The time limit for sending an answer [s], and the largest number of answers in progress at a time.
 # Clients beyond this number are disconnected.
 TELL_LIMIT_S = 5.0
 MOST_AT_A_TIME = 16
@@ -49,8 +49,8 @@ def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
 
 
 class StatusResponder:
-    """Sends this node's status to peers. Each answer has a thread of its own, because it may take a
-    while to make the status.
+    """Sends this node's status to peers. Each answer has a thread of its own, because computing the
+    status may take a while.
 
     status : returns the status
     """
@@ -60,8 +60,8 @@ class StatusResponder:
         self._free = threading.BoundedSemaphore(MOST_AT_A_TIME)
 
     def tell(self, connection: socket.socket, keys: Keys) -> None:
-        """Takes over the connection, and sends the status on it. Closes the connection if too many
-        answers are in progress."""
+        """Takes ownership of the connection, and sends the status on it. Closes the connection if
+        too many answers are in progress."""
         if not self._free.acquire(blocking=False):
             connection.close()
             return
@@ -81,7 +81,7 @@ class StatusResponder:
                 connection.settimeout(TELL_LIMIT_S)
                 connection.sendall(said + _seal(keys.mine, said))
             except OSError:
-                pass  # the client has gone
+                pass  # the client has disconnected
             except Exception:
                 log.exception("a peer that asked for this node's status got no answer")
             finally:

@@ -20,30 +20,32 @@ from monarch_py.native import ffi, lib
 from monarch_py.peers.handshake import Greeter, Party, Purpose
 from monarch_py.peers.queries import StatusResponder
 
-# Number of threads that answer. A few suffice, since they wait only for this node's own disks.
+# The number of threads that answer. A few suffice, since they wait only for this node's own disks.
 THREADS = 4
-# Largest number of clients at a time, as many as a node has in the largest clusters. Each client
-# takes 3 KB and a socket.
+# The largest number of clients at a time. It is the number of nodes in the largest clusters. Each
+# client takes 3 KB and a socket.
 CONNECTIONS = 1024
-# How long an idle link is kept, so that it lasts from one burst of an epoch to the next [s].
+# How long an idle link is kept. It should last from one burst of requests in an epoch to the next
+# [s].
 IDLE_LIMIT_S = 300.0
-# A peer that stops in the middle of a request, or that receives nothing any more, is disconnected
-# after this time [s].
+# A peer that stops in the middle of a request, or that no longer receives, is disconnected after
+# this time [s].
 STALL_LIMIT_S = 5.0
 # How long a request may wait for bytes that this node does not have yet [s]. The limit is shorter
 # than the clients' limits (tcp.py) by a few of the ticks at which the server checks deadlines
 # (server.c).
 WAIT_LIMIT_S = 0.6
-# Connections that are not authenticated yet: the time within which the proof must come [s], and
-# their largest number at a time. A new connection replaces the oldest one, so that silent clients
-# cannot keep others out.
+# Limits on connections that are not authenticated yet: the time within which the proof must arrive
+# [s], and their largest number at a time. A new connection replaces the oldest one, so that silent
+# clients cannot keep others out.
 GREETING_LIMIT_S = 1.0
 MOST_STRANGERS = 256
-# Length of the kernel's accept queue. It is long because the daemons of a large job all connect at
-# once, and a connection for which the queue has no room loses its first packet and waits a second
-# for the next attempt.
+# The length of the kernel's accept queue. It is long because the daemons of a large job all connect
+# at once. A connection for which the queue has no room loses its first packet, and its next attempt
+# comes a second later.
 BACKLOG = 1024
-# Pause before the next accept(2) after a call that failed for lack of a descriptor or memory [s].
+# The pause before the next accept(2) after a call that failed for lack of a descriptor or memory
+# [s].
 PAUSE_S = 0.05
 
 
@@ -105,8 +107,10 @@ class PeerServer(ABC):
 
     @abstractmethod
     def _end(self, server: Any) -> None:
-        """Stops the server and releases the shared files. server : the result of `_begin`, NULL if
-        the server did not start"""
+        """Stops the server and releases the shared files.
+
+        server : the result of `_begin`, NULL if the server did not start
+        """
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -127,7 +131,7 @@ class PeerServer(ABC):
         return {name: int(getattr(counts, name)) for name, _ in ffi.typeof(counts[0]).fields}
 
     def close(self) -> None:
-        """Ends all connections and threads. A second call does nothing."""
+        """Closes all connections and ends all threads. A second call has no effect."""
         with self._calls:
             if self._is_closing:
                 return
@@ -161,7 +165,7 @@ class PeerServer(ABC):
     def _patience(self) -> float | None:
         if not self._strangers:
             return None
-        # The dict keeps the strangers in the order in which they came.
+        # The dict keeps the strangers in the order of their arrival.
         first = next(iter(self._strangers.values()))
         return max(0.0, first.deadline - time.monotonic())
 
@@ -179,7 +183,8 @@ class PeerServer(ABC):
         try:
             connection.send(stranger.greeter.hello)
             self._selector.register(connection, selectors.EVENT_READ)
-        except OSError:  # the client has gone, or the kernel cannot watch one more
+        # the client has disconnected, or the kernel cannot watch another descriptor
+        except OSError:
             connection.close()
             return
         self._strangers[connection.fileno()] = stranger
@@ -211,7 +216,8 @@ class PeerServer(ABC):
             if reply is None:
                 return
             wants_files = stranger.greeter.purpose == Purpose.FILES.value
-            # Only this thread adds connections, so the room that is seen here cannot be gone below.
+            # Only this thread adds connections, so the room that is found here is still there
+            # below.
             if wants_files and not lib.monarch_peer_server_has_room(self._server):
                 return
             try:

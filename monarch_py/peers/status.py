@@ -6,8 +6,8 @@ from monarch_py.native import lib
 
 
 class PeerStatus(IntEnum):
-    """The outcome of a request (csrc/peers/wire.h says what each value means). A reply adds a
-    node's number to MOVED."""
+    """The outcome of a request (csrc/peers/wire.h defines each value). A reply adds a node's number
+    to MOVED."""
 
     OK = lib.MONARCH_PEER_OK
     REFUSED = lib.MONARCH_PEER_REFUSED
@@ -23,10 +23,13 @@ class PeerStatus(IntEnum):
     MOVED = lib.MONARCH_PEER_MOVED
 
 
-class Unreachable(Exception):  # noqa: N818 - a state of a peer, which no user is told of
-    """A peer cannot be reached. `status` says why: TIMEOUT, CUT (nobody listens, or there is no
-    route), REFUSED (another session), FORGED (a changed answer), or OTHER_NODE (the node of rank
-    `who` answered in place of the node that was meant)."""
+class Unreachable(Exception):  # noqa: N818 - a state of a peer, never shown to a user
+    """A peer cannot be reached.
+
+    status : TIMEOUT, CUT (no process listens, or there is no route), REFUSED (another session),
+        FORGED (a tampered answer), or OTHER_NODE (the node of rank `who` answered instead of the
+        intended one)
+    """
 
     def __init__(self, status: PeerStatus, who: int | None = None) -> None:
         super().__init__(status.name)

@@ -10,11 +10,11 @@ from monarch_py.native import ffi, lib, not_null
 from monarch_py.peers.handshake import Keys, Party, Purpose, introduce
 from monarch_py.peers.status import PeerStatus, Unreachable
 
-# Limit for connection and handshake [s]. Nodes of one cluster answer within a millisecond. A first
-# packet that was lost is sent again only after a second, and by then the source has answered.
+# Limit for connection and handshake [s]. Nodes of one cluster answer within a millisecond. TCP
+# resends a lost first packet only after a second, and by then the source has answered.
 CONNECT_LIMIT_S = 0.8
 # Limit for the first bytes of an answer [s]. It is longer than server.WAIT_LIMIT_S, so that the
-# server itself reports bytes that do not come, and the link stays usable. With this limit and
+# server itself can report that the bytes are late, and the link stays usable. With this limit and
 # CONNECT_LIMIT_S, a read has waited less than 2 s when it turns to the source.
 FIRST_BYTE_LIMIT_S = 1.0
 # Limit for each further 256 KiB, and for the frame that ends a block [s]. It is longer than
@@ -30,14 +30,14 @@ def connect_link(
     first_byte_s: float = FIRST_BYTE_LIMIT_S,
     between_s: float = BETWEEN_LIMIT_S,
 ) -> Any:
-    """A link to the server of this rank. Raises Unreachable as `connected` does, and ValueError for
-    a limit below a millisecond.
+    """Returns a link to the server of this rank. Raises Unreachable as `connected` does, and
+    ValueError for a limit below a millisecond.
 
-    party : this node. Its addresses are numeric, because looking up a name has no time limit
+    party : this node. Its addresses are numeric, because a name lookup has no time limit
     connect_s, first_byte_s, between_s : limits for connection and handshake, for the first bytes of
         an answer, and for each further 256 KiB [s]
     """
-    # Limits are rounded to milliseconds, and for the kernel a timeout of 0 means no timeout.
+    # Limits are rounded to milliseconds, and a timeout of 0 would mean no timeout to the kernel.
     if min(connect_s, first_byte_s, between_s) < 0.001:
         raise ValueError("each time limit of a link must be at least 1 ms")
     bounds = [round(s * 1000) for s in (first_byte_s, between_s)]
@@ -53,9 +53,9 @@ def connect_link(
 def connected(
     party: Party, rank: int, limit_s: float, purpose: Purpose
 ) -> Iterator[tuple[socket.socket, Keys]]:
-    """An authenticated connection to the server of this rank, with its keys, for the time of the
-    block. Raises Unreachable if there is no connection within `limit_s`, or if the connection
-    breaks in the block."""
+    """Yields an authenticated connection to the server of this rank, with its keys. Raises
+    Unreachable if there is no connection within `limit_s`, or if the connection breaks in the
+    block."""
     deadline = time.monotonic() + limit_s
     try:
         with socket.create_connection(party.addresses[rank], timeout=limit_s) as connection:

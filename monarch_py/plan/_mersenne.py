@@ -1,4 +1,4 @@
-"""MT19937 in C, seeded as torch and NumPy's RandomState seed it."""
+"""The MT19937 generator in C, seeded in the same way as torch's and as NumPy's RandomState."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""Converts samplers and loaders to text and arrays and back, so that a file needs no pickles."""
+"""Converts samplers and loaders to text and arrays and back, so that plan files need no pickles."""
 
 from dataclasses import fields
 from typing import Any
@@ -12,7 +12,7 @@ from monarch_py.plan.samplers import Sampler
 
 Arrays = dict[str, Array]
 
-# The name of a loader's holders among its arrays; no sampler has such a field.
+# The name of a loader's holders among its arrays. No sampler has a field of this name.
 HOLDERS = "held_by"
 
 # The class of every sampler, by the class's name.
@@ -24,8 +24,8 @@ SAMPLERS: dict[str, Any] = {
 
 
 def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
-    """Returns a loader in JSON's types. Adds its sampler's arrays to `arrays`, under names that
-    begin with `prefix`."""
+    """Returns a loader as JSON types. Adds its sampler's arrays to `arrays`, under names that begin
+    with `prefix`."""
     sampler: Any = loader.sampler
     text: dict[str, Any] = {"kind": type(sampler).__name__}
     for each in fields(sampler):
@@ -44,7 +44,8 @@ def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
 
 
 def loader_from(text: dict[str, Any], prefix: str, arrays: Arrays) -> Loader:
-    """The loader that `loader_to` converted. Raises KeyError or TypeError for any other text."""
+    """Returns the loader that `loader_to` converted. Raises KeyError or TypeError for any other
+    text."""
     given = dict(text["sampler"])
     kind = SAMPLERS[given.pop("kind")]
     for each in fields(kind):

@@ -1,4 +1,4 @@
-"""Statistics of a timeline: how often a node accesses each unit, when first, and when next.
+"""Statistics of a timeline: a node's access frequency, first use and next use of each unit.
 
 Epochs are streamed, so memory grows with the number of units, not with the number of epochs. The
 loops over accesses are in C (csrc/plan/access.c).
@@ -15,7 +15,7 @@ from monarch_py.native import lib, pointer
 from monarch_py.plan.samplers import Order
 from monarch_py.plan.timeline import Section, Timeline
 
-# The position of a use that never comes; larger than every real position (MONARCH_PLAN_NEVER).
+# The position of a use that never happens; larger than every real position (MONARCH_PLAN_NEVER).
 NEVER = int(np.iinfo(np.int64).max)
 
 # Rows that are copied into contiguous memory at a time.
@@ -37,18 +37,20 @@ class NodeAccess:
 
 
 def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
-    """Adds 1 to frequency (units,) for each access. accesses : a contiguous array of units, NONE
-    where there is no access. Raises MonarchError for a number that is not a unit."""
+    """Adds 1 to frequency (units,) for each access. Raises MonarchError for a number that is not a
+    unit.
+
+    accesses : a contiguous array of units, NONE where there is no access
+    """
     taken = pointer(accesses.reshape(-1))
     check(lib.monarch_plan_count(taken, accesses.size, pointer(frequency), len(frequency)))
 
 
 def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
-    """Sets the elements of first (units,) that are still NEVER to the position of the unit's first
-    access among these accesses.
+    """For each unit whose element of first (units,) is still NEVER, sets it to the position of the
+    unit's first access among these accesses. Raises MonarchError for a number that is not a unit.
 
-    accesses : as in `add_uses`; element i has the position `start` + i. Raises MonarchError for a
-        number that is not a unit
+    accesses : as in `add_uses`; element i has the position `start` + i
     """
     taken = pointer(accesses.reshape(-1))
     check(lib.monarch_plan_first(taken, accesses.size, start, pointer(first), len(first)))
@@ -68,8 +70,9 @@ def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> No
 
 
 def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
-    """The frequencies of all nodes, (nodes, units) uint16. The array fits into memory only for few
-    nodes or few units. Raises ConfigError if a node accesses a unit more than 65,535 times."""
+    """Returns the frequencies of all nodes, (nodes, units) uint16. The array fits into memory only
+    for few nodes or few units. Raises ConfigError if a node accesses a unit more than 65,535 times.
+    """
     counts = np.full((timeline.nodes, timeline.units), 0, dtype=np.uint16)
     out = pointer(counts.reshape(-1))
     for section in timeline.sections():
@@ -81,10 +84,10 @@ def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
 
 
 def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Positions]]:
-    """Finds, for every access of a node, the position of its next access of the same unit.
+    """Finds, for every access of a node, the position of the node's next access to the same unit.
 
     Yields the sections, the last one first, each with an array (accesses of this node,) int64. An
-    element is NEVER if no access of the unit follows, or if there is no access at this place.
+    element is NEVER if the unit is not accessed again, or if there is no access at this position.
     Raises ConfigError for a node that does not exist.
     """
     _check_node(timeline, node)
@@ -105,24 +108,25 @@ def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Position
 
 
 def spread(frequency: npt.NDArray[np.uint32]) -> float:
-    """The standard deviation of the frequencies divided by their mean; 0 without accesses.
+    """Returns the frequencies' coefficient of variation: the standard deviation divided by the
+    mean; 0 without accesses.
 
     If it is near 0, a policy that exploits differences between units gains nothing. It is near 0 if
-    the units are files of many samples, which are all accessed equally often.
+    the units are files of many samples, because these are all accessed equally often.
     """
     mean = float(frequency.mean()) if len(frequency) else 0.0
     return float(frequency.std()) / mean if mean else 0.0
 
 
 def counters(n: int) -> npt.NDArray[np.uint32]:
-    """An array (n,) uint32 of zeros. It is not made by np.zeros, because NumPy asks for no huge
-    pages there, and random access to small pages is half as fast."""
+    """Returns an array (n,) uint32 of zeros. It is not created with np.zeros, because NumPy
+    requests no huge pages for that, and random access to small pages takes twice as long."""
     return np.full(n, 0, dtype=np.uint32)
 
 
 def in_pieces(rows: Order) -> Iterator[Order]:
-    """Yields the rows in contiguous arrays: all rows at once if they are contiguous, or else copies
-    of ROWS rows at a time."""
+    """Yields the rows in contiguous arrays: all rows at once if they are contiguous, otherwise
+    copies of ROWS rows at a time."""
     if rows.flags.c_contiguous:
         yield rows
         return
@@ -131,7 +135,7 @@ def in_pieces(rows: Order) -> Iterator[Order]:
 
 
 def check(status: int) -> None:
-    """Raises the error that the status of a C function stands for; returns if it is no error."""
+    """Raises the error that a C function has returned as its status; does nothing for success."""
     if status == -1:
         raise MonarchError(
             "a sample belongs to no unit of the plan; build the dataset's index again"

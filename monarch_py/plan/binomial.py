@@ -1,4 +1,5 @@
-"""The distribution of how often a node accesses a sample, without drawing orders (NoPFS, 3.1).
+"""The distribution of how often a node accesses a sample, computed without drawing orders (NoPFS,
+3.1).
 
 In each epoch every sample goes to one of N nodes at random. So over E epochs a node accesses a
 given sample X times, where X is binomial with E trials of probability 1 / N.
@@ -19,8 +20,8 @@ def distribution(epochs: int, nodes: int) -> Floats:
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])
     k = np.arange(epochs)
-    # Logarithms of P(k + 1) / P(k). Adding them up, rather than multiplying the ratios, works even
-    # if P(0) is too small for a float.
+    # Logarithms of P(k + 1) / P(k). Their sums are accurate even if P(0) is too small for a float;
+    # products of the ratios would not be.
     ratios = np.log((epochs - k) / ((k + 1) * (nodes - 1)))
     found = np.exp(epochs * log1p(-1 / nodes) + np.concatenate([[0.0], ratios.cumsum()]))
     return np.asarray(found)

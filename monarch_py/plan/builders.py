@@ -1,4 +1,4 @@
-"""Builds the index of a dataset on disk; one function for each format of files."""
+"""Builds the index of a dataset on disk, with one function for each file format."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.native import Ints, Uints
 from monarch_py.plan.index import Index
 
-# Default name patterns of each format. `index_image_folder` needs none: it selects by IMAGES.
+# Default name patterns of each format. `index_image_folder` needs none: it selects files by IMAGES.
 PATTERNS = {
     "files": ("**",),
     "fixed": ("**",),
@@ -151,11 +151,11 @@ def index_fixed(
 
 
 def index_tfrecord(root: Path, patterns: tuple[str, ...] = PATTERNS["tfrecord"]) -> Index:
-    """The index of TFRecord files. A sample is a record with its frame (8 + 4 bytes before the
-    data, 4 after it).
+    """Returns the index of TFRecord files. A sample is a record with its frame (8 + 4 bytes before
+    the data, 4 after it).
 
     Raises MonarchError for a file that does not consist of records, and for a compressed file, in
-    which samples have no fixed place.
+    which samples have no fixed position.
     """
     return _index_shards("tfrecord", root, patterns, lambda path: _extents(_records(path)))
 
@@ -178,15 +178,15 @@ def _records(path: Path) -> Iterator[tuple[int, int]]:
             at += length
 
 
-# The name of a tar member. The directories and the file name up to its first dot are the key of the
-# member's sample.
+# The name of a tar member. The directories and the file name up to its first dot form the key of
+# the member's sample.
 _MEMBER = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
 
 def index_webdataset(root: Path, patterns: tuple[str, ...] = PATTERNS["webdataset"]) -> Index:
-    """The index of webdataset's tar files. Consecutive members with the same key are a sample,
-    which extends from the header of the first member to the padding of the last. Raises
-    MonarchError for a file that is not a tar."""
+    """Returns the index of webdataset's tar files. Consecutive members with the same key form a
+    sample, which extends from the header of the first member to the padding of the last. Raises
+    MonarchError for a file that is not a tar archive."""
     return _index_shards("webdataset", root, patterns, lambda path: _extents(_members(path)))
 
 
@@ -212,9 +212,9 @@ def _members(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def index_hdf5(root: Path, dataset: str, patterns: tuple[str, ...] = PATTERNS["hdf5"]) -> Index:
-    """The index of HDF5 files. A sample is a row of `dataset`: the row's bytes if the dataset is
-    contiguous, else the range from the first to the last byte of the chunks that hold the row.
-    Raises MonarchError if h5py is not installed or a file has no such dataset."""
+    """Returns the index of HDF5 files. A sample is a row of `dataset`: the row's bytes if the
+    dataset is contiguous, otherwise the range from the first to the last byte of the chunks that
+    hold the row. Raises MonarchError if h5py is not installed or a file has no such dataset."""
     try:
         import h5py
     except ImportError:
@@ -252,16 +252,17 @@ def _chunk_rows(found: Any) -> Extents:
         band = chunk.chunk_offset[0] // tall
         low[band] = min(low[band], chunk.byte_offset)
         high[band] = max(high[band], chunk.byte_offset + chunk.size)
-    low = np.minimum(low, high)  # chunks that were never written take no bytes
+    low = np.minimum(low, high)  # chunks that were never written occupy no bytes
     band_of = np.arange(rows) // tall
     return low[band_of], (high - low)[band_of]
 
 
 def hdf5_chunks(found: Any) -> list[Any]:
-    """Where the chunks of an HDF5 dataset lie that were written, as h5py's StoreInfo."""
+    """Returns where the written chunks of an HDF5 dataset lie, as h5py's StoreInfo."""
     chunks: list[Any] = []
     try:
         found.id.chunk_iter(chunks.append)
-    except AttributeError:  # HDF5 before 1.12.3: each question takes as long as there are chunks
+    # HDF5 before 1.12.3: each query takes time in proportion to the number of chunks
+    except AttributeError:
         return [found.id.get_chunk_info(at) for at in range(found.id.get_num_chunks())]
     return chunks

@@ -1,8 +1,8 @@
-"""The holder of each unit: the node that uses the unit most.
+"""Finds the holder of each unit: the node that uses the unit most.
 
-The accesses of all nodes together do not fit into memory. So the units are handled in passes, each
-of as many units as have room for their accesses, and every pass draws all epochs again. The result
-is exact.
+The accesses of all nodes together do not fit into memory. So the units are processed in passes,
+each of as many units as there is memory for their accesses, and every pass draws all epochs again.
+The result is exact.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from monarch_py.native import Int32s, Uints, lib, pointer
 from monarch_py.plan.access import add_uses, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 
-# Fills the elements of Holders.nodes for which no further node accesses the unit.
+# Fills the elements of Holders.nodes after the last node that accesses the unit.
 NOBODY = -1
 
-# Memory for the accesses of one pass, per unit of the dataset [bytes]. With two orders of an epoch
-# and the results, the total stays below 64 bytes per unit.
+# Memory for the accesses of one pass, per unit of the dataset [bytes]. Together with two orders of
+# an epoch and the results, this stays below 64 bytes per unit.
 SLOT_BYTES = 32
 
 
@@ -40,10 +40,10 @@ class Holders:
 
 
 def find_holders(timeline: Timeline, top: int = 1, slot_bytes: int = SLOT_BYTES) -> Holders:
-    """The `top` nodes that access each unit most.
+    """Returns the `top` nodes that access each unit most.
 
     slot_bytes : memory for the accesses of one pass, per unit [bytes]. The search takes about as
-        long as drawing all epochs (accesses of a unit x 2 / slot_bytes) times
+        long as drawing all epochs (accesses per unit x 2 / slot_bytes) times
     """
     nodes = np.empty((timeline.units, top), dtype=np.int32)
     counts = np.empty((timeline.units, top), dtype=np.uint32)
@@ -76,8 +76,8 @@ def _totals(timeline: Timeline) -> npt.NDArray[np.uint32]:
 
 
 def _passes(totals: npt.NDArray[np.uint32], room: int) -> Iterator[tuple[int, int]]:
-    """Ranges [low, high) of units for the passes. The units of a range have at most `room` accesses
-    together, unless the range is a single unit."""
+    """Yields ranges [low, high) of units, one for each pass. The units of a range have at most
+    `room` accesses together, unless the range is a single unit."""
     sums = np.cumsum(totals, dtype=np.uint64)
     edges, low = [0], 0
     while low < len(totals):

@@ -1,4 +1,4 @@
-"""The index of a dataset: its files, and where in the files each sample lies."""
+"""The index of a dataset: its files, and the position of each sample in them."""
 
 import os
 import struct
@@ -46,7 +46,8 @@ class Units:
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """The files of a dataset and its samples, in the order in which the program numbers them.
+    """The files of a dataset and its samples, in the order in which the training program numbers
+    them.
 
     kind : the format of the files
     root : the directory to which the names are relative
@@ -102,8 +103,8 @@ class Index:
 
     @classmethod
     def unnamed(cls, samples: int, size: int = 0) -> "Index":
-        """The index of a dataset of which only the number of samples, each in its own file, and
-        perhaps their mean size [bytes] are known."""
+        """Returns an index for a dataset of files that each hold one sample, if only their number
+        and perhaps their mean size [bytes] are known."""
         return cls(
             "unnamed",
             "",
@@ -154,8 +155,8 @@ class Index:
         return self._ranges(file, offset, length, range_bytes)
 
     def _ranges(self, file: Int32s, offset: Numbers, length: Numbers, range_bytes: int) -> Units:
-        """The units of 'ranges', numbered by file and block. A block in which no sample begins has
-        no unit."""
+        """Returns the units of 'ranges', numbered by file and block. A block in which no sample
+        begins has no unit."""
         blocks = (-(-self.sizes.astype(np.int64) // range_bytes)).clip(min=1)
         first = np.cumsum(blocks) - blocks
         numbers = first[file] + offset // range_bytes
@@ -178,7 +179,7 @@ class Index:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array]) -> "Index":
-        """The index from whose fields `arrays` has made these arrays. Raises ValueError if the
+        """Returns the index whose `arrays` method returned these arrays. Raises ValueError if the
         arrays do not fit together."""
         if "plan" in arrays:
             raise ValueError("it is a plan")
@@ -230,7 +231,8 @@ def save_arrays(path: Path, arrays: dict[str, Array]) -> None:
 
 
 def load_arrays(path: Path) -> dict[str, Array]:
-    """Reads a file of arrays. Refuses pickles (ValueError), so that no code in the file is run."""
+    """Reads a file of arrays. Rejects pickles (ValueError), so that no code in the file is
+    executed."""
     try:
         with path.open("rb") as file:
             if file.read(len(ZIP_MAGIC)) != ZIP_MAGIC:
@@ -240,7 +242,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
                 return _arrays_of(stored)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    # RuntimeError: zipfile met an unknown method or version, or an encrypted member.
+    # RuntimeError: zipfile found an unknown method or version, or an encrypted member.
     except (BadZipFile, EOFError, RuntimeError, struct.error, zlib.error):
         raise ValueError("it is damaged") from None
 
@@ -248,5 +250,5 @@ def load_arrays(path: Path) -> dict[str, Array]:
 def _arrays_of(stored: Any) -> dict[str, Array]:
     try:
         return {name: stored[name] for name in stored.files}
-    except ValueError:  # replaced, because numpy's message advises to allow pickles
+    except ValueError:  # replaced, because NumPy's own message recommends to allow pickles
         raise ValueError("it is damaged, or holds Python objects") from None

@@ -1,4 +1,4 @@
-"""The loader, which deals a sampler's order to ranks, batches and workers."""
+"""The loader, which distributes a sampler's order over ranks, batches and workers."""
 
 from dataclasses import dataclass, field
 
@@ -9,16 +9,17 @@ from monarch_py.native import Int32s
 from monarch_py.plan.samplers import NONE, Order, Sampler, check_choice
 from monarch_py.plan.schedule import Deal
 
-# How the order of an epoch is dealt to the ranks:
+# How the order of an epoch is distributed over the ranks:
 # strided : rank r takes the samples r, r + ranks, ... of the order (DistributedSampler)
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
 # chunks : rank r takes the r-th contiguous part of the epoch (DALI's shards)
 # replicated : every rank takes all samples
-# groups : as chunks, of a GroupShuffle, whose order has the ranks' parts one after the other
-# local_first : each global batch of `strided`, dealt to the nodes that hold its samples
+# groups : like chunks, for a GroupShuffle, whose order contains the ranks' parts one after the
+#     other
+# local_first : the global batches of `strided`; each sample goes to a node that holds it
 # solar : the same with batches that differ in size, so that all nodes load equally many samples
 PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
-# The splits by holders, which deal the order of `strided`.
+# The splits that depend on the samples' holders. They distribute the order of `strided`.
 HELD_SPLITS = ("local_first", "solar")
 SPLITS = (*PLAIN_SPLITS, "groups", *HELD_SPLITS)
 
@@ -36,17 +37,18 @@ LEAST = {
 
 @dataclass(frozen=True)
 class Loader:
-    """What the ranks read in an epoch, and in which order: a sampler with torch's BatchSampler and
-    DataLoader, or an equivalent of them.
+    """The samples that the ranks read in an epoch, and their order: a sampler with torch's
+    BatchSampler and DataLoader, or an equivalent of them.
 
     world_size : number of ranks;  batch_size : samples that a rank takes in one step
     drop_last : whether a rank's last batch is dropped if it is not full
     split : one of SPLITS
-    workers, prefetch_factor : the DataLoader's; worker w makes the batches w, w + workers, ...
-    nodes, quota : of HELD_SPLITS: the nodes of the ranks, and what each of them holds [bytes]
-    cap, least : of `solar`, as in schedule.Deal
-    holders : of HELD_SPLITS: (samples, any) int32, the nodes that hold each sample, and NONE. They
-        follow from the dataset and the quota; None until they are known
+    workers, prefetch_factor : the DataLoader's arguments; worker w makes the batches w, w +
+        workers, ...
+    nodes, quota : for HELD_SPLITS: the nodes of the ranks, and how much each of them holds [bytes]
+    cap, least : for `solar`, as in schedule.Deal
+    holders : for HELD_SPLITS: (samples, any) int32, the nodes that hold each sample, filled up with
+        NONE. They follow from the dataset and the quota; None until they are known
     """
 
     sampler: Sampler
@@ -71,10 +73,10 @@ class Loader:
         check_choice("split", self.split, SPLITS)
         self._check_sampler()
         if self.split in HELD_SPLITS:
-            self._deal()  # checks its numbers
+            self._deal()  # raises ConfigError for invalid numbers
         if self.split == "groups" and self.sampler.own_split != "groups":
             raise ConfigError(
-                "split: 'groups' deals out a GroupShuffle; write 'kind: GroupShuffle'"
+                "split: 'groups' needs the sampler GroupShuffle; write 'kind: GroupShuffle'"
             )
         if self.steps == 0:
             raise ConfigError(
@@ -98,7 +100,7 @@ class Loader:
 
     @property
     def longest(self) -> int:
-        """The largest number of samples that a rank has, before `drop_last` drops any."""
+        """The largest number of samples that any rank has, before `drop_last` drops any."""
         count, ranks = self.sampler.count, self.world_size
         if self.split == "replicated":
             return count
@@ -109,7 +111,7 @@ class Loader:
 
     @property
     def steps(self) -> int:
-        """The largest number of batches that a rank has."""
+        """The largest number of batches that any rank has."""
         if self.split in HELD_SPLITS:
             whole = self.world_size * self.batch_size
             return (
@@ -121,38 +123,39 @@ class Loader:
 
     @property
     def rows_per_step(self) -> int:
-        """How many rows a step takes: the most samples that a rank may have in it."""
+        """The number of rows of a step: the most samples that any rank may have in it."""
         return self._deal().most if self.split == "solar" else self.batch_size
 
     @property
     def per_rank(self) -> int:
-        """The largest number of accesses that a rank has; ranks with fewer have NONE at their
-        end, or in `solar` at the end of each step."""
+        """The largest number of accesses that any rank has. Ranks with fewer are padded with NONE
+        at their end, or with `solar` at the end of each step."""
         if self.split == "solar":
             return self.steps * self.rows_per_step
         return self.steps * self.batch_size if self.drop_last else self.longest
 
     @property
     def ahead(self) -> int:
-        """How many batches the workers may have begun after the one that the training waits for."""
+        """The number of batches that workers may prepare beyond the one that training waits for."""
         return self.workers * self.prefetch_factor
 
     def rows(self, order: Order) -> Order:
-        """Deals an epoch's order to the ranks. Returns (per_rank, world_size) int32, perhaps a view
-        of `order`: row i holds the i-th sample of each rank; NONE if a rank has no more."""
+        """Distributes an epoch's order over the ranks. Returns (per_rank, world_size) int32,
+        possibly a view of `order`: row i holds the i-th sample of each rank; NONE if a rank has no
+        more."""
         rows = getattr(self, f"_{self.split}")(order)
         if self.drop_last and self.split not in HELD_SPLITS:
             rows = self._without_rests(rows[: self.per_rank])
         return np.asarray(rows)
 
     def ranks(self, epoch: int) -> Order:
-        """The samples of every rank in the order of access, (world_size, per_rank) int32. A rank
-        with fewer samples than others has NONE at its end."""
+        """Returns the samples of every rank in the order of access, (world_size, per_rank) int32. A
+        rank with fewer samples than others is padded with NONE at its end."""
         return np.asarray(self.rows(self.sampler.epoch(epoch)).T)
 
     def batches(self, epoch: int) -> Order:
-        """The samples of every rank in batches, (world_size, steps, rows_per_step) int32. A batch
-        that is not full has NONE at its end."""
+        """Returns the samples of every rank in batches, (world_size, steps, rows_per_step) int32. A
+        batch that is not full is padded with NONE."""
         ranks = self.ranks(epoch)
         shape = (self.world_size, self.steps, self.rows_per_step)
         full = np.full((shape[0], shape[1] * shape[2]), NONE, dtype=np.int32)

@@ -1,6 +1,6 @@
-"""The plan of a training: its datasets, and how the parts of the training read them.
+"""The plan of a training: its datasets, and how the loops of the training read them.
 
-A plan's file does not hold the accesses, but the description from which they are drawn again.
+A plan's file does not contain the accesses, but the description from which they are computed.
 """
 
 import json
@@ -20,7 +20,7 @@ from monarch_py.plan.timeline import Part, Timeline, lookup_of
 # Marks a file of this version of the format.
 FORMAT = "monarch plan 1"
 
-# Fields of a Plan that its file stores as whole numbers, under the fields' names.
+# Fields of a Plan that its file stores as integers, under the fields' names.
 NUMBERS = ("epochs", "nodes", "range_bytes")
 
 DEFAULT_RANGE_BYTES = 4 << 20
@@ -30,8 +30,7 @@ DEFAULT_RANGE_BYTES = 4 << 20
 class PlanPart:
     """One loop of the training.
 
-    dataset : number of the dataset in Plan.datasets;  every : n if the loop runs in every n-th
-        epoch
+    dataset : index of the dataset in Plan.datasets;  every : n if the loop runs in every n-th epoch
     """
 
     name: str
@@ -72,8 +71,8 @@ class Plan:
     # --- derived from the plan ------------------------------------------------------------------
 
     def units(self) -> list[Units]:
-        """The units of each dataset. The numbers of the units run through all datasets: a dataset's
-        first unit follows the last unit of the dataset before it."""
+        """Returns the units of each dataset. Units are numbered through all datasets: a dataset's
+        first unit follows the last unit of the previous dataset."""
         return [index.units(self.grain, self.range_bytes) for index in self.datasets]
 
     def timeline(self) -> Timeline:

@@ -1,11 +1,11 @@
-"""Estimates a node's position in its plan from the files that it is seen to open.
+"""Estimates a node's position in its plan from the files that programs are seen to open.
 
-The daemon sees little: from time to time it looks at the set of files opened since the last look,
-and learns neither how often nor in which order they were opened. A DataLoader's workers read ahead,
-each at its own pace; with `in_order=False` one of them may lag behind the others for any time; and
-another program may read a file of the dataset. So an access fits the plan if its place in the plan
-was not seen yet and lies before the front or at most a window past it. The front follows the
-majority of the last accesses, never the furthest access.
+The daemon has little information: from time to time it reads the set of files opened since the last
+time, without the number or the order of the opens. A DataLoader's workers read ahead, each at its
+own pace; with `in_order=False` one of them may lag behind the others for any time; and another
+program may read a file of the dataset. So an access fits the plan if its place in the plan was not
+seen yet and lies before the front or at most a window past it. The front follows the majority of
+the last accesses, never the furthest access.
 """
 
 import math
@@ -22,18 +22,18 @@ from monarch_py.native import Bools, Ints
 from monarch_py.plan.run import RECENT, SEARCHED, UNSEEN, Run, Units
 from monarch_py.plan.samplers import NONE
 
-# JUDGED: number of last accesses that decide whether a node is lost. WEIGHED: number of last
-# accesses per rank that decide whether the plan is wrong. WEIGHED is below 100 because 100 accesses
-# of a rank must suffice, however the looks divide them.
+# JUDGED: number of last accesses that decide whether the position is lost. WEIGHED: number of last
+# accesses per rank that decide whether the plan is wrong. WEIGHED is below 100 so that 100 accesses
+# of a rank suffice, however they are divided among the daemon's observations.
 JUDGED, WEIGHED = 40, 70
-# Limits on `_Evidence.explained`. A node is lost at LOST or below, and found again at FOUND_AGAIN
-# or above. A plan is wrong if `explained` is at most WRONG, and the number of fitting accesses is
-# within DEVIATIONS standard deviations of chance.
+# Thresholds for `_Evidence.explained`. A position is lost at LOST or below, and found again at
+# FOUND_AGAIN or above. A plan is wrong if `explained` is at most WRONG, and the number of fitting
+# accesses is within DEVIATIONS standard deviations of chance.
 LOST, WRONG, FOUND_AGAIN, DEVIATIONS = 0.3, 0.4, 0.5, 4
-# The front is at most about SEEN times the number of places seen. The limit is needed because
-# accesses of other programs can move the front too.
+# The front is limited to about SEEN times the number of places seen, because accesses of other
+# programs can move the front too.
 SEEN = 4
-# If more than this share of arbitrary accesses would fit by chance, the accesses prove nothing.
+# If more than this share of random accesses would fit by chance, the accesses prove nothing.
 MOST_BY_CHANCE = 0.7
 # A distance larger than that of every known access.
 NOT_SOON = np.iinfo(np.int64).max
@@ -48,7 +48,7 @@ class _Progress:
     entered : the place at which following began
     seen : (places,), which places were seen; all places before `entered` count as seen
     count : the number of places seen
-    front : the places before the front are done, except for places that lag behind
+    front : all places before the front are done, except places that lag behind
     """
 
     def __init__(self, run: Run, entered: int = 0) -> None:
@@ -58,27 +58,27 @@ class _Progress:
         self._recent: deque[int] = deque(maxlen=RECENT)
 
     def _came(self, places: Units) -> Bools:
-        """Whether these places (n,) were seen. The answer for NONE is arbitrary."""
+        """Returns (n,) whether these places were seen. The result for NONE is arbitrary."""
         return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
 
     def unseen(self, units: Units, *, lags: bool) -> Bools:
-        """Which of these units (n,) are in the run and were not seen yet.
+        """Returns (n,) which of these units are in the run and were not seen yet.
 
-        lags : True to look only for units whose places lie more than two windows before the front
+        lags : True to consider only units whose places lie more than two windows before the front
         """
         places = self.run.place[units]
         late = places < (self.front - 2 * self.run.window if lags else len(self.run))
         return np.asarray((places != NONE) & late & ~self._came(places))
 
     def fitting(self, units: Units) -> Bools:
-        """Which of these units (n,), each given once, fit now. Units whose places lie more than two
-        windows before the front do not fit; `unseen` finds them."""
+        """Returns (n,) which of these units, each given once, fit now. Units whose places lie more
+        than two windows before the front do not fit; `unseen` finds them."""
         places = self.run.place[units]
         new = (places >= max(0, self.front - 2 * self.run.window)) & ~self._came(places)
         order = np.argsort(places[new], kind="stable")
         ordered = places[new][order]
         # Workers are at most a window ahead of the front. The limit grows from unit to unit,
-        # because the front moves on with each of them.
+        # because the front advances with each of them.
         reach = max(self.front, self.count) + self.run.window
         limit = reach + UNSEEN * np.arange(len(ordered))
         fits = np.zeros(len(units), dtype=bool)
@@ -86,8 +86,8 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """The share of units that would fit now, if this many units of the run were accessed in
-        random order. Units that `again` recognises are not counted."""
+        """Returns the share of units that would fit now if this many units of the run were accessed
+        in random order. Units that `again` recognises are not counted."""
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
         window = 2 * self.run.window
         low = max(0, self.front - window)
@@ -97,7 +97,7 @@ class _Progress:
         return min(1.0, (min(reach, len(self.run)) - self.count) / max(1, others))
 
     def take(self, units: Units) -> None:
-        """Marks the places of units that fit as seen, and moves the front."""
+        """Marks the places of fitting units as seen, and advances the front."""
         places = np.sort(self.run.place[units])
         self.seen[places] = True
         self.count += len(places)
@@ -111,9 +111,9 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Which of these units (n,) are known already: either they were seen a short time ago,
-        because a program opens a file twice, or they lie shortly before `entered`, where they may
-        have been opened before following began."""
+        """Returns (n,) which of these units are already known: either they were seen a short time
+        ago, because a program opens a file twice, or they lie shortly before `entered`, where they
+        may have been opened before following began."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)
@@ -133,13 +133,13 @@ class _Progress:
 
 @dataclass(eq=False)
 class _Verdict:
-    """How well the units of one look fit. These are the units that were opened since the look
-    before, and that no other plan explains.
+    """How well the units of one observation fit: the units that were opened since the previous
+    observation and that no other plan explains.
 
     units : (n,);  misfits : (m,), the units that do not fit; `PositionEstimator.expect` shortens it
-    chance : the share that would fit if the units were arbitrary ones
+    chance : the share that would fit if the units were random ones
     own : how many of the units are in a run of the node
-    own_chance : the share that would fit if the units were arbitrary ones in a run of the node
+    own_chance : the share that would fit if the units were random ones in a run of the node
     """
 
     units: Units
@@ -155,7 +155,7 @@ class _Evidence:
 
     fits : how many of the `accesses` fit
     by_chance : how many of them would fit on average if the order were random
-    variance : the variance of the number that would fit in random order
+    variance : the variance of that number
     """
 
     fits: int
@@ -165,8 +165,11 @@ class _Evidence:
 
     @classmethod
     def of(cls, fits: int, chances: list[tuple[int, float]]) -> "_Evidence":
-        """The evidence of several looks. fits : how many accesses of all looks fit;  chances : for
-        each look, (accesses, the share that would fit by chance)"""
+        """Returns the evidence of several observations.
+
+        fits : how many accesses of all observations fit
+        chances : for each observation, (accesses, the share that would fit by chance)
+        """
         by_chance = sum(n * chance for n, chance in chances)
         variance = sum(n * chance * (1 - chance) for n, chance in chances)
         return cls(fits, sum(n for n, _ in chances), by_chance, variance)
@@ -177,7 +180,7 @@ class _Evidence:
 
     @property
     def explained(self) -> float:
-        """How far the fits exceed chance: 0 for as many fits as chance gives, 1 if all accesses
+        """How far the fits exceed chance: 0 if as many accesses fit as by chance, 1 if all accesses
         fit."""
         return (self.fits - self.by_chance) / (self.accesses - self.by_chance)
 
@@ -188,8 +191,8 @@ class _Evidence:
 
 
 def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
-    """Returns which share of random accesses to all units would fit, and which share of random
-    accesses to units in a run.
+    """Returns the share of random accesses to all units that would fit, and the share of random
+    accesses to units in a run that would fit.
 
     runs : the node's runs, each with the share of random accesses to its units that would fit
     """
@@ -203,9 +206,9 @@ def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 class PositionEstimator:
-    """Follows a node from one run to the next.
+    """Tracks a node's position from one run to the next.
 
-    run, place : where the node begins
+    run, place : the node's initial position
     following : the next run; None if it is not known yet, or if there is none
     ranks : number of ranks on the node
     weighed : number of last accesses that are kept as evidence
@@ -218,14 +221,14 @@ class PositionEstimator:
         self.enter(run, place)
 
     def enter(self, run: Run, place: int) -> None:
-        """Follows the node from this place on, as after a restart of the training, and forgets the
+        """Tracks the node from this place on, as after a restart of the training, and forgets the
         evidence. Raises ConfigError if the place is not in the run."""
         if not 0 <= place <= len(run):
             raise ConfigError(f"place: {place} is not in the run; enter another one")
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._next: _Progress | None = None
-        # For each of the last accesses that fitted near the end of the run: whether it belonged to
+        # For each of the last accesses that fitted near the end of the run, whether it belonged to
         # the next run.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
@@ -252,7 +255,7 @@ class PositionEstimator:
 
     def expect(self, following: Run) -> None:
         """Sets the next run. It may have begun already, so accesses that did not fit the current
-        run are tried again."""
+        run are matched against it."""
         self.following = following
         if self._now.is_ending:
             early = np.unique(np.concatenate([NO_UNITS, *(v.misfits for v in self._verdicts)]))
@@ -266,8 +269,8 @@ class PositionEstimator:
     # --- observed accesses ----------------------------------------------------------------------
 
     def observe(self, units: Units) -> Bools:
-        """Follows the node through the units opened since the last call, (n,) int32, each given
-        once. Returns which of them fit the plan."""
+        """Advances the position by the units opened since the last call, (n,) int32, each given
+        once. Returns (n,) which of them fit the plan."""
         runs = [(self._now.run, self._now.chance(len(units)))]
         fits = self._now.fitting(units)
         self._now.take(units[fits])
@@ -300,7 +303,8 @@ class PositionEstimator:
         return following.count >= enough and sum(self._last) >= 0.75 * enough
 
     def judge(self, units: Units, fits: Bools, *, alone: bool = True) -> None:
-        """Adds the units of one look to the evidence, without units that `knows_again` finds.
+        """Adds the units of one observation to the evidence, except units that `knows_again`
+        recognises.
 
         units : (n,), observed units that no other plan explains
         fits : (n,), whether each of them fitted
@@ -325,9 +329,9 @@ class PositionEstimator:
         return own
 
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
-        """Which of these units (n,) were seen a short time ago.
+        """Returns (n,) which of these units were seen a short time ago.
 
-        alone : whether no job of another plan reads the same files. Then the run before this one is
+        alone : whether no job of another plan reads the same files. Then the previous run is
             ignored once this run is under way, because most units of a short run lie near its end
         """
         again = np.zeros(len(units), dtype=bool)
@@ -347,8 +351,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The units of the last looks, (n,): of as many looks as are needed for SEARCHED units, or
-        of all looks."""
+        """Returns the units of the last observations, (n,): of as many observations as are needed
+        for SEARCHED units, or of all of them."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)
@@ -363,7 +367,7 @@ class PositionEstimator:
 
     @property
     def unexplained(self) -> int:
-        """How many of the `weighed` accesses did not fit."""
+        """The number of the last `weighed` accesses that did not fit."""
         return sum(len(v.misfits) for v in self._verdicts)
 
     @property
@@ -374,16 +378,18 @@ class PositionEstimator:
 
     @property
     def is_found(self) -> bool:
-        """Whether a node that was lost follows the plan again. Also True without evidence."""
+        """Whether a node whose position was lost follows the plan again. Also True without
+        evidence."""
         return all(last.explained >= FOUND_AGAIN for last in self._evidence(JUDGED))
 
     @property
     def is_wrong(self) -> bool:
-        """Whether for a long time no more accesses have fitted than chance may explain."""
+        """Whether, for a long time, no more accesses have fitted than chance can explain."""
         return any(last.is_chance for last in self._evidence(self._least))
 
     def _evidence(self, accesses: int) -> list[_Evidence]:
-        """How well the last accesses fit. Takes whole looks until they have `accesses` accesses.
+        """Returns how well the last accesses fit. It goes back by whole observations until it has
+        `accesses` accesses.
 
         Returns one item for all units, and one for the units in runs of the node. An item that
         proves nothing is left out. The list is empty if fewer accesses are known.
@@ -404,8 +410,8 @@ class PositionEstimator:
     # --- upcoming accesses ----------------------------------------------------------------------
 
     def due(self, most: int) -> npt.NDArray[np.intp]:
-        """The places of this run that were not seen yet, (n,), at most `most`, in ascending order.
-        Begins two windows before the front."""
+        """Returns the places of this run that were not seen yet, (n,), at most `most`, in ascending
+        order. Starts two windows before the front."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         return low + np.flatnonzero(~now.seen[low:])[:most]
@@ -421,9 +427,10 @@ class PositionEstimator:
         return ahead
 
     def foresee(self) -> Callable[[], Distances]:
-        """Returns a function for another thread to call. Its result describes the present state, as
-        two arrays (units,): the number of accesses until the next use of each unit, and until the
-        use after that; NOT_SOON for a use neither in the rest of this run nor in the next run."""
+        """Returns a function that another thread may call. The function describes the present
+        state, as two arrays (units,): the number of accesses until the next use of each unit, and
+        until the use after that; NOT_SOON for a use neither in the rest of this run nor in the next
+        run."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         following = self._next.seen.copy() if self._next is not None else None
@@ -431,11 +438,11 @@ class PositionEstimator:
 
 
 def _mixed(now: int, begun: int) -> list[bool]:
-    """Whether each of the last RECENT accesses of one look belonged to the next run. The order
-    within a look is unknown, so the next run gets the same share of these accesses as of the whole
-    look.
+    """Returns whether each of the last RECENT accesses of one observation belonged to the next run.
+    The order within an observation is unknown, so the next run gets the same share of these
+    accesses as of the whole observation.
 
-    now, begun : number of accesses of the look that fitted the current run, and the next run
+    now, begun : number of accesses in the observation that fitted the current run, and the next run
     """
     last = min(now + begun, RECENT)
     share = round(last * begun / max(1, now + begun))

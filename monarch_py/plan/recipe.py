@@ -1,4 +1,4 @@
-"""Reads plan.yaml, the description from which a plan is made. docs/plan.md shows its keys."""
+"""Reads plan.yaml, the description from which a plan is made. docs/plan.md lists its keys."""
 
 import re
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from monarch_py.plan.timeline import MAX_NODES
 
 T = TypeVar("T")
 
-# The keys of a part that only splits by holders have.
+# Keys of a part that only the splits by holders have.
 OF_SPLITS = {"local_first": ("quota",), "solar": ("quota", "cap", "least")}
 
 Seed = Annotated[int, Meta(ge=-MOST_NUMBER)]
@@ -53,7 +53,7 @@ def _name(text: str) -> str:
 
 
 def _dataset(node: yaml.Node, spot: Spot) -> int | Path:
-    """A number of samples, or the path of an index."""
+    """Returns a number of samples, or the path of an index."""
     if isinstance(node, yaml.ScalarNode) and str(node.value).isdecimal():
         return int(integer(Samples).parse(node, spot))
     return path(node, spot)
@@ -75,31 +75,32 @@ SamplerKind = Annotated[str, replace(choice(*SAMPLERS), value="name")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerKeys(Keys):
-    """The keys of all kinds of samplers; the sampler's class says which of them a kind has.
+    """The keys of all kinds of samplers; the sampler's class determines which of them a kind has.
 
-    kind : the sampler, see below
-    seed : what its generator is seeded with
-    shuffle : as DistributedSampler has it
-    drop_last : DistributedSampler drops the tail, or repeats the head
+    kind : the kind of sampler
+    seed : the seed of its generator
+    shuffle : DistributedSampler's argument
+    drop_last : DistributedSampler drops the tail; otherwise it repeats samples from the head
     set_epoch : the training calls `set_epoch`
-    replacement : samples may be drawn again
+    replacement : a sample may be drawn several times
     num_samples : samples drawn in an epoch
     loader_draws : when a DataLoader draws from the sampler's own generator
-    loader : a DataLoader draws from the global generator first
+    loader : a DataLoader, which draws from the global generator first, uses the sampler
     state : the bytes of `torch.get_rng_state()`
-    indices : numbers of samples: `.npy`, or one a line
-    weights : a weight for each sample: `.npy`, or one a line
-    generator : NumPy's
-    method : a new order each epoch, or the last one shuffled again
-    reseed : seeded each epoch with seed + epoch
-    buffer_size : of tf.data's shuffle
-    global_seed : of `tf.random.set_seed`
-    reader : of DALI: of files, or with an index
-    random_shuffle : as DALI has it
-    stick_to_shard : as DALI has it
-    delivered : the order that DALI delivers, not that it reads
-    seed_step : added to `seed` from one rank to the next
-    initial_fill : of DALI's buffer
+    indices : sample numbers: `.npy`, or text with one number a line
+    weights : a weight for each sample: `.npy`, or text with one weight a line
+    generator : the generator of NumPy that draws
+    method : a new permutation in each epoch, or the last order shuffled again
+    reseed : the generator is seeded in each epoch, with seed + epoch
+    buffer_size : argument of tf.data's shuffle
+    global_seed : argument of `tf.random.set_seed`
+    reader : DALI's reader: of a list of files, or of records with an index
+    random_shuffle : DALI's argument
+    stick_to_shard : DALI's argument
+    delivered : the order in which DALI delivers samples, instead of the order in which it reads
+        them
+    seed_step : difference between the seeds of consecutive ranks
+    initial_fill : DALI's argument: the size of its buffer
     reshuffle : `reshuffle_each_iteration`
     group : samples in a group of GroupShuffle
     """
@@ -135,19 +136,19 @@ class SamplerKeys(Keys):
 class PartKeys(Keys):
     """A loop of an epoch.
 
-    name : what it is called
-    dataset : an index (`monarch plan index`), or how many files of one sample there are
-    file_size : of each file on average, where `dataset` is a number
-    sampler : the order of an epoch, see below
+    name : the loop's name in reports
+    dataset : an index (`monarch plan index`), or the number of files if each file is one sample
+    file_size : the mean size of a file, if `dataset` is a number
+    sampler : the order of an epoch
     batch_size : samples that a rank takes in one step
     drop_last : a rank's last batch is left out if it is not full
-    split : how the order is dealt out to the ranks, see below
+    split : how the order is distributed over the ranks
     workers : DataLoader workers of a rank
     prefetch_factor : batches that each worker prepares
-    every : runs in every n-th epoch
-    quota : what each node holds, for the splits `local_first` and `solar`
-    cap : of `solar`: the most samples of a rank in a step, as a multiple of `batch_size`
-    least : of `solar`: the fewest
+    every : the loop runs in every n-th epoch
+    quota : how much each node holds, for the splits `local_first` and `solar`
+    cap : for `solar`: the most samples of a rank in a step, as a multiple of `batch_size`
+    least : for `solar`: the fewest samples of a rank in a step
     """
 
     name: Name = "training"
@@ -169,10 +170,10 @@ class PartKeys(Keys):
 class PlanKeys(Keys):
     """A plan.
 
-    epochs : of the training
-    nodes : of the job
-    ranks_per_node : processes that train
-    grain : what accesses are counted of, see below
+    epochs : epochs of the training
+    nodes : nodes of the job
+    ranks_per_node : training processes on each node
+    grain : the unit in which accesses are counted
     range_size : the block size of `ranges`
     parts : the loops of an epoch, in the order in which they run
     version : the version of this format
@@ -188,8 +189,8 @@ class PlanKeys(Keys):
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan that a plan.yaml describes. Raises ConfigError, which names file, line and key, if
-    the description cannot be a plan's."""
+    """Returns the plan that a plan.yaml describes. Raises ConfigError, which names file, line and
+    key, if the description is not that of a valid plan."""
     node, top = load_document(path, "plan's description", "'epochs' and 'parts'")
     keys, at = read_as(node, top, PlanKeys), top.of("parts")
     if not keys.parts:
@@ -291,8 +292,8 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _placed(spot: Spot, keys: type[Keys], make: Callable[[], T], key: str = "") -> T:
-    """Returns the result of `make`. A ConfigError of `make`, whose text begins with a key, is
-    raised again with the file and line of that key."""
+    """Returns the result of `make`. If `make` raises a ConfigError whose text begins with a key,
+    raises it again with the file and line of that key."""
     try:
         return make()
     except ConfigError as error:

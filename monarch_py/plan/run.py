@@ -10,20 +10,20 @@ from monarch_py.native import Ints
 from monarch_py.plan.samplers import NONE, GroupShuffle
 from monarch_py.plan.timeline import Section
 
-# USUAL_AHEAD: batches that a DataLoader's workers have in flight if the plan does not say how many
+# USUAL_AHEAD: batches that a DataLoader's workers have in flight if the plan does not specify it
 # (eight workers with four batches each). SLACK: factor by which the window is enlarged, because
 # some accesses are never seen. AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the
 # run, because any order would fit a larger one.
 USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
-# Groups that a GroupLoader has asked for, as many as it has buffers.
+# Groups that a GroupLoader reads ahead: as many as it has buffers.
 AHEAD_GROUPS = 2
 # How many of the last fitting places are kept. The lowest quarter of them lies before the front.
 RECENT = 32
-# How many planned accesses may have been made for each access that was seen.
+# How many planned accesses may have happened for each access that was seen.
 UNSEEN = 1.5
-# A node is found at a place in the plan if the share FOUND of its last SEARCHED accesses lies
-# together there, and the probability of this by chance is at most e ** -UNLIKELY. This bound is so
-# low because many places in many runs are tried.
+# A node's position is found if the share FOUND of its last SEARCHED accesses lies close together in
+# the plan, and the probability of this by chance is at most e ** -UNLIKELY. This bound is so low
+# because many places in many runs are tried.
 FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 
 Units = npt.NDArray[np.int32]
@@ -33,13 +33,13 @@ Units = npt.NDArray[np.int32]
 class Run:
     """The units that one node uses in one section of its plan, in the order of their first use.
 
-    Later uses are left out, because the daemon does not see that a program reads an open file
+    Later uses are left out, because the daemon does not notice when a program reads an open file
     again.
 
     units : (n,) int32, in the order of their first use
-    place : (units of the plan,) int32, the place of each unit in `units`; NONE if it is not there
+    place : (units of the plan,) int32, the index of each unit in `units`; NONE if it is not there
     starts : (n,) int64, the position of each first use in the plan's timeline
-    window : how many places before its turn a unit may be accessed
+    window : by how many places a unit may be accessed early
     """
 
     epoch: int
@@ -60,15 +60,15 @@ class Run:
         order = own[at]
         place = np.full(units, NONE, dtype=np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
-        # The number of steps by which an access may be early: W workers that each prepare P batches
-        # have W P batches in flight, and the training waits for one more batch.
+        # How many steps early an access may be: W workers that each prepare P batches have W P
+        # batches in flight, and the training waits for one more batch.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
         # Convert steps to places. There are fewer places than accesses, because a unit that is used
         # several times has only one place.
         early = steps * section.per_step
         if isinstance(loader.sampler, GroupShuffle):
-            # A GroupLoader reads two groups ahead, and each of them in rising order.
+            # A GroupLoader reads two groups ahead, each of them in ascending order.
             early = max(early, AHEAD_GROUPS * loader.sampler.group * section.ranks_per_node)
         ends = np.searchsorted(at, at + early)
         least = int((ends - np.arange(len(at))).max(initial=1))
@@ -82,11 +82,12 @@ class Run:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Looks for the part of the run that a node is in. evidence : (n,) the units that the node
-    opened last.
+    """Searches the run for the part that a node is in.
 
-    Returns the share of the evidence that lies together in the run, and the place where this part
-    of the run begins. The share is 0 if chance may explain it.
+    evidence : (n,) the units that the node opened last
+
+    Returns the share of the evidence that lies close together in the run, and the place where that
+    part of the run begins. The share is 0 if it can be explained by chance.
     """
     places = np.sort(run.place[evidence])
     places = places[places != NONE]
@@ -96,7 +97,7 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
-    # This is the chance for arbitrary units of the plan, not for units of this run, because a node
+    # This is the chance for random units of the plan, not for units of this run, because a node
     # with another seed or in another epoch uses other units.
     by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY

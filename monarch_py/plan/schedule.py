@@ -1,6 +1,6 @@
 """The schedule of an epoch: which rank takes which samples in which step.
 
-A Loader (plan/loader.py) deals the samples of an epoch to ranks by their places in the order alone.
+A Loader (plan/loader.py) distributes the samples of an epoch by their positions in the order alone.
 The schedules here depend on the samples themselves: on their holders, or on their groups.
 """
 
@@ -14,7 +14,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import Int32s, Ints, ffi, lib, pointer
 from monarch_py.plan.samplers import NONE, GroupShuffle
 
-# The largest cap. No accelerator's memory holds so many batches of the usual size.
+# The largest cap. No accelerator has memory for so many batches of the usual size.
 MOST_CAP = 1000.0
 # The largest number of samples in a step.
 MOST_SAMPLES = 2**31 - 1
@@ -52,7 +52,7 @@ class EpochSchedule:
 
     def rows(self, per_step: int, rows: int) -> Int32s:
         """Returns the samples in the form that a Loader has, (rows, ranks) int32. Each step takes
-        `per_step` rows; a rank with fewer samples is filled up with NONE."""
+        `per_step` rows; a rank with fewer samples is padded with NONE."""
         sizes = np.diff(self.starts)
         assert sizes.max(initial=0) <= per_step, "a batch has no room in its rows"
         batch = np.repeat(np.arange(len(sizes)), sizes)
@@ -68,12 +68,12 @@ class EpochSchedule:
 
 @dataclass(frozen=True)
 class Deal:
-    """The rules by which the samples of a step are dealt to nodes that hold them.
+    """The rules by which the samples of a step are assigned to nodes that hold them.
 
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
     ranks, nodes : their numbers; rank r is on node r // (ranks // nodes)
     cap : the most samples of a rank in a step, as a multiple of an equal batch; None for equal
-        batches, whose sizes differ by at most one, if the ranks do not divide the step
+        batches, whose sizes differ by at most one, if `per_step` is not a multiple of `ranks`
     least : the fewest samples of a rank in a step; fewer if the step has fewer for each rank
     """
 
@@ -105,18 +105,18 @@ class Deal:
 
     @property
     def most(self) -> int:
-        """The most samples that a rank takes in a step. The decimal digits of the cap count, so
-        that 1.1 times 10 is 11."""
+        """The most samples that a rank takes in a step. The cap counts as the decimal number that
+        it is written as, so that 1.1 times 10 is 11."""
         if self.cap is None:
             return -(-self.per_step // self.ranks)
         return min(ceil(Fraction(str(self.cap)) * self.per_step / self.ranks), self.per_step)
 
     def schedule(self, order: Int32s, holders: Int32s) -> EpochSchedule:
-        """Deals the samples of an epoch, `per_step` in each step. Raises ConfigError for samples or
-        nodes that do not exist.
+        """Assigns the samples of an epoch, `per_step` in each step. Raises ConfigError for samples
+        or nodes that do not exist.
 
         In each step, as many samples as possible go to a node that holds them. The others are
-        shared out so that all nodes load equally many, as far as their room allows.
+        assigned so that all nodes load equally many, as far as their room allows.
 
         order : the samples of the epoch, in their global order
         holders : (samples,) or (samples, any) int32, the nodes that hold each sample, filled up
@@ -127,7 +127,7 @@ class Deal:
         if table.size and not NONE <= table.min() <= table.max() < self.nodes:
             raise ConfigError(f"holders: they name nodes that are not among the {self.nodes}")
         if len(order) and not 0 <= order.min() <= order.max() < len(table):
-            raise ConfigError(f"holders: they are known for {len(table)} samples, but not for all")
+            raise ConfigError(f"holders: only {len(table)} samples have holders; give them for all")
         steps = -(-len(order) // self.per_step)
         out = np.empty(len(order), dtype=np.int32)
         starts = np.zeros(steps * self.ranks + 1, dtype=np.int64)
@@ -171,12 +171,12 @@ def group_schedule(  # noqa: PLR0917
     drop_last: bool = False,
 ) -> EpochSchedule:
     """Returns the schedule of an epoch with group shuffle (section III of Lee and others, 2021):
-    groups of contiguous samples come in random order, each rank takes an equal part of that order,
-    and the samples within a group are shuffled.
+    groups of contiguous samples are used in random order, each rank takes an equal part of that
+    order, and the samples within a group are shuffled.
 
     A group that two ranks share is divided before it is shuffled, so that each rank reads a
-    contiguous range of each of its groups. Every sample comes once, except that the first
-    (-length) % ranks samples of the epoch come again at its end, on the last ranks. With
+    contiguous range of each of its groups. Every sample occurs once, except that the first
+    (-length) % ranks samples of the epoch are repeated at its end, on the last ranks. With
     `drop_last`, the epoch leaves out its last length % ranks samples instead, and each rank leaves
     out its last batch if that is not full.
     """

@@ -10,7 +10,7 @@ from monarch_py.native import Int32s
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import NONE, Order
 
-# Arrays with the accesses of all nodes store a node's number in two bytes.
+# Arrays of all nodes' accesses store a node's number in two bytes.
 MAX_NODES = 1 << 16
 
 
@@ -43,7 +43,8 @@ class Part:
         return (epoch + 1) % self.every == 0
 
     def number(self, epoch: int) -> int:
-        """Returns how the part's sampler counts this epoch of the training (`by_epoch`)."""
+        """Returns the number by which the part's sampler counts this epoch of the training
+        (`by_epoch`)."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:
@@ -56,8 +57,8 @@ class Section:
     """One run of one part in one epoch.
 
     start : position of the section's first access, the same on every node
-    rows : (per_rank, world_size) int32, units; row i holds the i-th access of every rank; NONE
-        where a rank has no access
+    rows : (per_rank, world_size) int32, units; row i holds the i-th access of every rank; NONE if a
+        rank has no access there
     """
 
     epoch: int
@@ -67,8 +68,8 @@ class Section:
     rows: Order
 
     def node(self, node: int) -> Order:
-        """The units that one node accesses, (per_rank x ranks_per_node,) int32. The node's ranks
-        take turns, and element i has the position `start` + i."""
+        """Returns the units that one node accesses, (per_rank x ranks_per_node,) int32. The node's
+        ranks alternate, and element i has the position `start` + i."""
         low = node * self.ranks_per_node
         return np.ascontiguousarray(self.rows[:, low : low + self.ranks_per_node]).reshape(-1)
 
@@ -86,10 +87,11 @@ class Section:
 @dataclass(frozen=True, eq=False)
 class Timeline:
     """The accesses of every rank in all epochs. The constructor raises ConfigError if the parts do
-    not fit the numbers.
+    not fit the numbers of nodes, ranks and units.
 
-    A unit is a sample, a file or a block of a file. Positions number the accesses of one node,
-    whose ranks take turns, through all sections. Every node has the same positions.
+    A unit is a sample, a file or a block of a file. Positions number the accesses of one node
+    through all sections; consecutive positions belong to its ranks in rotation. Every node has the
+    same positions.
 
     parts : the loops, in the order in which they run in an epoch
     nodes : number of nodes; rank r is on node r // ranks_per_node;  units : number of units
@@ -130,8 +132,8 @@ class Timeline:
             part.loader.sampler.check_epoch(part.number(self.epochs // part.every * part.every - 1))
 
     def holders(self) -> list[tuple[Int32s, Int32s]]:
-        """The holders by which parts are dealt, for each part that has them: (n,) the units, and
-        (n, any) the nodes that hold each of them, and NONE."""
+        """Returns the holders by which parts are distributed, for each part that has them: (n,) the
+        units, and (n, any) the nodes that hold each of them, filled up with NONE."""
         found = []
         for part in self.parts:
             if part.loader.holders is not None:
@@ -146,7 +148,7 @@ class Timeline:
         return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
 
     def layout(self) -> list[tuple[int, Part, int]]:
-        """The epoch, the part and the start of every section, in order. Draws no orders."""
+        """Returns the epoch, the part and the start of every section, in order. Draws no orders."""
         found, start = [], 0
         for epoch in range(self.epochs):
             for part in self.parts:
@@ -156,9 +158,8 @@ class Timeline:
         return found
 
     def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
-        """Yields the sections from `epoch` on. The first one lacks the batches before `batch`. Only
-        one section is in memory at a time. Raises ConfigError if there is no such epoch or
-        batch."""
+        """Yields the sections from `epoch` on. The first one starts at `batch`. Only one section is
+        in memory at a time. Raises ConfigError if there is no such epoch or batch."""
         self._check_epoch(epoch)
         entered = self.position(epoch, batch) if batch else 0
         orders = {id(part): self._orders(part, epoch) for part in self.parts}
@@ -174,14 +175,16 @@ class Timeline:
             yield self._section(number, part, start, next(orders[id(part)]))
 
     def section(self, epoch: int, part: str | None = None) -> Section:
-        """One section of an epoch. part : the part's name; None for the first part that runs in the
-        epoch. Raises ConfigError if there is no such section."""
+        """Returns one section of an epoch. Raises ConfigError if there is no such section.
+
+        part : the part's name; None for the first part that runs in the epoch
+        """
         each, start = self._found(epoch, part)
         return self._section(epoch, each, start, each.loader.sampler.epoch(each.number(epoch)))
 
     def position(self, epoch: int, batch: int, part: str | None = None) -> int:
-        """The position of the first access in a batch. A training that starts with this batch
-        begins there. Raises ConfigError if there is no such batch."""
+        """Returns the position of the first access in a batch. A training that starts with this
+        batch starts there. Raises ConfigError if there is no such batch."""
         each, start = self._found(epoch, part)
         if not 0 <= batch < each.loader.steps:
             raise ConfigError(
@@ -191,8 +194,8 @@ class Timeline:
         return start + batch * each.loader.rows_per_step * self.ranks_per_node
 
     def _found(self, epoch: int, part: str | None) -> tuple[Part, int]:
-        """The part with this name (None for the first part) that runs in the epoch, and the start
-        of its section. Raises ConfigError if there is none."""
+        """Returns the part with this name (None for the first part) that runs in the epoch, and the
+        start of its section. Raises ConfigError if there is none."""
         self._check_epoch(epoch)
         for number, each, start in self.layout():
             if number == epoch and part in (None, each.name):
@@ -226,5 +229,8 @@ class Timeline:
 
 
 def lookup_of(units: Int32s, base: int = 0) -> Int32s:
-    """A Part's lookup. units : (samples,), the unit of each sample;  base : added to each unit"""
+    """Returns a Part's lookup.
+
+    units : (samples,), the unit of each sample;  base : added to each unit
+    """
     return np.append(units + np.int32(base), np.int32(NONE)).astype(np.int32)

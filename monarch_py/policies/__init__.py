@@ -1,5 +1,5 @@
-"""Policies of our own and of papers decide what is kept and fetched, where, and in which order.
+"""Policies, of papers and of our own: what is kept and fetched, where, and in which order.
 
 For the simulator, every policy is a function from a job to a decision (`view.Policy`). The daemon
-never knows a whole job in advance, so it calls the functions from which these policies are made.
+never knows a whole job in advance, so it calls the functions from which these policies are built.
 """

@@ -1,4 +1,4 @@
-"""Baselines: policies that keep nothing, and stores that hold the dataset in shares.
+"""Baselines: policies that keep nothing, and data stores that divide the dataset among the nodes.
 
 The policies perfect, naive, staging buffer, DeepIO and LBANN follow section 6 of the NoPFS paper
 and their own papers. Baselines that change the order of samples are in `reordering`.
@@ -12,18 +12,17 @@ from monarch_py.policies.filling import copies_of, first_fit_policy, shards
 from monarch_py.policies.view import STAGING, Decision, Job, When
 from monarch_py.util.units import format_size
 
-# The class of a node's memory: the fastest one after the staging buffer.
+# The storage class of a node's memory: the fastest class after the staging buffer.
 MEMORY = STAGING + 1
 
 
 def perfect(job: Job) -> Decision:
-    """No access ever waits, so only compute takes time: a lower bound (NoPFS 6)."""
+    """No access waits; only compute takes time. This is a lower bound (NoPFS 6)."""
     return Decision(free=True)
 
 
 def naive(job: Job) -> Decision:
-    """Each access reads the file system at the time of the access, and nothing is kept (NoPFS
-    6)."""
+    """Each access reads the file system when it happens, and nothing is kept (NoPFS 6)."""
     return Decision(staging=False)
 
 
@@ -61,12 +60,13 @@ def lbann_dynamic(job: Job) -> Decision:
     """Dynamic mode of LBANN's data store (Jacobs et al. 2019): in the first epoch, the node that
     reads a sample first keeps it in memory for all nodes.
 
-    Assumption: a node whose memory is full keeps no more samples, and those that it does not keep
-    are read again. That happens if the nodes' shares differ in size. Raises PolicyError as the
+    Assumption: a node whose memory is full keeps no further samples, and these are read again in
+    every epoch. That happens if the nodes' shares differ in size. Raises PolicyError as the
     preloading mode does.
     """
     _need_all_memory(job, "lbann-dynamic")
-    # If several nodes use a sample first at the same time, the node with the least number keeps it.
+    # If several nodes use a sample first at the same time, the node with the lowest number keeps
+    # it.
     owner, first = job.first_use.argmin(axis=0), job.first_use.min(axis=0)
     order = used_in_order(first)
     copies = copies_of(
@@ -79,7 +79,7 @@ def lbann_dynamic(job: Job) -> Decision:
 
 
 def need_memory(job: Job, name: str) -> None:
-    """Checks that the cluster has a class for copies. Raises PolicyError if it has none."""
+    """Checks that the cluster has a storage class for copies. Raises PolicyError if it has none."""
     if job.cluster.classes <= MEMORY:
         raise PolicyError(
             f"{name}: classes has only the staging buffer; add a class that holds copies"

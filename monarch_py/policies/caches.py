@@ -1,8 +1,8 @@
-"""Policies that keep what was read: first fit, hashed owners, LRU, and Belady's with bypass.
+"""Caching policies: first fit, hashed owners, LRU, and Belady's algorithm with bypass.
 
-With LRU and Belady, every node has a cache for itself. With `shared`, the nodes' caches work
-together: every file has one home, the only node that may hold it, and the other nodes read it from
-there.
+With LRU and Belady, every node has a cache of its own. With `shared`, the nodes' caches work
+together: every file has one home, which is the only node that may hold it, and the other nodes read
+the file from there.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,8 @@ from monarch_py.policies.view import (
     When,
 )
 
-# Runs accesses through one cache. Arguments: node, epoch, files, and numbers of the accesses.
+# Runs accesses through one cache. Arguments: the node, the epoch, the files, and the numbers of the
+# accesses.
 Use = Callable[[int, int, Int32s, npt.NDArray[np.int64]], Uses]
 
 
@@ -35,11 +36,10 @@ def first_fit(job: Job) -> Decision:
     """Keeps each file, in order of first use, in the fastest class with room; evicts nothing
     (Dantas 2022, 4.1.2).
 
-    If every file is used once an epoch, no policy loads less than D - C per epoch, for a dataset D
-    and a cache C: the epoch reads D, and at its start at most C is cached. Keeping any part of size
-    C reaches that bound, because the kept files are hit in every epoch; it makes no difference
-    which files they are (the argument of MinIO's cache, Mohan et al. 2021, 4.1). Hence this is the
-    default.
+    If every file is used once an epoch, no policy loads less than D - C per epoch, for a dataset of
+    size D and a cache of size C: the epoch reads D, and at its start at most C is cached. Keeping
+    any subset of size C reaches that bound, because the kept files are hits in every epoch (the
+    argument of MinIO's cache, Mohan et al. 2021, 4.1). Hence this policy is the default.
     """
     first = job.first_use
     copies = copies_of(
@@ -51,13 +51,14 @@ def first_fit(job: Job) -> Decision:
 
 
 def hashed(job: Job, keys: Keys | None = None) -> Decision:
-    """Gives each file an owner by rendezvous hashing, weighted by room (`rendezvous.owners`). Only
-    the owner reads the file from the source. This is the policy of several nodes without a plan.
+    """Assigns each file to an owner by rendezvous hashing, weighted by room (`rendezvous.owners`).
+    Only the owner reads the file from the source. The daemon uses this policy on several nodes
+    without a plan.
 
     A node that misses a file gets it from the owner. The owner reads the file at the first request
     and keeps it in the fastest class with room, as `first_fit` does. A file for which no node has
-    room is read by every node that needs it. Owners depend only on the files' keys and sizes and
-    the nodes' room. The order of first use is taken for the order of requests.
+    room is read by every node that needs it. Owners depend only on the files' keys and sizes and on
+    the nodes' room. The requests are assumed to come in the order of first use.
 
     keys : (files,) hashes of the files' paths; None if the files have no paths
     """
@@ -85,8 +86,8 @@ def hashed(job: Job, keys: Keys | None = None) -> Decision:
 def lru(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the least recently used file, and admits every miss.
 
-    On random orders of a dataset that does not fit, it has few hits: it evicts the files that were
-    not used in this epoch yet, and these are needed before all others.
+    It has few hits on random orders of a dataset that exceeds the cache: it evicts the files that
+    were not used in this epoch yet, which are needed soonest.
     """
 
     def begin() -> Iterator[Served]:
@@ -101,8 +102,8 @@ def lru(job: Job, *, shared: bool = False) -> Decision:
 
 
 def belady(job: Job, *, shared: bool = False) -> Decision:
-    """Evicts the file whose next use is farthest. A missed file that is used later than all held
-    files is not admitted (Belady 1966, with bypass).
+    """Evicts the file whose next use is farthest. A missed file is not admitted if its next use is
+    farther than that of every held file (Belady 1966, with bypass).
 
     If all files have one size and nodes do not share, no policy loads less: it reaches the bound of
     `first_fit`, D - C in every epoch but the first.
@@ -141,9 +142,9 @@ def _decision(job: Job, begin: Callable[[], Iterator[Served]], shared: bool) -> 
 
 
 def _served(job: Job, shared: bool, use: Use) -> Iterator[Served]:
-    """Yields, for each epoch, where the accesses find their files. If caches are shared, an access
-    goes to the cache of the file's home, otherwise to the cache of the node itself. Each cache sees
-    its accesses in order of time."""
+    """Yields, for each epoch, where the accesses find their files. With shared caches, an access
+    goes to the cache of the file's home, otherwise to the cache of the accessing node. Each cache
+    sees its accesses in order of time."""
     nodes = job.cluster.nodes
     home = homes(job.files, job.cluster)
     for epoch in range(job.epochs):

@@ -1,10 +1,10 @@
 """Caches of one node that evict the least recently used file, or the file with the farthest next
 use.
 
-They are plain loops over dictionaries and heaps. Array operations would not help, because every
-access changes what the next one finds. With 200,000 files in the cache, LRU takes 0.4 to 0.7 us per
-access, plus 0.4 us for each further class; farthest next use takes 1.1 us. Ten million accesses to
-two million files, with half of the files cached, took 1.1 and 1.8 us each on a busy machine,
+The caches are plain loops over dictionaries and heaps. Array operations would not help, because
+every access changes what the next one finds. With 200,000 files in the cache, LRU takes 0.4 to 0.7
+us per access, plus 0.4 us for each further class; farthest next use takes 1.1 us. Ten million
+accesses to two million files, half of them cached, took 1.1 and 1.8 us each on a busy machine,
 including the time for drawing the orders and finding the next uses (benchmarks/policies).
 """
 
@@ -18,17 +18,19 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import STAGING, Bools, Ints
 
-# Stands for "the file is not held" in place of a storage class. The staging buffer's number is free
-# for this, because that class holds no copies.
+# Means "the file is not held" where a storage class is expected. The staging buffer's number is
+# free for this, because that class holds no copies.
 MISS = STAGING
 
 
 class Uses:
-    """What accesses found in a cache, and what they changed. Each field has, for each access, a
-    class or MISS.
+    """The results of accesses to a cache, and the changes that they made. Each field has, for each
+    access, a class or MISS.
 
-    found : the class that had the file;  into : the class that took the file;  down : the slowest
-    class that took any file (a file pushed out of a class goes to the next slower one)
+    found : the class that had the file
+    into : the class that took the file
+    down : the slowest class that took any file (a file pushed out of a class goes to the next
+        slower one)
     """
 
     def __init__(self, accesses: int) -> None:
@@ -60,7 +62,7 @@ class LeastRecent:
         return uses
 
     def _run_one(self, files: Sequence[int], sizes: Sequence[int], uses: Uses) -> None:
-        """Runs accesses with a single class, where no file is pushed down."""
+        """Runs accesses with a single class, where no file can be pushed to a slower class."""
         level = STAGING + 1
         held, room, free = self._held[level], self._capacity[level], self._free[level]
         front, pop = held.move_to_end, held.popitem
@@ -118,15 +120,15 @@ class LeastRecent:
 
 
 class FarthestUse:
-    """Evicts the file whose next use is farthest. A file that is used later than all held files is
-    not admitted (Belady 1966, with bypass).
+    """Evicts the file whose next use is farthest. A file is not admitted if its next use is farther
+    than that of every held file (Belady 1966, with bypass).
 
-    If all files have one size, no policy hits more often. Otherwise this is a heuristic: it evicts
-    as many of the farthest files as a nearer file needs. A copy stays in the class that admitted
-    it.
+    If all files have one size, no policy hits more often. Otherwise this is a heuristic: to make
+    room for a file, it evicts as many of the files with a farther next use as needed. A copy stays
+    in the class that admitted it.
 
-    capacity : (classes,) [bytes], including the staging buffer, which takes no files;  sizes :
-    (files,) [bytes], a list, which the caches of all nodes may share
+    capacity : (classes,) [bytes], including the staging buffer, which takes no files
+    sizes : (files,) [bytes], a list, which the caches of all nodes may share
     """
 
     def __init__(self, capacity: Ints, sizes: list[int]) -> None:
@@ -135,9 +137,9 @@ class FarthestUse:
         self._size = sizes
         self._files = len(sizes)
         self._level = bytearray(self._files)
-        # An entry is -(next use x files + file), so the smallest entry is the farthest use. If a
-        # file was used after its entry was made, the entry lies in the past, and comes up only
-        # after all others.
+        # An entry is -(next use x files + file), so the smallest entry is the farthest use. The
+        # entry of a file that was used since is stale: its use lies in the past, so it reaches the
+        # top only after all valid entries.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
@@ -145,8 +147,8 @@ class FarthestUse:
         return self._level[file]
 
     def levels(self) -> npt.NDArray[np.uint8]:
-        """Returns (files,) the class that holds each file now, or MISS, as a view that follows all
-        changes."""
+        """Returns (files,) the class that holds each file now, or MISS. The array is a view that
+        follows all changes."""
         return np.frombuffer(self._level, np.uint8)
 
     def used(self, file: int, upcoming: int) -> None:
@@ -187,15 +189,15 @@ class FarthestUse:
         return victims
 
     def _make_room(self, size: int, key: int, now: int) -> tuple[int, list[int]]:
-        """Evicts the farthest files until a class has `size` free bytes, and pushes `key` onto the
-        heap. Changes nothing if evicting all files farther than `key` is not enough. Returns the
-        class, or MISS, and the evicted files."""
+        """Evicts the files with the farthest next use until a class has `size` free bytes, and
+        pushes `key` onto the heap. Changes nothing if evicting all files whose use is farther than
+        `key` is not enough. Returns the class, or MISS, and the evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]
         if at > now and level and self._free[level] + self._size[victim] >= size:
-            # One file replaces one file, as is always so with equal sizes. This takes half the work
-            # of the general case.
+            # One file replaces one file. With equal sizes this is always so, and it takes half the
+            # work of the general case.
             heapq.heapreplace(heap, key)
             self._free[level] += self._size[victim]
             self._level[victim] = MISS
@@ -240,7 +242,7 @@ class FarthestUse:
                 into[at] = level[file]
                 continue
             found[at] = level[file]
-            # The same as `used`, inline for speed.
+            # Same as `used`, inlined for speed.
             if after == NEVER:
                 self.drop(file)
             else:
@@ -267,15 +269,15 @@ def exchange(
     held_use: Ints, held_bytes: Ints, coming_use: Ints, coming_bytes: Ints, free_bytes: int
 ) -> tuple[Bools, Bools]:
     """Decides which files of a cache are evicted for loaded files, by the rule of `FarthestUse`: a
-    file is only evicted for files that are used sooner.
+    file is evicted only for files whose next use is sooner.
 
     held_use, held_bytes : (held,) the next use of each held file, 0 or more, and its size
     coming_use, coming_bytes : (coming,) the next use of each loaded file and its size, in the order
         of loading. The use for which the file is loaded does not count; the next use is the one
         after it
-    free_bytes : room in addition to that of the held files
+    free_bytes : free room of the cache, in addition to that of the held files
 
-    Returns (held,) which held files are evicted, and (coming,) which loaded files stay.
+    Returns (held,) which held files are evicted, and (coming,) which loaded files are kept.
     """
     sizes = [*held_bytes.tolist(), *coming_bytes.tolist()]
     room = max(0, free_bytes) + sum(sizes[: len(held_use)])

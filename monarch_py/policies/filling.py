@@ -11,7 +11,7 @@ from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Int32s, Ints
 
 
 def rooms_of(capacity: Ints, files: int) -> list[TierRoom]:
-    """Returns the room of a node's storage classes as the room of tiers, with inodes for `files`
+    """Returns the room of a node's storage classes as a list of tiers, with inodes for `files`
     files in each.
 
     capacity : (classes,) [bytes], as in `Cluster`; the first class, the staging buffer, is no tier
@@ -42,12 +42,12 @@ def copies_of(
 def classes_of(
     policy: NodePolicy, cluster: Cluster, sizes: Ints, classes: int | None = None
 ) -> list[Ints]:
-    """Returns for each class the files that a node keeps in it, in the order of filling. Files are
-    filled in the order of their next use, and files that are not used are left out. The staging
+    """Returns, for each class, the files that a node keeps in it, in the order of filling. Files
+    are filled in the order of their next use; files that are never used are left out. The staging
     buffer has no files.
 
-    sizes : (files,) [bytes];  classes : how many classes to use, including the staging buffer (None
-    = all)
+    sizes : (files,) [bytes]
+    classes : how many classes to use, including the staging buffer (None = all)
     """
     files = np.arange(len(sizes), dtype=np.int32)
     files = files[policy.keeps(files)]
@@ -59,7 +59,7 @@ def classes_of(
 
 
 def first_fit_policy(node: int, files: Ints) -> NodePolicy:
-    """Returns the policy of a node that keeps files for itself alone, and uses these files in this
+    """Returns the policy of a node that keeps files for itself only, and uses these files in this
     order."""
     policy = NodePolicy(node)
     policy.foresee(files)

@@ -9,21 +9,22 @@ from monarch_py.errors import PolicyError
 from monarch_py.policies.view import NO_FILE, STAGING, Decision, Ints, Job, same_shape
 from monarch_py.util.units import format_size
 
-# One group is trained on while the next one is read.
+# Training uses one group while the next one is read.
 BUFFERS = 2
 
 
 def group_shuffle(job: Job, group: int | None = None) -> Decision:
     """Reads contiguous groups of samples in random order, and shuffles each group in memory.
 
-    One large contiguous read brings a group into one buffer, while training uses the group before
-    it in the other buffer. So samples are mixed within their group, and groups are mixed over the
-    dataset. That mixes less than a full shuffle, but the file system sees nearly sequential reads.
+    One large contiguous read brings a group into one buffer, while training uses the previous group
+    in the other buffer. So samples are mixed within their group, and groups are mixed over the
+    dataset. This mixes less than a full shuffle, but the file system sees nearly sequential reads.
 
     group : samples in a group; by default as many as possible, such that two of the largest groups
-    fit into the staging buffer of every node.
-    Assumptions: the epoch's order of groups is dealt to nodes in equal runs, so that all samples
-    are used once. Of a group at the border of two nodes, each node reads the part that it needs.
+        fit into the staging buffer of every node.
+    Assumptions: the epoch's order of groups is divided among the nodes in equal contiguous runs, so
+    that all samples are used once. If a group lies on the border of two nodes, each node reads the
+    part that it needs.
     """
     if group is None:
         group = _fitting(job)
@@ -49,22 +50,22 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
 
 
 def _fitting(job: Job) -> int:
-    """Returns the largest number of samples in a group such that two groups fit. Bisection finds
-    it, since larger groups take more room."""
+    """Returns the largest group size [samples] such that two groups fit into every staging buffer,
+    by bisection: larger groups take more room."""
     room = int(job.cluster.capacity[:, STAGING].min()) // BUFFERS
     groups = range(1, job.files + 1)
     return max(1, bisect_right(groups, room, key=partial(largest_group, job.sizes)))
 
 
 def largest_group(sizes: Ints, group: int) -> int:
-    """Returns the bytes of the largest of the contiguous groups.  sizes : (files,) [bytes]"""
+    """Returns the size of the largest contiguous group [bytes].  sizes : (files,) [bytes]"""
     return int(np.add.reduceat(sizes, np.arange(0, len(sizes), group)).max())
 
 
 def grouped(files: int, group: int, rng: np.random.Generator) -> Ints:
-    """Returns (files,) int32: the groups in random order, each shuffled by itself. The last group
+    """Returns (files,) int32: the groups in random order, each shuffled separately. The last group
     of the dataset may be shorter."""
     of = np.arange(files) // group
     rank = rng.permutation(int(of[-1]) + 1)
-    # Sorting by the group's place, then by a random number, shuffles all groups at once.
+    # Sorting by the group's position, then by a random number, shuffles all groups at once.
     return np.lexsort((rng.random(files), rank[of])).astype(np.int32)

@@ -1,6 +1,6 @@
 """Computes which nodes hold each file: its owner, and further nodes that have room left.
 
-Every node computes the same result by itself, without asking the others.
+Every node computes the same result by itself, without communication.
 """
 
 import numpy as np
@@ -9,7 +9,8 @@ from monarch_py.policies.node import NOBODY
 from monarch_py.policies.rendezvous import Keys, owners, second_copies
 from monarch_py.policies.view import Int32s, Ints
 
-# The most holders that are listed for a file. With more, few steps could be dealt better.
+# At most this many holders are listed for a file. A longer list would hardly improve how samples
+# are assigned to nodes.
 MOST_HOLDERS = 4
 
 
@@ -28,13 +29,13 @@ def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -
 
 
 def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32s]:
-    """Returns columns of further holders. If a file has more than can be listed, its key chooses
-    the node from which they are counted, so that different files list different nodes."""
+    """Returns columns of further holders. If a file has more holders than can be listed, its key
+    selects the node from which they are counted, so that different files list different nodes."""
     nodes = len(quotas)
-    # In the order of their keys, so that no node has anything left to sort.
+    # In the order of their keys, so that the computation for each node need not sort them again.
     order = np.argsort(keys, kind="stable")
     keys, sizes, owner = keys[order], sizes[order], owner[order]
-    # (nodes, files / 8), a bit for each node and file.
+    # (nodes, files / 8): one bit for each node and file.
     kept = np.stack(
         [np.packbits(second_copies(keys, sizes, owner, n, int(quotas[n]))) for n in range(nodes)]
     )

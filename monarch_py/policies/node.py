@@ -15,30 +15,30 @@ from monarch_py.policies.view import PFS, Array, Bools, Int32s, Ints, Uints
 
 # The holder of a file that only the source has.
 NOBODY = PFS
-# At most this many nodes are asked by a fill: MONARCH_ASKED.
+# A fill asks at most this many nodes: MONARCH_ASKED.
 ASKED = 2
-# Stands for a tier where no plan has chosen one for the file.
+# Replaces a tier if no plan has chosen one for the file.
 UNPLANNED = -2
 
-# (files, ASKED) int32, the nodes that keep each file, the owner first, NOBODY where there is no
+# (files, ASKED) int32, the nodes that keep each file, the owner first; NOBODY if there is no
 # further node.
 Holders = npt.NDArray[np.int32]
 Number = TypeVar("Number", bound=np.generic)
 
 
 class NodePolicy:
-    """Decides which files a node keeps, in which tier, which staged files it drops, and which nodes
-    it asks for a file. It knows only what it was told last: `share` tells it which node owns each
-    file, `follow` tells it what a plan has chosen for the files, and `foresee` tells it which files
-    are used next.
+    """Decides which files a node keeps and in which tier, which staged files it drops, and which
+    nodes it asks for a file. It knows only what these methods have told it: `share` sets which node
+    owns each file, `follow` sets what a plan has chosen for the files, and `foresee` sets which
+    files are used next.
 
     Files are numbered from 0 on: by the catalog's entries in the daemon, by the job's files in the
     simulator. `ids` are always (n,) such numbers.
 
     node : the number of the node
     shares : whether the nodes keep files for each other; if they do not, this node keeps every file
-    kept : (shared files,) whether this node keeps each file, where no plan says otherwise
-    follows_plan : whether a plan says what is kept here
+    kept : (shared files,) whether this node keeps each file, unless a plan overrides it
+    follows_plan : whether a plan determines what is kept here
     planned : (planned files,) int32, the tier that the plan has chosen for each file, NOWHERE for a
         file that is not to be kept, UNPLANNED for a file of no plan
     """
@@ -51,7 +51,7 @@ class NodePolicy:
         self._upcoming: Ints = np.zeros(0, np.uint64)
         self._distance = np.zeros(0, np.int64)
 
-    # --- what it decides ------------------------------------------------------------------------
+    # --- decisions ------------------------------------------------------------------------------
 
     def owners(self, ids: Ints) -> Int32s:
         """Returns (n,) the owner of each file, which is the only node that reads it from the
@@ -75,7 +75,8 @@ class NodePolicy:
 
     def tier_of(self, ids: Ints, sizes: Ints, rooms: list[TierRoom]) -> Int32s:
         """Returns (n,) the tier into which each file goes: the tier that the plan has chosen, if it
-        has room, else the fastest tier with room (Dantas 2022, 4.1.2); NOWHERE if no tier has room.
+        has room, otherwise the fastest tier with room (Dantas 2022, 4.1.2); NOWHERE if no tier has
+        room.
 
         sizes : (n,) [bytes], in the order of filling;  rooms : the room of the tiers, fastest first
         """
@@ -83,7 +84,7 @@ class NodePolicy:
 
     def next_use(self, ids: Ints) -> npt.NDArray[np.int64]:
         """Returns (n,) how many files are used before the next use of each file; NEVER if `foresee`
-        has told of no use."""
+        has named no use."""
         distance = np.full(len(ids), NEVER, np.int64)
         if len(self._upcoming):
             at = np.minimum(np.searchsorted(self._upcoming, ids), len(self._upcoming) - 1)
@@ -94,11 +95,11 @@ class NodePolicy:
     def victims(
         self, ids: Ints, sizes: Ints, needed_bytes: int, least_use: int = -1
     ) -> npt.NDArray[np.int64]:
-        """Returns which of the staged files are dropped for `needed_bytes` of room, as places in
-        `ids`. The file that is used farthest in the future is dropped first; of files with the same
-        next use, the one that comes first in `ids`.
+        """Returns which of the staged files are dropped for `needed_bytes` of room, as indices into
+        `ids`. The file that is used farthest in the future is dropped first. Among files with the
+        same next use, the first in `ids` is dropped first.
 
-        sizes : (n,) [bytes];  least_use : files that are used sooner stay
+        sizes : (n,) [bytes];  least_use : files that are used sooner are kept
         """
         uses = self.next_use(ids)
         order = np.argsort(-uses, kind="stable")
@@ -107,11 +108,11 @@ class NodePolicy:
         return np.asarray(order[before < needed_bytes])
 
     def route(self, ids: Ints, queues: Ints) -> Int32s:
-        """Returns (n, ASKED) the nodes that a fill asks for each file, one after the other; NOBODY
-        where the source is read. This node reads its own files, and files that no node keeps, from
-        the source. Of two holders, the one with the shorter queue is asked first. The other one is
-        asked if that fails: a holder that is not the owner may have no copy yet, while the owner
-        fills a file that it does not have.
+        """Returns (n, ASKED) the nodes that a fill asks for each file, in this order; NOBODY means
+        that the source is read. This node reads from the source its own files, and files that no
+        node keeps. Of two holders, the one with the shorter queue is asked first, and the other one
+        if that fails: a holder that is not the owner may have no copy yet, while the owner fills a
+        file that it does not have.
 
         queues : (nodes,) how many orders of this node wait for each node
         """
@@ -134,8 +135,7 @@ class NodePolicy:
         return others
 
     def second_copies(self) -> Uints:
-        """Returns the files owned by other nodes that this node keeps as well, in room that is left
-        over."""
+        """Returns the files of other owners that this node keeps as well, in spare room."""
         owners = self._holders[:, 0]
         is_foreign = (owners != NOBODY) & (owners != self.node)
         return np.flatnonzero(self.kept & is_foreign).astype(np.uint64)
@@ -143,23 +143,23 @@ class NodePolicy:
     def _tiers(self, ids: Ints) -> Int32s:
         return _found(self.planned, ids, UNPLANNED)
 
-    # --- what it is told ------------------------------------------------------------------------
+    # --- input ----------------------------------------------------------------------------------
 
     @property
     def shared(self) -> int:
-        """How many files were shared out among the nodes."""
+        """The number of files that were divided among the nodes."""
         return len(self._holders)
 
     @property
     def own_files(self) -> int:
-        """How many files this node owns."""
+        """The number of files that this node owns."""
         return int((self._holders[:, 0] == self.node).sum())
 
     def share(self, owner: Ints, kept: Bools) -> None:
-        """Shares out (n,) further files, numbered after those shared out before.
+        """Adds (n,) files to those divided among the nodes, numbered after the files added before.
 
-        owner : (n,) the owner of each file, NOBODY for none;  kept : (n,) whether this node keeps
-        the file
+        owner : (n,) the owner of each file, NOBODY for none
+        kept : (n,) whether this node keeps the file
         """
         holders = np.full((len(owner), ASKED), NOBODY, np.int32)
         holders[:, 0] = owner
@@ -167,12 +167,12 @@ class NodePolicy:
         self.kept = np.concatenate([self.kept, kept])
 
     def follow(self, ids: Ints, tier: Int32s, files: int, holders: Holders | None = None) -> None:
-        """Takes over what a plan says of its files, `ids`, and forgets an earlier plan.
+        """Adopts a plan's decisions about its files, `ids`, and forgets an earlier plan.
 
-        tier : (n,) the tier in which this node keeps each file, NOWHERE for none;  files : the
-        number of all files, in the plan or not;  holders : (n, ASKED) the nodes that keep each
-        file, the same on every node. They stay when the plan is dropped, because the copies are
-        where the plan has put them
+        tier : (n,) the tier in which this node keeps each file, NOWHERE for none
+        files : the number of all files, whether in the plan or not
+        holders : (n, ASKED) the nodes that keep each file, the same on every node. They remain when
+            the plan is dropped, because the copies are where the plan has put them
         """
         self.follows_plan = True
         self.planned = np.full(files, UNPLANNED, np.int32)
@@ -181,18 +181,18 @@ class NodePolicy:
             self._holders[ids], self.kept[ids] = holders, tier != NOWHERE
 
     def forget_plan(self) -> None:
-        """Forgets the plan's tiers and uses. The holders that it has named stay (see `follow`)."""
+        """Forgets the plan's tiers and uses. Its holders remain (see `follow`)."""
         self.follows_plan = False
         self.planned = np.zeros(0, np.int32)
         self.foresee(np.zeros(0, np.uint64))
 
     def foresee(self, ids: Ints) -> None:
-        """Notes which files are used next, in this order. Each is named once."""
+        """Sets which files are used next, in this order. Each is named once."""
         order = np.argsort(ids, kind="stable")
         self._upcoming, self._distance = ids[order], order.astype(np.int64)
 
     def used(self, ids: Ints) -> None:
-        """Notes that these files were used. Their next uses are not known any more."""
+        """Notes that these files were used, so that their next uses are not known any more."""
         left = ~np.isin(self._upcoming, ids)
         self._upcoming, self._distance = self._upcoming[left], self._distance[left]
 
@@ -206,7 +206,7 @@ class NodePolicy:
         self.kept[ids] = False
 
     def move(self, ids: Ints, nodes: Ints) -> None:
-        """Notes the (n,) owners of these files from now on. No other nodes keep the files."""
+        """Sets the (n,) owners of these files. No other nodes keep the files."""
         self._holders[ids] = NOBODY
         self._holders[ids, 0] = nodes
 
@@ -219,7 +219,7 @@ class NodePolicy:
 
 
 def _found(table: npt.NDArray[Number], ids: Ints, default: Any) -> npt.NDArray[Number]:
-    """Returns the rows of these files; `default` for files beyond the table's end."""
+    """Returns the rows of these files, or `default` for files beyond the table's end."""
     found = np.full((len(ids), *table.shape[1:]), default, table.dtype)
     inside = ids < len(table)
     found[inside] = table[ids[inside]]
@@ -229,12 +229,13 @@ def _found(table: npt.NDArray[Number], ids: Ints, default: Any) -> npt.NDArray[N
 def planned_tiers(
     frequency: Array, first_use: Ints, sizes: Ints, rooms: Sequence[TierRoom]
 ) -> Int32s:
-    """Returns (n,) the tier of each file that a node keeps along a plan. The files used most often
+    """Returns (n,) the tier of each file that a node keeps under a plan. The files used most often
     get the fastest tier; of files used equally often, those used first come first (NoPFS 5.1).
-    NOWHERE stands for a file that fits into no tier, because the room is in pieces.
+    NOWHERE marks a file that fits into no tier, although the tiers together have room for it.
 
-    frequency, first_use : (n,) how often this node uses each file, and when first;  sizes : (n,)
-    [bytes];  rooms : the room of the tiers, fastest first
+    frequency, first_use : (n,) how often this node uses each file, and when first
+    sizes : (n,) [bytes]
+    rooms : the room of the tiers, fastest first
     """
     by_use = np.lexsort((first_use, -frequency.astype(np.float64)))
     tier = np.full(len(sizes), NOWHERE, np.int32)

@@ -1,4 +1,4 @@
-"""Placement: chooses the tier of each file, by its size and the room in the tiers."""
+"""Chooses the tier of each file, by the file's size and the room in the tiers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Stands for a tier where none has room for the file.
+# Replaces a tier if no tier has room for the file.
 NOWHERE = -1
-# The largest size of a file that counts [bytes]: more than any tier holds, but small enough that
-# the sum of 2048 such sizes fits into 64 bits.
+# Larger file sizes are treated as this one [bytes]. It exceeds every tier, but is so small that the
+# sum of 2048 such sizes fits into 64 bits.
 LARGEST = np.uint64(1 << 51)
 
-# A tier's quota less this part of it is room for copies; see `slack_of` [bytes].
+# The part of a tier's quota in which no copy is placed; see `slack_of` [bytes].
 SLACK_BYTES = 256 * 1024
 
 Sizes = npt.NDArray[np.integer[Any]]
@@ -21,10 +21,10 @@ Sizes = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TierRoom:
-    """What a tier can still take.
+    """The free room of a tier.
 
-    block_bytes : a file's size is rounded up to a multiple of this;  entry_bytes : what each file
-    takes in addition, for its name and its row in the manifest
+    block_bytes : a file's size is rounded up to a multiple of this
+    entry_bytes : what each file takes in addition, for its name and its row in the manifest
     """
 
     free_bytes: int
@@ -41,9 +41,9 @@ class TierRoom:
         return blocks * block + self.entry_bytes
 
 
-# How every node rounds the sizes of files, whatever its own tiers' file systems do: to whole blocks
-# of the usual size, plus room for a name and a row of the manifest [bytes]. All nodes must come to
-# the same sums.
+# The rounding of file sizes that all nodes use, whatever their own tiers' file systems do: whole
+# blocks of the usual size, plus room for a name and a row of the manifest [bytes]. It is the same
+# everywhere because all nodes must compute the same sums.
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 
@@ -58,14 +58,14 @@ def first_fit(
     preferred: npt.NDArray[np.int32] | None = None,
 ) -> npt.NDArray[np.int32]:
     """Returns (files,) the fastest tier with room for each file, without eviction (Dantas 2022,
-    4.1.2); NOWHERE for a file for which no tier has room.
+    4.1.2); NOWHERE if no tier has room for the file.
 
-    If every file is read once an epoch, no policy without eviction reads less from the source, and
-    eviction only exchanges one miss for another.
+    If every file is read once an epoch, eviction cannot reduce the reads from the source: it only
+    exchanges one miss for another.
 
     sizes : (files,) [bytes], in the order of filling;  rooms : the room of the tiers, fastest first
-    preferred : (files,), the number of the tier that each file goes into if that tier has room;
-        negative for a file without a preferred tier
+    preferred : (files,), the tier that each file goes into if that tier has room; negative for a
+        file without a preferred tier
     """
     tier_of = np.full(len(sizes), NOWHERE, np.int32)
     left = list(rooms)
@@ -88,18 +88,19 @@ def first_fit(
 
 
 def take(needs: Sizes, room: int, most: int | None = None) -> npt.NDArray[np.bool_]:
-    """Returns (files,) bool, which files fit into a room when they are taken in order. A file that
+    """Returns (files,) bool, which files fit into a room when they are placed in order. A file that
     is too large for the room that is left does not stop later files.
 
-    needs : (files,) [bytes], in the order of filling;  room : [bytes], less than 2**53;  most : the
-    largest number of files, None for no limit
+    needs : (files,) [bytes], in the order of filling
+    room : [bytes], less than 2**53
+    most : the largest number of files, None for no limit
     """
     taken = np.zeros(len(needs), dtype=bool)
     waiting = np.flatnonzero(needs <= room)
     left = len(needs) if most is None else most
     while len(waiting) and left > 0:
         # Take all files before the first that does not fit, then go on with those of the rest that
-        # still can. Sums are float64: they must not overflow, and are exact below 2**53.
+        # still fit. Sums are float64: they must not overflow, and are exact below 2**53.
         total = np.cumsum(needs[waiting], dtype=np.float64)
         fitting = min(left, int(np.searchsorted(total, room, side="right")))
         taken[waiting[:fitting]] = True

@@ -29,7 +29,7 @@ def _mixed(values: Keys) -> Keys:
 
 
 def file_keys(files: int) -> Keys:
-    """Returns (files,) keys made from the files' numbers, for callers that have no hashes of
+    """Returns (files,) keys derived from the files' numbers, for callers that have no hashes of
     paths."""
     return _mixed(np.arange(1, files + 1, dtype=np.uint64) * _GOLDEN)
 
@@ -51,7 +51,7 @@ def scores(keys: Keys, weights: Floats) -> Floats:
 
 
 def homes(files: int, cluster: Cluster) -> Int32s:
-    """Returns (files,) int32, the first node in each file's order, whether it has room or not. If
+    """Returns (files,) int32, the first node in each file's order, whether or not it has room. If
     no node has classes for copies, all nodes have equal weights."""
     room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
     weights = room if room.any() else np.ones(cluster.nodes)
@@ -59,8 +59,8 @@ def homes(files: int, cluster: Cluster) -> Int32s:
 
 
 def first_nodes(keys: Keys, weights: Floats) -> Int32s:
-    """Returns (files,) int32, the node with the least score for each file, whether it has room or
-    not; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
+    """Returns (files,) int32, the node with the least score for each file, whether or not it has
+    room; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
     return _next_choice(keys, weights, np.zeros(len(keys)))[0]
 
 
@@ -72,9 +72,9 @@ def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
 
 def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
     """Returns (files,) int32, the owner of each file: the first node with room in the order of the
-    file's scores; PFS if no node has room. If a node has room for only a part of the files that
-    come to it, the files with the least keys get the room. The order of the files in the arrays
-    does not matter.
+    file's scores; PFS if no node has room. If a node has room for only a part of the files assigned
+    to it, the files with the least keys get the room. The order of the files in the arrays does not
+    matter.
 
     keys : (files,), all different;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     """
@@ -82,14 +82,14 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
     left = np.array(quotas, np.int64)
     weights = np.asarray(quotas, np.float64)
     last = np.zeros(len(keys))
-    # Files are taken in the order of their keys, which is the same on every node; the catalogs'
+    # Files are processed in the order of their keys, which is the same on every node; the catalogs'
     # orders may differ.
     waiting = np.argsort(keys, kind="stable")
     if not len(waiting):
         return owner
     for _ in range(len(left)):
-        # Nodes that have room for none of these files are left out. That does not change the scores
-        # of the other nodes: each score depends on the weight of its own node only.
+        # Nodes without room for any of these files are excluded. That does not change the other
+        # nodes' scores, because each score depends on the weight of its own node only.
         weights = np.where(left >= sizes[waiting].min(), weights, 0.0)
         if not weights.any():
             break

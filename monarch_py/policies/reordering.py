@@ -1,8 +1,9 @@
 """Baselines that change which node uses which sample, so that more samples are local.
 
-`locality_aware` exchanges samples within a step and keeps the step's batch as a set. DeepIO's
-opportunistic mode and `parallel_staging` draw orders of their own. If the dataset does not fit,
-they never use a part of it; section 6 of the NoPFS paper says so too.
+`locality_aware` exchanges samples between nodes within a step, and leaves the step's batch the same
+set. DeepIO's opportunistic mode and `parallel_staging` draw orders of their own. If the dataset
+exceeds the nodes' storage, they never use a part of it; section 6 of the NoPFS paper notes this
+too.
 """
 
 import numpy as np
@@ -28,12 +29,12 @@ NOT_ALL = "uses only the samples held in {what}, not the whole dataset"
 
 
 def deepio_opportunistic(job: Job) -> Decision:
-    """Opportunistic mode of DeepIO (Zhu et al. 2018): the sampler's order is given up, and nodes
-    use samples that lie in some node's memory already.
+    """Opportunistic mode of DeepIO (Zhu et al. 2018): ignores the sampler's order; nodes use
+    samples that lie in some node's memory already.
 
     Assumptions: samples are loaded as in DeepIO's ordered mode. Then every epoch deals all samples
-    in memory at random, each once, and again if the epoch is longer. So with N nodes, one in N
-    samples is local. Samples that fitted into no memory are not used.
+    in memory to the nodes at random, each once, and again if the epoch is longer. So with N nodes,
+    one in N samples is local. Samples that did not fit into any memory are not used.
     """
     need_memory(job, "deepio-opportunistic")
     copies = shards(job, classes=MEMORY + 1)
@@ -54,8 +55,8 @@ def deepio_opportunistic(job: Job) -> Decision:
 
 
 def parallel_staging(job: Job) -> Decision:
-    """Data sharding: every node copies a contiguous share to its classes before training, and uses
-    only its share, in its own random order (NoPFS 6).
+    """Data sharding: every node copies a contiguous share of the dataset to its classes before
+    training, and uses only its share, in its own random order (NoPFS 6).
 
     In each epoch a node goes through its share once. If the share is shorter than the epoch, the
     node goes through it again; if it is longer, only a part of it is used.
@@ -85,12 +86,12 @@ def parallel_staging(job: Job) -> Decision:
 
 
 def locality_aware(job: Job) -> Decision:
-    """Locality-aware loading (Yang and Cong 2019): every node holds a share of the dataset, and of
-    each step's batch it takes the samples that it holds.
+    """Locality-aware loading (Yang and Cong 2019): every node holds a share of the dataset, and
+    from each step's batch it takes the samples that it holds.
 
     The step's batch stays the same set of samples. If a node holds more samples of the batch than
-    its part, the rest goes to nodes that hold too few, which read these samples from their holder.
-    Assumption: shares are contiguous and loaded before training, as in NoPFS's simulation.
+    it should use, the surplus goes to nodes that hold too few, which read these samples from their
+    holder. Assumption: shares are contiguous and loaded before training, as in NoPFS's simulation.
     Raises PolicyError if nodes have different numbers of ranks.
     """
     need_memory(job, "locality-aware")
@@ -107,10 +108,10 @@ def locality_aware(job: Job) -> Decision:
 
 
 def exchange(order: Ints, holder: Ints) -> Ints:
-    """Deals the samples of every step anew, as many as possible to the nodes that hold them.
+    """Redistributes the samples of every step, as many as possible to the nodes that hold them.
 
-    order : (nodes, steps, batch), files;  holder : the same shape, the node that holds each file,
-    or PFS.
+    order : (nodes, steps, batch), files
+    holder : the same shape, the node that holds each file, or PFS.
 
     Returns an order of the same shape. Every step has the same files as before, and each node gets
     `batch` of them. As many files as possible go to their holders, because a node gets all files
@@ -120,7 +121,7 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     files = order.transpose(1, 0, 2).reshape(steps, -1)
     held = holder.transpose(1, 0, 2).reshape(steps, -1).astype(np.int64)
     # One sort for all steps orders the files by step, then by holder. A file's rank within its step
-    # and holder is its place in the holder's batch.
+    # and holder is its position in the holder's batch.
     key = np.arange(steps)[:, None] * (nodes + 1) + np.where(held == PFS, nodes, held)
     by_key = np.argsort(key.ravel(), kind="stable")
     sorted_key = key.ravel()[by_key]
@@ -131,8 +132,8 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     step = sorted_key // (nodes + 1)
     flat = files.ravel()[by_key]
     dealt[step[settled], node[settled], rank[settled]] = flat[settled]
-    # The free places take the other files, step by step. A step has as many free places as other
-    # files.
+    # The free positions take the remaining files, step by step. A step has as many free positions
+    # as remaining files.
     dealt[dealt == -1] = flat[~settled]
     return np.asarray(dealt.transpose(1, 0, 2))
 
@@ -144,6 +145,6 @@ def _held(copies: Copies) -> Int32s:
 
 
 def _passes(files: Ints, count: int, rng: np.random.Generator) -> Int32s:
-    """Returns `count` files in random order; each file comes once before any comes again."""
+    """Returns `count` files in random order; no file is repeated before all files were used."""
     passes = [rng.permutation(files) for _ in range(-(-count // len(files)))]
     return np.concatenate(passes)[:count].astype(np.int32)

@@ -1,4 +1,4 @@
-"""Tools of policies whose copies come and go: the next use of each file, and a replay of epochs.
+"""Helpers for policies that evict copies: the next use of each file, and a replay of epochs.
 
 The content of a cache at the start of an epoch depends on all epochs before. So such a policy is
 written as a generator of epochs, and `Replay` answers for any epoch.
@@ -13,8 +13,8 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import NO_FILE, Array, Ints, Job
 
-# The answers of this many epochs are kept: the running epoch, and those that a prefetcher looks
-# into.
+# The results of this many epochs are kept: the current epoch, and those that a prefetcher looks
+# ahead into.
 KEPT_EPOCHS = 3
 
 T = TypeVar("T")
@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 class Replay(Generic[T]):
     """Gives random access to what a generator yields epoch by epoch. For an epoch that is no longer
-    kept, the generator runs again from the first epoch on.
+    kept, the generator runs again from the first epoch.
 
-    begin : returns a new generator of all epochs, which begins in the state in which the job starts
+    begin : returns a new generator of all epochs, in the state at the job's start
     """
 
     def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
@@ -33,7 +33,7 @@ class Replay(Generic[T]):
         self._running, self._next = begin(), 0
 
     def at(self, epoch: int) -> T:
-        """Returns what the generator yields for `epoch`. Raises IndexError past the last epoch."""
+        """Returns what the generator yields for `epoch`. Raises IndexError after the last epoch."""
         if epoch not in self._kept and epoch < self._next:
             self._running, self._next = self._begin(), 0
         while epoch not in self._kept:
@@ -89,7 +89,7 @@ def _upcoming(
     NO_FILE.
 
     upcoming : (files,) the first use of each file after all these accesses. It is changed in place,
-        and then holds the first use that is not before the first of these accesses
+        and then holds the first use at or after the first of these accesses
     """
     is_used = files != NO_FILE
     if not is_used.all():

@@ -1,4 +1,4 @@
-"""Chooses between holder and source for a file that another node is known to have (NoPFS 4)."""
+"""Chooses between a node and the source for a file that the node is known to have (NoPFS 4)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,25 +9,25 @@ import numpy.typing as npt
 
 from monarch_py.policies.view import PFS, Bools, Floats, Int32s, Ints
 
-# Places are numbered: SOURCES stands for all sources together, n + 1 for node n.
+# Places are numbered: SOURCES means all sources together, n + 1 means node n.
 SOURCES = 0
-# A place that is not chosen is tried again after this time, because it may have become faster [s].
+# A place that was not chosen is tried again after this time, because it may have become faster [s].
 TRY_AGAIN_S = 2.0
 # Waits shorter than NOTICED_S [s] do not matter. The source, which all nodes share, is read instead
-# of a node's copy only if this takes at most the part PART of the time for the copy.
+# of a node's copy only if this takes at most the fraction PART of the time for the copy.
 NOTICED_S, PART = 0.1, 0.5
 
 
 @dataclass
 class Routing:
-    """The places that have files, as one node sees them at one moment. Each choice adds to the
-    queue of the chosen place, which later choices take into account.
+    """The places that have files, as one node sees them at one moment. Each choice adds the file to
+    the queue of the chosen place, and later choices take that into account.
 
     rate : returns the rate of one reader at a place, given the place and the number of readers
         there [bytes/s]; None if it is unknown
     queues : (nodes,) files that wait for each node;  at_source : files that wait for the sources
-    node_threads : how many threads ask a node at a time;  source_threads : how many read the
-        sources
+    node_threads : how many threads ask a node at a time
+    source_threads : how many read the sources
     block_bytes : how much of a file a thread moves at a time
     tried : when each place was last chosen [s]; choices are added;  now_s : the time
     """
@@ -46,12 +46,11 @@ class Routing:
 
     def choose(self, asked: Int32s, has: Bools, sizes: Ints, due_s: Floats) -> int:
         """Chooses between nodes and source for each file that a node is known to have. Of two nodes
-        the faster one is put first. Returns for how many files the source was chosen.
+        the faster one is put first. Returns the number of files for which the source was chosen.
 
-        asked : (n, ASKED) as `NodePolicy.route` returns it. Changed in place: the faster node
-            comes first, or all are PFS where the source is chosen
-        has : (n, ASKED) which of these nodes are known to have the file; its order is changed with
-            that of `asked`
+        asked : (n, ASKED) as `NodePolicy.route` returns it. Changed in place: the faster node comes
+            first, or all are PFS if the source is chosen
+        has : (n, ASKED) which of these nodes are known to have the file; reordered like `asked`
         sizes : (n,) [bytes];  due_s : (n,) the time until each file is needed [s]
         """
         chosen = 0
@@ -65,21 +64,21 @@ class Routing:
         return chosen
 
     def _is_second_faster(self, first: int, second: int, size: int) -> bool:
-        """Whether the second of two nodes is faster. If the first node was not asked for a long
-        time, the answer is no, so that it is asked again: it may be fast by now."""
+        """Whether the second of two nodes is faster. False if the first node was not asked for a
+        long time, so that it is asked again: it may be fast by now."""
         if self._is_due(first + 1):
             return False
         one, two = self._node_seconds(first, size), self._node_seconds(second, size)
         return one is not None and two is not None and two < one
 
     def _is_source_better(self, node: int, size: int, due_s: float) -> bool:
-        """Whether to read a file from the source although a node has it. If the node delivers in
-        time, the answer is no, because all nodes share the source. The file is added to the queue
-        of the chosen place."""
+        """Whether to read a file from the source although a node has it. False if the node delivers
+        in time, to spare the source, which all nodes share. Adds the file to the queue of the
+        chosen place."""
         node_s = self._node_seconds(node, size)
         source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
         if source_s is None and self._is_due(SOURCES):
-            source_s = 0.0  # an unknown source is tried once in a while
+            source_s = 0.0  # a source of unknown speed is tried from time to time
         better = (
             node_s is not None
             and source_s is not None
@@ -100,9 +99,9 @@ class Routing:
         return self._seconds(node + 1, size, int(self.queues[node]), self.node_threads)
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
-        """Returns the time until a file arrives from a place. It is the time of the file itself,
-        and as much again for each file before it in a thread's queue. Threads move the blocks of a
-        file in parallel."""
+        """Returns the time until a file arrives from a place [s], or None if it is unknown. It is
+        the time of the file itself, and as much again for each file before it in a thread's queue.
+        Threads move the blocks of a file in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None

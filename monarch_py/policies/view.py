@@ -1,7 +1,7 @@
-"""A policy's input, a `Job`, and its output, a `Decision`, as the simulator knows them.
+"""The interface of policies in the simulator: their input, a `Job`, and their output, a `Decision`.
 
-A policy looks at a `Job`, changes nothing, and answers with a `Decision`. All data are arrays over
-all files, or over all accesses of an epoch, never single files.
+A policy reads a `Job`, changes nothing, and returns a `Decision`. All data are arrays over all
+files, or over all accesses of an epoch, never single files.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ Uints = npt.NDArray[np.uint64]
 
 # The holder of a file that only the parallel file system has.
 PFS = -1
-# Stands in an order where a node takes fewer samples in a step than other nodes.
+# Fills the rest of a step in an order if a node takes fewer samples than other nodes.
 NO_FILE = -1
 # The storage class of the staging buffer, where files lie between prefetch and use.
 STAGING = 0
@@ -119,11 +119,11 @@ def same_shape(order: Ints, files: Ints) -> Int32s:
 
 
 def need_equal_ranks(job: Job, name: str) -> None:
-    """Checks that all nodes have the same number of ranks, for policies that deal samples in
+    """Checks that all nodes have the same number of ranks, for policies that distribute samples in
     batches of one size. Raises PolicyError otherwise."""
     if len(set(job.cluster.ranks.tolist())) > 1:
         raise PolicyError(
-            f"{name}: the policy deals batches of one size to all nodes, so all of them must have "
+            f"{name}: the policy gives all nodes batches of one size, so all of them must have "
             "the same number of ranks; remove overrides.ranks"
         )
 
@@ -149,7 +149,7 @@ class Copies:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int, int, Ints]] = ()) -> "Copies":
-        """Makes the rows from parts.  parts : (node, class, files in the order of filling)"""
+        """Constructs the rows from parts.  parts : (node, class, files in the order of filling)"""
         lengths = np.array([len(files) for _, _, files in parts], np.int64)
         return cls(
             np.repeat(np.array([node for node, _, _ in parts], np.int32), lengths),
@@ -162,13 +162,13 @@ class Copies:
 
 @dataclass(frozen=True)
 class Served:
-    """Where the accesses of one epoch find their files, for policies whose copies come and go.
+    """Where the accesses of one epoch find their files, for policies that evict copies.
 
     holder : (nodes, accesses) int32, the node that has the file, or PFS
     cls : (nodes, accesses) int8, the storage class there; meaningless if the holder is PFS
     into, down : (nodes, accesses) int8, the first and the last class that is written; STAGING if
         none is. From `into` to `down`, each class is written with as many bytes as the file has:
-        the first one with the file itself, each further one with what is pushed out of the class
+        the first one with the file itself, each further one with the files pushed out of the class
         before it. The classes are those of the file's owner, or of the node that uses the file if
         it has no owner. A missed file is read through its owner if it goes into one of the owner's
         classes
@@ -185,32 +185,32 @@ class Served:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a policy wants done.
+    """The result of a policy: what it wants done.
 
     staging : whether files are prefetched into the staging buffer in the exact order of access
-        (NoPFS 5.1, Rule 1); if False, each file is fetched when it is asked for
+        (NoPFS 5.1, Rule 1); if False, each file is fetched when it is used
     copies, when : the copies that the other classes hold, and when these are made
     remote : whether a node may read copies of other nodes
     due : (copies,) int64, the access by which each copy should be there, numbered for its node as
-        in `Job.first_use`. Another node does not ask for the copy before it has itself come as far
-        (NoPFS 5.2.2). With None, nodes know which copies exist
-    owner : (files,) int32, the node that alone reads a file from the file system and sends it to
-        the nodes that ask for it; PFS for a file that every node reads itself. With None, no file
-        has an owner. Requests that come while the owner reads a file share that read, so an owner
-        that keeps the file reads it once
+        in `Job.first_use`. Another node does not ask for the copy before it has itself reached that
+        access (NoPFS 5.2.2). With None, nodes know which copies exist
+    owner : (files,) int32, the only node that reads a file from the file system; it sends the file
+        to the nodes that ask for it. PFS for a file that every node reads itself. With None, no
+        file has an owner. Requests that arrive while the owner reads a file share that read, so an
+        owner that keeps the file reads it once
     pfs : whether a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
     orders : returns the order of an epoch, as in Job, if the policy changes it. It may be wider
         than the batch, with NO_FILE (nothing is read) after the samples of nodes that take fewer
         samples
     served : returns, for an epoch and its order, where the accesses find their files. If it is
-        given, `copies` only tells what the classes hold before the first step
+        given, `copies` describes only the classes' content before the first step
     threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the
         node's staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes
-        to the rank that lacks most of its threads, in proportion (Lobster 4.3). With None, every
+        to the rank that has the smallest fraction of its threads (Lobster 4.3). With None, every
         rank has threads of its own
     free : whether reading takes no time (the perfect policy)
-    notes : what the reader of a report should know
+    notes : remarks for the reader of a report
     """
 
     staging: bool = True

@@ -1,7 +1,7 @@
 """Packs a batch of entries into few bytes: 20 to 40 for each file.
 
-Columns that change little from file to file are delta-encoded. All columns are transposed (first
-bytes of all entries, then second bytes) and compressed.
+Columns that differ little from file to file are delta-encoded. All columns are transposed (first
+bytes of all entries, then second bytes, and so on) and compressed.
 """
 
 import struct
@@ -12,23 +12,25 @@ import numpy as np
 from monarch_py.native import ENTRY, Array, Kind, Uints
 
 HEAD = struct.Struct("<II")  # number of entries, and bytes of text
-# Compression level. Higher levels take twice as long and save only a thirtieth.
+# The compression level. Higher levels take twice as long and save only 3 %.
 LEVEL = 3
 BLOCK = np.uint64(512)
 
-# Columns that are not packed. The node that adds the entry to its catalog computes `hash` anew,
+# Columns that are not packed. The node that adds the entry to its catalog computes `hash` again,
 # `source` is the same for the whole batch, and `version` counts changes that are made later.
 LEFT_OUT = ("hash", "source", "version")
 COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
-# Column -> another column of the same entry. Only the difference of the two is stored. `unpack`
-# decodes the columns in this order, so the other column is always decoded already.
+# Column -> another column of the same entry; only the difference of the two is stored. `unpack`
+# decodes the columns in this order, so the other column is already decoded each time.
 FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime_ns"}
 FROM_BEFORE = ("ino", "mtime_ns", "place")
 
 
 def pack(entries: Array, text: bytes) -> bytes:
-    """Packs entries (n,) of dtype ENTRY. text : the entries' paths and links' targets, one after
-    the other"""
+    """Packs entries (n,) of dtype ENTRY.
+
+    text : the entries' paths and links' targets, one after the other
+    """
     told = {name: entries[name].copy() for name in COLUMNS}
     for name, other in FROM_OTHER.items():
         told[name] -= entries[other]
@@ -41,8 +43,11 @@ def pack(entries: Array, text: bytes) -> bytes:
 
 
 def unpack(data: bytes | memoryview, source: int) -> tuple[Array, bytes]:
-    """The entries (n,) that `pack` has packed, and their texts. Raises ValueError for data that
-    `pack` did not write. source : number of the source, set in all entries"""
+    """Returns the entries (n,) that `pack` has packed, and their texts. Raises ValueError for data
+    that `pack` did not write.
+
+    source : number of the source, set in all entries
+    """
     n, n_text = HEAD.unpack_from(data)
     try:
         plain = zlib.decompress(data[HEAD.size :])
@@ -75,14 +80,14 @@ def _bytewise(column: Array) -> bytes:
 
 
 def _blocks_of(sizes: Array) -> Uints:
-    """The number of 512-byte blocks that most files of these sizes take."""
+    """Returns the number of 512-byte blocks that most files of these sizes occupy."""
     return np.asarray((sizes + (BLOCK - np.uint64(1))) // BLOCK)
 
 
 def _off_the_order(entries: Array) -> tuple[Array, Array]:
-    """Two distances for each entry: from where `_put_in_order` expects its path, and from where it
-    expects its link's target. It expects a path directly behind the path before it, and a link's
-    target directly behind the link's own path."""
+    """Returns two distances for each entry: of its path from where `_put_in_order` expects it, and
+    of its link's target from where that is expected. A path is expected directly behind the
+    previous path, and a link's target directly behind the link's own path."""
     paths = entries["path"].copy()
     paths[1:] -= _ends(entries)[:-1]
     targets = entries["copy_ino"] - np.where(
@@ -99,5 +104,5 @@ def _put_in_order(entries: Array) -> None:
 
 
 def _ends(entries: Array) -> Uints:
-    """Where each path's text ends, including its NUL."""
+    """Returns where each path's text ends, including its NUL."""
     return np.asarray(entries["path"] + entries["path_len"] + np.uint64(1))

@@ -1,7 +1,7 @@
 """The record of a scan of all sources, as bytes for the other nodes of a session.
 
 The bytes come over MPI from a process of the same version and the same user, so they are checked
-against mistakes, not against malice.
+against mistakes, not against attacks.
 """
 
 import os
@@ -17,9 +17,10 @@ from monarch_py.native import Kind, ffi
 from monarch_py.scan.columns import pack, unpack
 from monarch_py.scan.walk import END_LIMIT_S, Batch, Walk, read_up
 
-# Pause between two looks at a scan that has no batch yet [s].
+# The pause between two polls of a scan that has no batch yet [s].
 PAUSE_S = 0.002
-# Files of a source that other nodes look at, to check that they see the same file system.
+# The number of files of a source that other nodes examine, to check that they see the same file
+# system.
 SAMPLES = 3
 
 
@@ -49,8 +50,8 @@ Scanned = tuple[list[Listed], float]
 
 
 def record_sources(config: Config) -> bytes:
-    """Lists all sources one by one, as a daemon would. Returns the record as bytes. Raises OSError
-    if a source cannot be opened."""
+    """Lists all sources one after the other, as a daemon would. Returns the record as bytes. Raises
+    OSError if a source cannot be opened."""
     listed = []
     for number, source in enumerate(config.sources):
         fd = os.open(source.real_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -62,8 +63,8 @@ def record_sources(config: Config) -> bytes:
 
 
 def read_record(data: bytes) -> list[Listed]:
-    """The records that `record_sources` has made, by the sources' numbers. Raises ValueError for
-    other bytes."""
+    """Returns the records that `record_sources` has made, by the sources' numbers. Raises
+    ValueError for other bytes."""
     try:
         return msgspec.msgpack.decode(data, type=list[Listed])
     except msgspec.DecodeError as error:
@@ -80,8 +81,8 @@ def _listed(fd: int, number: int, config: Config) -> Listed:
 
 
 def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
-    """All batches of the scan, packed, and (path, inode) of the first file of each batch that has
-    files."""
+    """Returns all batches of the scan, packed, and (path, inode) of the first file of each batch
+    that has files."""
     batches, samples = [], []
     while not walk.is_finished:
         batch = walk.take()
@@ -99,8 +100,8 @@ def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
 
 
 class RecordedScan:
-    """The scan of one source, replayed from a record. All batches are there at once, and nothing is
-    read from the source, so `want` and `allow` do nothing."""
+    """The scan of one source, replayed from a record. All batches are available at once, and
+    nothing is read from the source, so `want` and `allow` have no effect."""
 
     def __init__(self, number: int, listed: Listed) -> None:
         self._number, self._listed, self.seconds = number, listed, listed.seconds

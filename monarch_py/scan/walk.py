@@ -13,7 +13,7 @@ from monarch_py.native import ENTRY, Array, ffi, lib
 
 # Arguments of `Walk.allow` that set no limit.
 ALL_NAMES = (-1, -1)
-# How long `close` waits for the threads [s]. A thread that takes longer hangs in a system call on
+# How long `close` waits for the threads [s]. A thread that takes longer hangs in a system call at
 # the source.
 END_LIMIT_S = 5.0
 
@@ -39,8 +39,8 @@ class Walk:
     source : the source's number
     ops_per_s : limit of operations on the source; 0 for no limit
     doorbell : a C pointer, rung when `take` can return a batch
-    directories : directories relative to the root; only these are listed, and if is_deep also what
-        lies below them. None for the whole tree
+    directories : directories relative to the root; only these are listed, and with is_deep also all
+        their subdirectories. None for the whole tree
     known : a catalog's struct monarch_writer *, the struct monarch_clients * of programs that read
         while the scan runs, and a time at which the catalog had no files yet [ns]. The scan skips a
         file that the catalog already has under the same name and inode number, if the file's
@@ -64,7 +64,7 @@ class Walk:
         allowed: tuple[int, int] = ALL_NAMES,
     ) -> None:
         self._started, self.seconds = time.monotonic(), 0.0
-        self._doorbell = doorbell  # keeps it alive: the threads ring it until they end
+        self._doorbell = doorbell  # keeps it alive, because the threads ring it until they end
         self._scan: Any
         if directories is None:
             self._scan = lib.monarch_scan_start(fd, source, threads, ops_per_s, doorbell)
@@ -74,7 +74,7 @@ class Walk:
                 fd, source, paths, len(paths), is_deep, threads, ops_per_s, doorbell
             )
         if self._scan == ffi.NULL:
-            raise OSError(errno.EIO, "the source's root cannot be looked at")
+            raise OSError(errno.EIO, "the source's root cannot be examined")
         lib.monarch_scan_skip_known(self._scan, *known)
         self.allow(*allowed)
         self._batch: Any = ffi.NULL
@@ -96,15 +96,17 @@ class Walk:
 
     def want(self, directory: str, *, is_deep: bool) -> None:
         """Lists a directory, relative to the root, before all others that are not listed yet.
-        is_deep : whether to list the directories below it too"""
+
+        is_deep : whether to list its subdirectories too
+        """
         lib.monarch_scan_want(self._scan, os.fsencode(directory), is_deep)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Sets how many names the scan may look at until the next call. A number below 0 allows all
-        names.
+        """Sets how many names the scan may examine until the next call. A negative number means no
+        limit.
 
-        wanted : names in directories that `want` named; 0 leaves the present number
-        more_others : names in the other directories, added to their present number
+        wanted : names in directories that `want` named; 0 leaves the current number
+        more_others : names in the other directories, added to their current number
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)
 
@@ -114,8 +116,8 @@ class Walk:
         return int(lib.monarch_scan_errors(self._scan, first)), int(first[0])
 
     def close(self, limit_s: float = END_LIMIT_S) -> int:
-        """Ends the scan. Returns how many threads have not ended within `limit_s`, because the
-        source does not answer. A second call does nothing."""
+        """Ends the scan. Returns the number of threads that did not end within `limit_s` because
+        the source does not answer. A second call has no effect."""
         left = 0
         self._free()
         if self._scan != ffi.NULL:

@@ -19,7 +19,7 @@ def compare(
 ) -> dict[str, Result | str]:
     """Simulates a scenario under these policies, or under all policies if none is named. Returns
     each policy's result, in the order of the simulations. If a policy cannot run in the scenario,
-    its result is the reason.
+    the reason takes the place of its result.
 
     tell : called with each policy before it is simulated, and with "" at the end
 

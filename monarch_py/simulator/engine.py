@@ -1,4 +1,4 @@
-"""Runs a policy's decision on a scenario through the C simulator (csrc/simulator)."""
+"""Simulates a policy's decision on a scenario in C (csrc/simulator)."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
-# Largest number of copies: C numbers copies with int32.
+# The largest number of copies, because C numbers copies with int32.
 MOST_COPIES = (1 << 31) - 1
 EPOCHS_KNOWN = int(lib.MONARCH_SIM_EPOCHS)
 
@@ -43,11 +43,11 @@ class Measured:
     epoch_end : (epochs,), when each epoch ended [s]
     bytes, node_bytes : (epochs, 4), (nodes, 4), the bytes read from each of PLACES
     reused : (epochs,), the bytes read from copies of earlier epochs
-    stall, compute : (ranks,), how long each rank waited for samples, and computed [s]
-    filled : (nodes,), the bytes that the file system gave for copies and for other nodes
-    pfs_bytes : (epochs,), all bytes that the file system gave
-    ready, imbalanced : (epochs,), the number of samples that were ready, and of imbalanced steps
-        (see result.py)
+    stall, compute : (ranks,), the time that each rank waited for samples, and that it computed [s]
+    filled : (nodes,), the bytes read from the file system for copies and for other nodes
+    pfs_bytes : (epochs,), all bytes read from the file system
+    ready, imbalanced : (epochs,), the number of samples that were ready, and the number of
+        imbalanced steps (see result.py)
     first_step, pfs_busy : the time until the first step, and the time in which the file system was
         busy [s]
     """
@@ -72,7 +72,7 @@ class Measured:
         )
 
     def finish(self) -> None:
-        """Takes the results over from the C struct. Call it once C has filled the struct."""
+        """Copies the results from the C struct. Call it once C has filled the struct."""
         self.stall, self.compute = self.stall[self._is_rank], self.compute[self._is_rank]
         self.first_step, self.pfs_busy = self.struct.c.first_step, self.struct.c.pfs_busy
 
@@ -105,7 +105,7 @@ def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
 
 
 def _machine(scenario: Scenario, job: Job) -> dict[str, Any]:
-    """The fields of struct monarch_sim_job that describe the machine and the training."""
+    """Returns the fields of struct monarch_sim_job that describe the machine and the training."""
     cluster, rates = job.cluster, scenario.rates_of_nodes()
     write = [storage.write.total(storage.threads) for storage in scenario.classes]
     checkpoint = scenario.checkpoint
@@ -133,7 +133,7 @@ def _machine(scenario: Scenario, job: Job) -> dict[str, Any]:
 
 
 def _decided(job: Job, decision: Decision) -> dict[str, Any]:
-    """The fields of struct monarch_sim_job that describe a policy's decision."""
+    """Returns the fields of struct monarch_sim_job that describe a policy's decision."""
     copies, owner = decision.copies, decision.owner
     if len(copies.node) > MOST_COPIES:
         raise MemoryError("there are more copies than the simulation can number")
@@ -192,11 +192,12 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
 
 
 def _dealt(values: Array, ranks: int) -> Array:
-    """Deals the samples of nodes, (nodes, steps, width), to their ranks. Returns (nodes, steps,
-    ranks, samples). This serves policies that make their own steps, and say only what each node
-    takes.
+    """Distributes the samples of nodes, (nodes, steps, width), over their ranks. Returns (nodes,
+    steps, ranks, samples). It is used for policies that form their own steps and state only which
+    samples each node takes.
 
-    The ranks take the samples of a step in turn. A rank for which none is left gets NO_FILE."""
+    The ranks take the samples of a step in turn. A rank for which none is left gets NO_FILE.
+    """
     nodes, steps, width = values.shape
     each = -(-width // ranks)
     padded = np.full((nodes, steps, each * ranks), NO_FILE, values.dtype)

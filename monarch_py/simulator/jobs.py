@@ -1,4 +1,4 @@
-"""Makes the `Job` of a scenario, which policies see."""
+"""Creates the `Job` of a scenario, which is the input of policies."""
 
 from functools import lru_cache
 from itertools import pairwise
@@ -13,7 +13,7 @@ from monarch_py.simulator.scenario import Scenario
 # Number of epochs whose orders are kept. The engine needs two, and a policy that looks ahead needs
 # a few more.
 ORDERS_KEPT = 4
-# Largest number of threads of all nodes together. Each thread has an event of its own in the
+# The largest number of threads of all nodes together. Each thread has an event of its own in the
 # engine.
 MOST_THREADS = 1 << 26
 
@@ -34,9 +34,9 @@ def cluster_of(scenario: Scenario) -> Cluster:
 
 
 def job_of(scenario: Scenario) -> Job:
-    """The job of a scenario. Every epoch is a new permutation of the files. It is divided into
-    steps, and each step is dealt to the ranks (as DistributedSampler does, but with numpy's
-    generator).
+    """Returns the job of a scenario. Every epoch is a new permutation of the files. It is divided
+    into steps, and each step is distributed over the ranks (as by DistributedSampler, but with
+    NumPy's generator).
 
     Raises ConfigError if the cluster is too large to be simulated.
     """
@@ -48,7 +48,7 @@ def job_of(scenario: Scenario) -> Job:
             f"nodes are more than {MOST_THREADS} in all; use fewer nodes or threads"
         )
     batch = scenario.batch_per_rank * int(ranks.max())
-    # The place in a step at which each node's samples begin.
+    # The index in a step at which each node's samples begin.
     starts = np.concatenate([[0], np.cumsum(ranks)]) * scenario.batch_per_rank
 
     @lru_cache(maxsize=ORDERS_KEPT)
@@ -56,7 +56,7 @@ def job_of(scenario: Scenario) -> Job:
         random = np.random.Generator(np.random.PCG64([scenario.seed, epoch]))
         order = random.permutation(scenario.dataset.files).astype(np.int32)
         steps, per_step = scenario.batches_per_epoch, scenario.global_batch
-        # A short last step that is kept is filled up with samples from the beginning of the epoch.
+        # A short last step that is kept is padded with samples from the beginning of the epoch.
         order = np.resize(order, steps * per_step)
         by_step = order.reshape(steps, per_step)
         dealt = np.full((scenario.nodes, steps, batch), NO_FILE, np.int32)

@@ -1,6 +1,6 @@
 """Reads a scenario from its YAML file, and checks that its parts fit together.
 
-A scenario that cannot be simulated is refused here, in one sentence that names file, line and key.
+A scenario that cannot be simulated is rejected with one sentence that names file, line and key.
 """
 
 import os
@@ -23,11 +23,11 @@ from monarch_py.simulator.scenario import (
 )
 from monarch_py.util.spelling import hint
 
-# Least share of a size law's draws that must lie between min and max. With a smaller share, drawing
-# again would take too long.
+# The least share of a size law's draws that must lie between min and max. With a smaller share,
+# redrawing would take too long.
 LEAST_SHARE = 1e-3
 # Keys of the daemon's configuration that no scenario has. A file with one of them is a
-# configuration that the user gave by mistake.
+# configuration, given by mistake.
 CONFIGURATION_KEYS = {"hierarchy", "sources", "data_plane"}
 
 
@@ -36,7 +36,7 @@ def load_scenario(
 ) -> Scenario:
     """Reads and checks the scenario at `path`.
 
-    policies : the names that the key `policies` may hold; None for any names
+    policies : the names that the key `policies` may contain; None for any names
 
     Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``.
     """
@@ -68,7 +68,7 @@ def _refuse_configuration(root: yaml.Node, file: Path) -> None:
 
 
 def shipped_scenarios() -> dict[str, Path]:
-    """The scenarios that come with Monarch, by name."""
+    """Returns the scenarios that come with Monarch, by name."""
     folder = Path(str(resources.files("monarch_py.simulator"))) / "scenarios"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
@@ -89,8 +89,8 @@ def _ranks_per_node(scenario: Scenario, top: Spot) -> int:
 
 
 def _with_batch(scenario: Scenario, top: Spot) -> Scenario:
-    """The scenario with `batch_per_rank` set, which follows from `batch` and the number of all
-    ranks if the user wrote `batch`."""
+    """Returns the scenario with `batch_per_rank` set. If the user wrote `batch`, it follows from
+    that and the number of all ranks."""
     world, batch = scenario.world_size, scenario.batch_written
     spot = top.of("batch_per_rank" if batch is None else "batch")
     if (batch is None) == (scenario.batch_per_rank == 0):

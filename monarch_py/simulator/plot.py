@@ -1,6 +1,6 @@
 """Draws a comparison as bars, as in figure 8 of the NoPFS paper (SC'21).
 
-A bar is a policy's time, divided by the places from which its bytes come.
+Each bar is a policy's time, split in proportion to the bytes from each place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,17 @@ from monarch_py.errors import MonarchError
 
 COLOURS = {"staging": "#e2e8f0", "local": "#2b6cb0", "remote": "#63b3ed", "pfs": "#c53030"}
 KINDS = (".png", ".svg", ".pdf", ".jpg", ".webp")
-# Width of a bar, width of everything beside the bars, and least width for a title [inches].
+# The width of a bar, the width of everything beside the bars, and the least width for a title
+# [inches].
 BAR, MARGIN, LEAST = 0.55, 1.6, 6.5
 
 
 def can_draw(path: Path) -> None:
-    """Checks that a picture can be drawn at `path`; call it before the simulation. Raises
-    MonarchError if it cannot."""
+    """Checks that a picture can be drawn at `path`, before the simulation. Raises MonarchError if
+    it cannot."""
     if path.suffix.lower() not in KINDS:
         raise MonarchError(
-            f"{path} does not end like the name of a picture; use one of {', '.join(KINDS)}"
+            f"{path} does not have the extension of a picture; use one of {', '.join(KINDS)}"
         )
     if not path.parent.is_dir():
         raise MonarchError(f"{path} cannot be drawn: {path.parent} does not exist; make it")
@@ -30,9 +31,9 @@ def can_draw(path: Path) -> None:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Draws a document (`result`) as a picture, in the format that the extension of `path` says.
+    """Draws a document (`result`) as a picture, in the format given by the extension of `path`.
 
-    Each bar is a policy's total time, divided by the share of the bytes from each place. The line
+    Each bar is a policy's total time, divided in proportion to the bytes from each place. The line
     is the time of the policy `perfect`, if this policy was simulated. Raises MonarchError if no
     policy can run in the scenario, if matplotlib is missing, or if the file cannot be written.
     """
@@ -66,7 +67,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def stacked_bars(axes: Any, heights: Mapping[str, Sequence[float]], **style: Any) -> list[float]:
-    """Draws bars of several parts, each part on top of the part before it. Returns the heights of
+    """Draws stacked bars: each part of a bar stands on the part before it. Returns the heights of
     the whole bars.
 
     heights : label of a part -> the part's height in each bar

@@ -17,12 +17,12 @@ For each policy it gives seconds [s], bytes, and shares of all samples' bytes fr
 ``share``, ``bytes``    by ``staging``, ``local``, ``remote``, ``pfs``: where a sample came from
                         when it reached the staging buffer or the rank. Each sample counts once;
                         ``staging`` counts samples that cost nothing: all under `perfect`, and
-                        those that a read of the same file for another sample has brought
-``reuse_hit_ratio``     the share of the dataset's bytes that copies of earlier epochs gave, on this
-                        node or another, in an epoch after the first. It cannot exceed C/D, the
-                        caches' capacity divided by the size of the dataset
-``ready_ratio``         the share of samples that were in the node's memory when they were asked
-                        for, including prefetched ones
+                        those that arrived with a read of the same file for another sample
+``reuse_hit_ratio``     the share of the dataset's bytes that was read from copies of earlier
+                        epochs, on this node or another, in an epoch after the first. It cannot
+                        exceed C/D, the caches' capacity divided by the size of the dataset
+``ready_ratio``         the share of samples that were in the node's memory when they were
+                        requested, including prefetched ones
 ``imbalanced_iterations`` the share of batches in which the slowest rank took more than 1.1 times
                         as long as the fastest
 ====================== =================================================================
@@ -44,8 +44,8 @@ IMBALANCE = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one policy on a scenario. The fields are those of the JSON, which are described
-    at the top of this file."""
+    """The result of one policy on a scenario. The fields are those of the JSON, which the module's
+    docstring describes."""
 
     epoch_seconds: tuple[float, ...]
     stall_seconds: float
@@ -68,7 +68,7 @@ class Result:
         return {place: self.bytes[place] / total if total else 0.0 for place in PLACES}
 
     def to_dict(self) -> dict[str, Any]:
-        """The policy's object in the JSON. It has the key `details` only if there are any."""
+        """Returns the policy's JSON object. It has the key `details` only if there are any."""
         sums = {"total_seconds": self.total_seconds, "share": self.share}
         document = {**sums, **asdict(self)}
         if not self.details:
@@ -79,7 +79,8 @@ class Result:
 def to_document(
     name: str, assumptions: tuple[str, ...], results: Mapping[str, Result | str]
 ) -> dict[str, Any]:
-    """The JSON document of a scenario with this name. The policies keep the order of `results`.
+    """Returns the JSON document of a scenario with this name. The policies keep the order of
+    `results`.
 
     results : for each policy its result, or the reason why it cannot run in the scenario
     """

@@ -1,8 +1,8 @@
 """The scenario of a simulation: nodes, their storage, the PFS, the dataset, the training loop.
 
 All sizes are in bytes, and all rates in bytes per second. The classes also declare the keys of a
-scenario's YAML file (document/keys.py), which keys.py reads and checks. A scenario that is made in
-Python is not checked.
+scenario's YAML file (document/keys.py), which keys.py reads and checks. A scenario that is
+constructed in Python is not checked.
 """
 
 import math
@@ -48,7 +48,7 @@ class Curve:
     SC'21, section 4): a storage class has the read rate r_j(p_j) of its p_j threads together, and
     the PFS the rate t(g) of its g clients together. Each of n threads or clients gets 1/n.
 
-    points : number of sharers (1 or more) -> rate of all together, above 0 [bytes/s]
+    points : number of sharers (1 or more) -> aggregate rate, above 0 [bytes/s]
 
     Between two points the aggregate is interpolated linearly. Below the first point the aggregate
     is proportional to the number, so the share of each is constant. Above the last point the
@@ -66,8 +66,10 @@ class Curve:
             raise ValueError("the rates of a curve are above 0 and finite")
 
     def total(self, numbers: npt.ArrayLike) -> Floats:
-        """The rate of all together [bytes/s], an array of the shape of `numbers`. numbers : how
-        many threads or clients share the rate, 0 or more"""
+        """Returns the aggregate rate [bytes/s], an array of the shape of `numbers`.
+
+        numbers : how many threads or clients share the rate, 0 or more
+        """
         known, rates = zip((0, 0.0), *sorted(self.points.items()), strict=True)
         # np.interp keeps the last rate above the last number. The added point (0, 0) makes the rate
         # proportional below the first number.
@@ -107,12 +109,12 @@ ByThreads = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SizeLaw(Keys):
-    """Sizes of files [bytes]: normal, and drawn again outside [min, max] (NoPFS, section 6.1).
+    """Sizes of files [bytes]: normal, and redrawn outside [min, max] (NoPFS, section 6.1).
 
     mean : the mean of the normal law
     std : its standard deviation
-    min : smaller ones are drawn again
-    max : larger ones are drawn again
+    min : smaller sizes are redrawn
+    max : larger sizes are redrawn
 
     With min equal to max, or a std of 0, every file has that size.
     """
@@ -124,16 +126,16 @@ class SizeLaw(Keys):
 
     @property
     def constant(self) -> float | None:
-        """The size of every file [bytes], if all have the same size; else None."""
+        """The size of every file [bytes], if all have the same size; otherwise None."""
         if self.min == self.max:
             return self.min
         return self.mean if self.std == 0 else None
 
     def draw(self, random: np.random.RandomState, files: int) -> Floats:
-        """The sizes of `files` files, (files,) [bytes], with fractions of a byte.
+        """Returns the sizes of `files` files, (files,) [bytes], with fractions of a byte.
 
         From the same state, the simulator of the NoPFS authors draws the same numbers with scipy's
-        ``norm.rvs``: all sizes at once, then one size at a time in place of each that lies outside
+        ``norm.rvs``: all sizes at once, then one size at a time to replace each that lies outside
         [min, max]. A constant law draws nothing.
         """
         if self.constant is not None:
@@ -141,8 +143,9 @@ class SizeLaw(Keys):
         sizes = random.standard_normal(files) * self.std + self.mean
         outside = np.flatnonzero((sizes < self.min) | (sizes > self.max))
         while len(outside):
-            # Draw as many sizes as are missing. The sizes that fit replace the first ones outside,
-            # so the sizes and the number of draws are the same as if they were drawn one at a time.
+            # Draw as many sizes as are missing. The sizes within the bounds replace the first ones
+            # outside, so the sizes and the number of draws are the same as if they were drawn one
+            # at a time.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh
@@ -151,7 +154,7 @@ class SizeLaw(Keys):
 
 
 def least_share(law: SizeLaw) -> float:
-    """The share of the law's draws that lie in [min, max], from 0 to 1."""
+    """Returns the share of the law's draws that lie in [min, max], from 0 to 1."""
     if law.constant is not None:
         return 1.0
     below, above = (
@@ -163,9 +166,9 @@ def least_share(law: SizeLaw) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Dataset(Keys):
-    """The files that training reads: so many of a law, or those that stand somewhere.
+    """The files that training reads: a number of files with a law of sizes, or existing files.
 
-    files : how many files there are
+    files : the number of files
     size : the law of their sizes
     scan : instead of both: a directory, whose files are counted in the order of their paths, or a
         `.npy` file with the sizes
@@ -176,8 +179,8 @@ class Dataset(Keys):
     scan: Annotated[Path, Kind(path, "path", TEXT)] | None = None
 
     def sizes(self, seed: int) -> Ints:
-        """The sizes of all files, (files,) [bytes]: whole numbers of at least 1, which the seed
-        determines."""
+        """Returns the sizes of all files, (files,) [bytes]: integers of at least 1, determined by
+        the seed."""
         if self.law is None:
             assert self.scan is not None
             return scanned_sizes(self.scan)
@@ -206,8 +209,8 @@ class Rates(Keys):
     """Rates [bytes/s] of one rank and of one node's links: c, beta, b_c and b_fs of NoPFS, section
     4.
 
-    compute : what one rank trains on
-    preprocess : what one staging thread decodes and augments
+    compute : the rate at which one rank trains
+    preprocess : the rate at which one staging thread decodes and augments
     network : a node's link to other nodes
     pfs_link : a node's link to the PFS
     """
@@ -225,11 +228,11 @@ RATES = ("compute", "preprocess", "network", "pfs_link")
 class StorageClass(Keys):
     """A kind of storage that every node has. The first class of a scenario is the staging buffer.
 
-    name : what reports call it
-    capacity : its room on a node
-    threads : prefetchers into it
-    read : the rate of all threads together
-    write : the rate of all threads together
+    name : the name in reports
+    capacity : its size on each node
+    threads : threads that prefetch into it
+    read : the read rate of all threads together
+    write : the write rate of all threads together
     """
 
     name: Name
@@ -241,10 +244,10 @@ class StorageClass(Keys):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Keys):
-    """A regular write of every rank, at the PFS.
+    """A periodic write of every rank to the PFS.
 
-    every : after how many batches
-    size : what each rank writes
+    every : the number of batches between two writes
+    size : the amount that each rank writes
     """
 
     every: Number
@@ -253,13 +256,13 @@ class Checkpoint(Keys):
 
 @dataclass(frozen=True, slots=True)
 class NodeOverride(Keys):
-    """What some nodes have otherwise; None or an absent class is as everywhere.
+    """Differences of some nodes from the others; None or an absent class means no difference.
 
-    nodes : the nodes that are different, counted from 0
-    ranks : their ranks
-    capacity : their room
-    compute : what one rank trains on
-    preprocess : what one staging thread decodes and augments
+    nodes : the nodes that differ, counted from 0
+    ranks : the number of ranks on each of them
+    capacity : the capacities of their storage classes
+    compute : the rate at which one rank trains
+    preprocess : the rate at which one staging thread decodes and augments
     network : a node's link to other nodes
     pfs_link : a node's link to the PFS
     """
@@ -277,32 +280,32 @@ class NodeOverride(Keys):
 class Scenario(Keys):
     """Everything that a simulation must know, except how a policy works.
 
-    name : what it is called
-    nodes : how many nodes there are
-    ranks_per_node : ranks of each
+    name : the scenario's name
+    nodes : the number of nodes
+    ranks_per_node : ranks on each node
     world_size : in place of ranks_per_node: the ranks of all nodes together
     epochs : passes over the dataset
     batch_per_rank : a rank's part of a batch
     batch : in place of batch_per_rank: the batch of all ranks together
     drop_last : leave out a short last batch
-    seed : from which sizes and shuffles are drawn
+    seed : the seed of sizes and shuffles
     dataset : the files
-    rates : of ranks and links
+    rates : rates of ranks and links
     links : how a link serves several transfers: one after the other, or all at the same time with
         max-min fair shares
-    pfs : the rate of all clients together
+    pfs : the rate of the PFS for all clients together
     classes : the storage of a node; the first is the staging buffer
     overrides : nodes that differ
-    checkpoint : a regular write of every rank
-    policies : what to compare; none: the simulator's choice
+    checkpoint : a periodic write of every rank
+    policies : the policies to compare; without any, the simulator chooses
     assumptions : a sentence for each number that the scenario's source does not give
     """
 
     name: Annotated[Sentence, Key(default="the file's name")]
     nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)]
     ranks_per_node: Threads = 1
-    # ranks_written and batch_written are what the user wrote for `world_size` and `batch`. If they
-    # are given, ranks_per_node and batch_per_rank follow from them.
+    # The user's values of `world_size` and `batch`. If they are given, ranks_per_node and
+    # batch_per_rank follow from them.
     ranks_written: Annotated[Number | None, Key("world_size")] = None
     epochs: Annotated[int, Meta(ge=1, le=1_000_000)]
     batch_per_rank: Annotated[int, Meta(ge=1, le=1 << 24), Key(default="none")] = 0
@@ -336,8 +339,8 @@ class Scenario(Keys):
 
     @property
     def batches_per_epoch(self) -> int:
-        """The number of batches in an epoch: the full batches, and without drop_last a short last
-        batch if samples remain."""
+        """The number of batches in an epoch: the full batches, and a short last batch if samples
+        remain, unless drop_last is set."""
         whole, rest = divmod(self.dataset.files, self.global_batch)
         return whole + bool(rest and not self.drop_last)
 
@@ -361,11 +364,12 @@ class Scenario(Keys):
         return capacities
 
     def rates_of_nodes(self) -> dict[str, Floats]:
-        """The fields of `rates` as (nodes,) arrays [bytes/s], with the overrides."""
+        """Returns the fields of `rates` as (nodes,) arrays [bytes/s], after the overrides."""
         return {name: self._by_node(name, getattr(self.rates, name)) for name in RATES}
 
     def _by_node(self, name: str, value: float) -> Floats:
-        """The value of each node, (nodes,): that of the node's override, or else `value`."""
+        """Returns the value of each node, (nodes,): that of the node's override if there is one,
+        otherwise `value`."""
         values = np.full(self.nodes, value, np.float64)
         for override in self.overrides:
             if (other := getattr(override, name)) is not None:

@@ -1,10 +1,10 @@
-"""Finds out whether this process runs in a container, and which paths its image brings."""
+"""Detects whether this process runs in a container, and which paths come from its image."""
 
 import os
 import re
 from pathlib import Path
 
-# Files that a container of each kind has in its root.
+# Files that a container of each kind has in its root directory.
 MARKS = {
     "/.dockerenv": "Docker",
     "/run/.containerenv": "podman",
@@ -13,20 +13,21 @@ MARKS = {
 
 
 def container() -> str:
-    """The kind of the container that this process runs in; "" if none is recognized."""
+    """Returns the kind of the container that this process runs in; "" if none is recognised."""
     found = (kind for mark, kind in MARKS.items() if os.path.lexists(mark))
-    # systemd-nspawn and LXC set the variable.
+    # systemd-nspawn and LXC set this variable.
     return next(found, os.environ.get("container", ""))  # noqa: SIM112
 
 
 def is_of_the_image(path: Path) -> bool:
     """Whether a path lies on the root file system of a container, and on no mount in it. False if
-    that cannot be told."""
+    that cannot be determined."""
     try:
         table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
         return False
-    # The fifth field is the mount point. Blanks and some others are written as octal numbers there.
+    # The fifth field is the mount point. Blanks and some other characters are written there as
+    # octal escapes.
     written = [line.split(" ")[4] for line in table.splitlines()]
     mounts = {re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), each) for each in written}
     resolved = Path(os.path.realpath(path))

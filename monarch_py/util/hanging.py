@@ -1,7 +1,7 @@
-"""Finds file systems that hang, within a time limit, by asking them from child processes.
+"""Finds file systems that hang, within a time limit, by probing them from child processes.
 
 A system call on such a file system may never return, and no signal ends it. So a child process
-makes the call, and is left behind if it hangs. A thread that hangs would keep this process from
+makes the call, and is abandoned if it hangs. A thread that hangs would keep this process from
 ending.
 """
 
@@ -19,8 +19,8 @@ LIMIT_S = 5.0
 
 
 def hanging(paths: Sequence[Path]) -> list[Path]:
-    """The paths whose file systems do not answer within LIMIT_S. An error is an answer. A path also
-    counts as answering if there is no process or descriptor with which to ask."""
+    """Returns the paths whose file systems do not answer within LIMIT_S. An error is an answer. A
+    path also counts as answering if no process or descriptor is left for the probe."""
     deadline = time.monotonic() + LIMIT_S
     asked = {path: ask for path in dict.fromkeys(paths) if (ask := _ask(path)) is not None}
     answered = []
@@ -37,8 +37,8 @@ def hanging(paths: Sequence[Path]) -> list[Path]:
 
 
 def _ask(path: Path) -> tuple[int, int] | None:
-    """Starts a child that looks at `path`. Returns the child's pid, and a pipe that becomes
-    readable when the child is done; None if there is no process or descriptor for the child."""
+    """Starts a child that probes `path`. Returns the child's pid, and a pipe that becomes readable
+    when the child is done; None if no process or descriptor is left."""
     try:
         answer, end = os.pipe2(os.O_CLOEXEC)
     except OSError:
@@ -65,8 +65,8 @@ def _ask(path: Path) -> tuple[int, int] | None:
 
 
 def _detach(end: int) -> None:
-    """Closes all inherited descriptors, so that no reader of this program's output waits for a
-    child that is left behind. `end` becomes descriptor 3."""
+    """Closes all inherited descriptors, so that no reader of this program's output waits for an
+    abandoned child. `end` becomes descriptor 3."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Finds out from the environment whether a launcher has started this process as one of several."""
+"""Detects from the environment whether a launcher has started this process as one of several."""
 
 import os
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Launch:
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """This process's launch; None if no launcher has started it."""
+    """Returns this process's launch; None if no launcher has started it."""
     for size, rank in VARIABLES:
         numbers = environment.get(size, ""), environment.get(rank, "")
         if all(number.isdecimal() for number in numbers):
@@ -36,7 +36,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def with_rank(file: Path) -> Path:
-    """Replaces `{rank}` in the file's name by this process's rank, so that several daemons on one
+    """Replaces `{rank}` in the file's name with this process's rank, so that several daemons on one
     node each have their own configuration. Raises ConfigError if this process has no rank."""
     if PLACEHOLDER not in str(file):
         return file

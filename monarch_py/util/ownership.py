@@ -1,7 +1,7 @@
-"""Finds out whether other users could replace one of our directories by one of their own.
+"""Determines whether other users could replace one of our directories with one of their own.
 
-A directory cannot be replaced by others if only its owner may change the directory above it, and so
-on up to the root. Links on the way count like directories.
+Others cannot replace a directory if only its owner may change its parent directory, and so on up to
+the root. Links on the way count like directories.
 """
 
 import grp
@@ -18,10 +18,10 @@ MAX_LINKS = 40
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A reason why another user may be able to replace what lies in a directory.
+    """A reason why another user may be able to replace the content of a directory.
 
-    is_certain : False if it depends on something that this process cannot see, such as who is in a
-        group, or who an owner without a name is
+    is_certain : False if it depends on something that this process cannot see, such as the members
+        of a group, or the identity of an owner without a name
     """
 
     is_certain: bool
@@ -37,16 +37,16 @@ def user_name(uid: int) -> str:
 
 
 def doubts(directory: Path) -> list[Doubt]:
-    """The doubts about `directory`, whose path may contain links, and about every directory and
-    link on the way to it; certain doubts come first. Raises OSError if one of these cannot be
+    """Returns the doubts about `directory`, whose path may contain links, and about every directory
+    and link on the way to it; certain doubts come first. Raises OSError if one of these cannot be
     examined."""
     found = [doubt for path, st in _way(directory) if (doubt := _doubt(path, st)) is not None]
     return sorted(dict.fromkeys(found), key=lambda doubt: not doubt.is_certain)
 
 
 def why_not_private(path: Path) -> str:
-    """Says why `path` is not a directory of this user alone (mode 0700), and who can correct it.
-    Returns "" if it is such a directory. Raises OSError if `path` does not exist."""
+    """Returns why `path` is not a directory of this user alone (mode 0700), and who can correct it;
+    "" if it is such a directory. Raises OSError if `path` does not exist."""
     found = path.lstat()
     owner = found.st_uid
     if owner != os.geteuid():
@@ -61,7 +61,7 @@ def why_not_private(path: Path) -> str:
 
 
 def _way(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Each directory and link on the way to `directory`, from the root down."""
+    """Yields each directory and link on the way to `directory`, from the root down."""
     left = list(reversed(directory.absolute().parts))
     path, links = Path(left.pop()), 0
     yield path, path.lstat()
@@ -108,13 +108,14 @@ def _may_be_root(uid: int) -> bool:
 
 
 def _writers(path: Path, st: os.stat_result) -> str:
-    """Who else may write to `path` through the group's write bit; "" if nobody. If `path` has an
-    access list, that bit is the list's mask, otherwise the group's permission."""
+    """Returns who else may write to `path` through the group's write bit; "" if nobody. If `path`
+    has an access control list, that bit is the list's mask, otherwise it is the group's permission.
+    """
     try:
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
         return "those whom its access list names"
     except OSError:
-        pass  # there is no list, or the file system has none
+        pass  # there is no list, or the file system does not support lists
     try:
         group = grp.getgrgid(st.st_gid)
         mine = pwd.getpwuid(os.geteuid()).pw_name

@@ -1,4 +1,4 @@
-"""This user's processes, as /proc shows them, and their identities."""
+"""This user's processes, as shown by /proc, and their identities."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")
-# Pause between two checks whether a process has ended [s].
+# The pause between two checks whether a process has ended [s].
 LOOK_S = 0.01
 # How long to wait until an ended process is reaped [s]. A parent that waits for the process reaps
 # it at once; other parents never do.
@@ -30,7 +30,7 @@ def end(process: "subprocess.Popen[Any]", limit_s: float) -> None:
 
 
 def own_processes() -> Iterator[Path]:
-    """The /proc directories of this user's processes, without this process's own."""
+    """Yields the /proc directories of this user's processes, except this process's own."""
     me, uid = os.getpid(), os.geteuid()
     for process in PROC.iterdir():
         if process.name.isdigit() and int(process.name) != me:
@@ -42,18 +42,18 @@ def own_processes() -> Iterator[Path]:
 
 
 def mapping(beginning: str) -> Iterator[Path]:
-    """The processes of `own_processes` that have mapped a file whose path starts with
-    `beginning`."""
+    """Yields those of `own_processes` that map a file whose path starts with `beginning`."""
     for process in own_processes():
-        with suppress(OSError):  # the process has ended, or this process may not look at it
+        with suppress(OSError):  # the process has ended, or this process may not examine it
             if os.fsencode(beginning) in (process / "maps").read_bytes():
                 yield process
 
 
 def began(process: Path) -> int | None:
-    """When the process was started. This distinguishes it from a later process with the same
-    number. None once the process has ended, whether it was reaped or not."""
-    # The kernel may cut a process's name in the middle of a character, hence errors="replace".
+    """Returns when the process was started, in clock ticks since boot, which distinguishes it from
+    a later process with the same number. Returns None once the process has ended, whether it was
+    reaped or not."""
+    # The kernel may truncate a process's name in the middle of a character, hence errors="replace".
     try:
         state, *fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -63,8 +63,8 @@ def began(process: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process, which need not be a child of this one. A later process with the same number has
-    another identity.
+    """The identity of a process, which need not be a child of this one. A later process with the
+    same number has another identity.
 
     began : the result of the function `began`; 0 for a process that had ended
     """
@@ -78,7 +78,7 @@ class Identity:
 
     @classmethod
     def parsed(cls, text: str) -> "Identity | None":
-        """The identity whose `str` is this text; None if the text is no identity."""
+        """Returns the identity whose `str` is this text; None if the text is not an identity."""
         words = text.split()
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             return None
@@ -90,7 +90,7 @@ class Identity:
     @property
     def has_ended(self) -> bool:
         """Whether the process has ended. True even if its parent never reaps it, as the first
-        process of many containers does not."""
+        process of many containers fails to do."""
         return began(PROC / str(self.pid)) != self.began
 
     def send(self, number: signal.Signals) -> None:

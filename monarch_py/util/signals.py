@@ -1,7 +1,7 @@
 """Installs signal handlers, but only for signals that are not ignored.
 
-A signal that was ignored when this program started (nohup, a shell's background jobs) stays ignored
-in this program and in the processes that it starts.
+A signal that was ignored when this program started (by nohup, or by a shell for its background
+jobs) stays ignored in this program and in the processes that it starts.
 """
 
 import signal
@@ -22,7 +22,7 @@ def handle(numbers: Iterable[signal.Signals], handler: Handler | signal.Handlers
 
 @contextmanager
 def handling(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
-    """Installs a handler for the time of the block, and the earlier handlers again after it."""
+    """Installs a handler for the duration of the block, then restores the earlier handlers."""
     old = {number: signal.getsignal(number) for number in numbers}
     handle(old, handler)
     try:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 
-# Least length of a word that is searched for inside others; shorter ones occur in too many words.
+# The least length of a word that is searched for inside others; shorter ones occur in too many
+# words.
 LEAST_PIECE = 4
 
 
 def nearest(written: str, known: Iterable[str]) -> str | None:
-    """The known word that is spelled most like `written`. If none is close, returns the first known
-    word that contains `written`, or None."""
+    """Returns the known word that is spelled most like `written`. If none is close, returns the
+    first known word that contains `written`, or None."""
     # Imported here because only errors need it, so a daemon without errors saves its memory.
     from difflib import get_close_matches
 
@@ -22,6 +23,7 @@ def nearest(written: str, known: Iterable[str]) -> str | None:
 
 
 def hint(written: str, known: Iterable[str], otherwise: str) -> str:
-    """The hint for an unknown word: the word that was probably meant, else `otherwise`."""
+    """Returns the hint for an unknown word: the word that was probably meant, or `otherwise` if
+    there is none."""
     meant = nearest(written, known)
     return f"did you mean {meant!r}?" if meant else otherwise

@@ -1,4 +1,4 @@
-"""Reads and writes sizes and rates as people write them."""
+"""Parses and formats sizes and rates as people write them."""
 
 import re
 from fractions import Fraction
@@ -21,12 +21,12 @@ _SIZE = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)")
 
 
 def parse_size(size: str) -> int:
-    """The number of bytes that `size` means: ``110GiB``, ``20 GB``, ``1.5TiB``, ``1234``.
+    """Returns the number of bytes that `size` means: ``110GiB``, ``20 GB``, ``1.5TiB``, ``1234``.
 
     KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB are powers of 1024; case does not matter.
-    A number without a unit must be whole; if a unit leaves a fraction of a byte (``1.1GiB``), the
-    fraction is dropped. Raises ValueError, with one sentence, for everything else: negative sizes,
-    fractions of a byte, unknown units, more than 2**63 - 1 bytes.
+    A number without a unit must be an integer; if a unit leaves a fraction of a byte (``1.1GiB``),
+    the fraction is dropped. Raises ValueError, with one sentence, for everything else: negative
+    sizes, fractions of a byte, unknown units, more than 2**63 - 1 bytes.
     """
     exact, unit_bytes = _parsed(size, size, "size")
     n_bytes = int(exact)
@@ -36,8 +36,8 @@ def parse_size(size: str) -> int:
 
 
 def parse_amount(amount: str) -> float:
-    """The mean number of bytes that `amount` stands for, as the nearest float. The spelling is that
-    of parse_size, but fractions of a byte are kept (``0.76KiB`` is 778.24)."""
+    """Returns the mean number of bytes that `amount` means, as the nearest float. The syntax is
+    that of parse_size, but fractions of a byte are kept (``0.76KiB`` is 778.24)."""
     return float(_parsed(amount, amount, "size")[0])
 
 
@@ -50,7 +50,7 @@ def parse_rate(rate: str) -> float:
         raise ValueError(f"{rate!r} is a negative rate")
     per_second = float(_parsed(re.sub(r"\s*/\s*s\s*$", "", rate), rate, "rate")[0])
     if per_second == 0:
-        raise ValueError(f"{rate!r} is a rate of 0, at which nothing would ever end")
+        raise ValueError(f"{rate!r} is a rate of 0, at which no transfer would end")
     return per_second
 
 
@@ -74,16 +74,17 @@ def _parsed(text: str, written: str, what: str) -> tuple[Fraction, int]:
 
 
 def format_size(n_bytes: int) -> str:
-    """`n_bytes` [bytes] in the largest binary unit that it reaches, with at most one decimal.
+    """Returns `n_bytes` [bytes] in the largest binary unit that it reaches, with at most one
+    decimal.
 
-    Whole numbers of that unit are exact (``4 MiB``); other sizes are rounded (``976.6 KiB``).
-    Raises ValueError for a negative number.
+    Integers in that unit are exact (``4 MiB``); other sizes are rounded (``976.6 KiB``). Raises
+    ValueError for a negative number.
     """
     if n_bytes < 0:
         raise ValueError(f"{n_bytes} is not a size")
     if n_bytes < KIB:
         return f"{n_bytes} B"
-    # Choose the unit by the rounded number: 1 MiB less a byte is "1 MiB", never "1024 KiB".
+    # Choose the unit by the rounded number: 1 MiB minus a byte is "1 MiB", never "1024 KiB".
     fitting = (pair for pair in _BINARY_UNITS if _tenths(n_bytes, pair[1]) < 10 * 1024)
     name, unit = next(fitting, _BINARY_UNITS[-1])
     whole, tenth = divmod(_tenths(n_bytes, unit), 10)
@@ -91,7 +92,7 @@ def format_size(n_bytes: int) -> str:
 
 
 def _tenths(n_bytes: int, unit: int) -> int:
-    """`n_bytes` in tenths of `unit`, rounded half up."""
+    """Returns `n_bytes` in tenths of `unit`, rounded half up."""
     return (20 * n_bytes + unit) // (2 * unit)
 
 

@@ -174,7 +174,7 @@ def test_a_shipped_scenario_needs_no_path(run: Run) -> None:
         (
             ["nopfs_fig8_1", "--plot", "x.doc"],
             1,
-            "x.doc does not end like the name of a picture; use one of .png",
+            "x.doc does not have the extension of a picture; use one of .png",
         ),
     ],
 )

@@ -154,10 +154,10 @@ def test_a_shard_that_is_larger_than_the_others_may_not_fit(policy: str) -> None
     ],
 )
 def test_what_it_has_no_idea_of_is_refused(changes: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError, match=f"small: {key}: the published simulator knows equal"):
+    with pytest.raises(ConfigError, match=f"small: {key}: the published simulator has only equal"):
         simulate(scenario(**changes), "naive")
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ConfigError, match="policies: 'belady' is none of the published"):
+    with pytest.raises(ConfigError, match="policies: 'belady' is not among the published"):
         simulate(scenario(), "belady")

@@ -94,7 +94,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("no nodes", {"nodes": None}, "nodes: is missing; add 'nodes"),
     ("no epochs", {"epochs": 0}, "epochs: 0 is out of range; write"),
     ("a negative rate", {"pfs": {1: "-3MiB/s"}}, "pfs.1: '-3MiB/s' is a negative rate"),
-    ("a rate of none", {"pfs": {1: "0"}}, "pfs.1: '0' is a rate of 0, at which nothing"),
+    ("a rate of none", {"pfs": {1: "0"}}, "pfs.1: '0' is a rate of 0, at which no transfer"),
     ("rates missing", {"rates": {"compute": "1MiB/s"}}, "rates.preprocess: is missing; add 'pre"),
     ("no clients", {"pfs": {}}, "pfs: cannot be an empty mapping"),
     ("clients that are none", {"pfs": {0: "3MiB/s"}}, "pfs.0: 0 is out of range"),

@@ -1,7 +1,8 @@
-"""Tests that use the fixture `alone` measure times that other tests would stretch: with several
-workers they run last, on one worker, when all others have ended.
+"""The scheduler for tests with the fixture `alone`, which measure times.
 
-The scheduler gets names of tests only: the one parameter of the fixture puts MARK into them.
+Other tests would distort these times. So with several workers, these tests run last, on one worker,
+when all others have ended. The scheduler sees only the names of tests: the fixture has one
+parameter, whose value MARK makes the names recognisable.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no t
 
     def __init__(self, *words: Any) -> None:
         super().__init__(*words)
-        self._alone: list[int] | None = None  # not before the tests are known
+        self._alone: list[int] | None = None  # None until the tests are collected
 
     def check_schedule(self) -> None:
         if self._alone is None:
@@ -36,7 +37,7 @@ class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no t
             self.pending, self._alone = self._alone, []
             super().check_schedule()
             return
-        # A worker runs its last test when another one follows, or when it is to end.
+        # A worker keeps back its last test until it gets another one or is shut down.
         for node in idle[: len(up) - 1]:
             node.shutdown()
 
@@ -45,7 +46,7 @@ class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no t
         return not self._alone and super().tests_finished
 
     def _is_shared_out(self) -> bool:
-        """No test is left that an idle worker could get or steal."""
+        """Whether no test is left that an idle worker could get or steal."""
         is_stealing = self.steal_requested_from_node is not None
         queues = self.node2pending.values()
         return not (

@@ -1,4 +1,4 @@
-"""A memory cgroup of a test's own, below the one that the test runs in."""
+"""A memory cgroup for one test, below the cgroup that the test itself runs in."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from support.session import wait_until
 
 
 class MemoryGroup:
-    """An empty cgroup with a limit on memory. prefix : starts a command inside it."""
+    """An empty cgroup with a memory limit.
+
+    prefix : the words that start a command inside the cgroup
+    """
 
     def __init__(self, path: Path, v2: bool) -> None:
         self.path, self._v2 = path, v2
 
     @property
     def prefix(self) -> list[str]:
-        # The shell joins before it becomes the command, so that not one page is counted elsewhere.
+        # The shell joins the cgroup before it becomes the command, so that every page is counted
+        # there.
         return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(self.path)]
 
     def limit(self, size_bytes: int) -> None:
@@ -33,13 +37,14 @@ class MemoryGroup:
         return int((self.path / name).read_text())
 
     def oom_kills(self) -> int:
-        """How many processes the kernel has killed here for want of memory."""
+        """Returns how many processes in the cgroup the kernel's OOM killer has killed."""
         name = "memory.events" if self._v2 else "memory.oom_control"
         lines = (self.path / name).read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
     def remove(self) -> None:
-        """Waits until its processes are gone: their pages may need a moment to be let go."""
+        """Waits until the cgroup's processes have ended, then removes it. The kernel may release
+        their pages a moment later, so the removal is retried."""
 
         def gone() -> bool:
             with suppress(OSError):
@@ -58,7 +63,7 @@ def _mounted(kind: str) -> Path | None:
 
 
 def _home() -> tuple[Path, bool]:
-    """The directory to make a group in, and whether it is of cgroup v2."""
+    """Returns the parent directory for the cgroup, and whether it belongs to cgroup v2."""
     if root := _mounted("cgroup"):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -69,14 +74,15 @@ def _home() -> tuple[Path, bool]:
     root = _mounted("cgroup2")
     if root is None or "memory" not in (root / "cgroup.controllers").read_text().split():
         pytest.skip("no memory cgroup: mount the memory controller at /sys/fs/cgroup/memory")
-    # A group that has processes may not share memory out; the root alone may do both.
+    # In cgroup v2, a group with processes may not distribute memory to subgroups; only the root
+    # group may do both.
     (root / "cgroup.subtree_control").write_text("+memory")
     return root, True
 
 
 @contextmanager
 def memory_group(limit_bytes: int) -> Iterator[MemoryGroup]:
-    """A fresh group with this limit; skips the test where none can be made."""
+    """Yields a new cgroup with this limit. Skips the test if none can be created."""
     try:
         home, v2 = _home()
         path = home / f"monarch-test-{os.getpid()}"

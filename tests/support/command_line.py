@@ -1,4 +1,4 @@
-"""Commands of the command line, run in the test's own process where they need none of their own."""
+"""Runs commands of the command line, in the test's own process unless they need a separate one."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from unittest import mock
 from monarch_py.cli import main
 from support.forking import fork_monarch
 
-# These become another program, start one, take signals, or read what is typed.
+# Commands that need a separate process: they replace or start a program, handle signals, or read
+# what a user types.
 PROCESSES = {"calibrate", "demo", "run", "serve", "start"}
 
 
 def run_monarch(
     words: Sequence[str], environment: Mapping[str, str], timeout: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `monarch WORDS` with this environment and no other variable.
+    """Runs `monarch WORDS` with exactly this environment.
 
-    timeout : of a command with a process of its own [s]; any other has the test's
+    timeout : limit for a command in a separate process [s]; for any other command, the test's own
+        limit applies
     """
-    # A command under the library starts itself anew without it.
+    # A command that is started with the library in LD_PRELOAD restarts itself without it.
     is_anew = "LD_PRELOAD" in environment
     if PROCESSES.intersection(words) or "-" in words or "-f" in words or is_anew:
         return _forked(words, environment, timeout) or subprocess.run(
@@ -56,7 +58,7 @@ def _forked(
     words: Sequence[str], environment: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str] | None:
     if "-" in words or "-f" in words:
-        return None  # it reads what is typed, or goes on
+        return None  # the command reads standard input, or runs until it is stopped
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         process = fork_monarch(words, environment, out.fileno(), err.fileno())
         if process is None:

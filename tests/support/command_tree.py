@@ -1,4 +1,4 @@
-"""The commands of the command line, as a user sees them: names, help, examples."""
+"""The commands of the command line as a user sees them: names, help, examples."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from monarch_py.cli import group
 def subcommands(
     command: click.Command, context: click.Context
 ) -> MutableMapping[str, click.Command]:
-    """The commands of a group by name, without those that its help does not show."""
+    """Returns the subcommands of a group by name, without hidden ones."""
     if not isinstance(command, click.Group):
         return {}
     found = {name: command.get_command(context, name) for name in command.list_commands(context)}
     shown = {name: each for name, each in found.items() if each is not None and not each.hidden}
-    for each in shown.values():  # else the generator asks click in a way that goes out of use
+    # without a short help, the generator would call a deprecated function of click
+    for each in shown.values():
         each.short_help = each.get_short_help_str(80)
     return shown
 
@@ -25,7 +26,7 @@ def subcommands(
 def leaves(
     name: str = "monarch", command: click.Command = group, parent: click.Context | None = None
 ) -> dict[str, click.Context]:
-    """All commands that are no group, by what a user types."""
+    """Returns all commands that are not groups, by the words that a user types."""
     context = click.Context(command, parent, name, terminal_width=100, **command.context_settings)
     if not isinstance(command, click.Group):
         return {context.command_path: context}
@@ -36,5 +37,5 @@ def leaves(
 
 
 def examples(command: click.Command) -> list[str]:
-    """The lines that the end of a command's help shows."""
+    """Returns the example lines at the end of a command's help."""
     return [line.strip() for line in (command.epilog or "").splitlines()[2:]]

@@ -1,4 +1,4 @@
-"""A program that takes operations one by one, as lines of JSON, and answers each."""
+"""Runs a program that takes operations as JSON lines, and returns its answer to each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.session import Session
 
 
 class Commands:
-    """Runs a Python program; ends with the context, whatever happens in it.
+    """A running Python program. Leaving the context ends the program, even after an error.
 
     program : its path, or its name in tests/support/programs
     """
@@ -39,7 +39,7 @@ class Commands:
         self.process.communicate()
 
     def __call__(self, *words: object) -> Any:
-        """One operation; returns its answer."""
+        """Sends one operation and returns its answer."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(words) + "\n")
         self.process.stdin.flush()

@@ -1,7 +1,8 @@
-"""A small dataset with every format that the real programs of the tests read.
+"""A small dataset with every file format that the tests' real programs read.
 
-Built the same way each time from one seed: same names, same bytes (for the same versions of the
-writing libraries), same modification times. Formats whose library is not installed are left out.
+The dataset depends only on the seed: it has the same names, bytes and modification times each time,
+as long as the versions of the writing libraries are the same. Formats whose library is not
+installed are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 
-# 2020-09-13: old enough that nothing takes a file for one that is just being written.
+# 2020-09-13: so old that no program assumes that a file is still being written.
 BASE_MTIME_NS = 1_600_000_000_123_456_789
 CLASSES = ("ant", "bee", "cat", "dog")
 IMAGES_PER_CLASS = 24
@@ -42,7 +43,7 @@ _CRC32C = _crc32c_table()
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The CRC-32C (Castagnoli) of `data`, rotated and shifted as TFRecord framing wants it."""
+    """Returns the CRC-32C (Castagnoli) of `data`, rotated and offset as in TFRecord's framing."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -51,7 +52,8 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def tfrecord_frame(record: bytes) -> bytes:
-    """`record` framed as one TFRecord: length, its checksum, the record, its checksum."""
+    """Returns `record` framed as one TFRecord: length, checksum of the length, record, checksum of
+    the record."""
     length = struct.pack("<Q", len(record))
     return b"".join(
         (
@@ -71,24 +73,25 @@ def _tfrecords(folder: Path, rng: random.Random) -> None:
 
 
 def _varint(number: int) -> bytes:
-    """A number as protocol buffers have it, seven bits a byte."""
+    """Returns a number as a protocol buffer's varint, with seven bits in each byte."""
     low, rest = number & 127, number >> 7
     return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of a protocol buffer whose content has a length."""
+    """Returns a length-delimited field of a protocol buffer."""
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
 def example(data: bytes) -> bytes:
-    """A serialized tf.train.Example with `data` as its one feature, which is called "data"."""
+    """Returns a serialized tf.train.Example with `data` as its only feature, named "data"."""
     bytes_list = _field(1, _field(1, data))
     return _field(1, _field(1, _field(1, b"data") + _field(2, bytes_list)))
 
 
 def _examples(folder: Path, rng: random.Random) -> None:
-    """TFRecords of Examples, each with its index: a line a record, offset and size."""
+    """Writes TFRecords of Examples, each with an index file: one line per record, with its offset
+    and size."""
     for shard in range(3):
         sizes = [1, *(rng.randrange(100, 40_000) for _ in range(40))]
         frames = [tfrecord_frame(example(rng.randbytes(size))) for size in sizes]
@@ -104,7 +107,7 @@ def _images(folder: Path, rng: random.Random) -> None:
     for number, label in enumerate(CLASSES):
         (folder / label).mkdir()
         for index in range(IMAGES_PER_CLASS):
-            # The class decides the mean colour, so that a training has something to learn.
+            # The class determines the mean colour, so that a training can learn it.
             bases = [(number * 61 + channel * 89) % 192 for channel in range(3)]
             planes = [
                 Image.frombytes(
@@ -149,7 +152,7 @@ def _text(folder: Path, rng: random.Random) -> None:
     words = ("gradient", "tensor", "Knoten", "données", "学習", "a", "", "épocha")
     for index in range(20):
         lines = (" ".join(rng.choices(words, k=12)) for _ in range(30 + 20 * index))
-        # The odd ones end without a newline, which line readers treat as their own case.
+        # Files with odd numbers end without a newline, which is a separate case for line readers.
         end = "" if index % 2 else "\n"
         (folder / f"lines_{index:02d}.txt").write_text("\n".join(lines) + end, encoding="utf-8")
 
@@ -252,7 +255,7 @@ def _links(folder: Path, _rng: random.Random) -> None:
     (folder / "to_directory").symlink_to("../text", target_is_directory=True)
 
 
-# name of the folder, the modules that must be installed, the writer
+# The name of the folder, the modules that must be installed, and the writer.
 _FORMATS: tuple[tuple[str, tuple[str, ...], Writer], ...] = (
     ("tfrecord", (), _tfrecords),
     ("examples", (), _examples),
@@ -272,11 +275,11 @@ _FORMATS: tuple[tuple[str, tuple[str, ...], Writer], ...] = (
 
 
 def _set_times(root: Path, seed: int) -> None:
-    """Give everything its own fixed time, whatever order it was made in."""
+    """Gives each file and directory its own fixed time, independent of the order of creation."""
     for folder, names, files in os.walk(root, topdown=False):
         for path in (Path(folder) / name for name in files + names):
-            # Drawn from the name, since the order of a directory is not ours to choose; the twins
-            # share an inode, so only one of them may decide.
+            # The time is drawn from the name, because the order of a directory is arbitrary. The
+            # twins share an inode, so only one of the two names may determine their time.
             name = str(path.relative_to(root)).replace("twin_b", "twin_a")
             moment = BASE_MTIME_NS + random.Random(f"{seed}/{name}").randrange(10**15)
             os.utime(path, ns=(moment, moment), follow_symlinks=False)
@@ -284,11 +287,11 @@ def _set_times(root: Path, seed: int) -> None:
 
 
 def make_dataset(root: Path, *, seed: int = 0) -> dict[str, list[str]]:
-    """Write the dataset below `root`, which is created if missing and must be empty.
+    """Writes the dataset below `root`, which is created if missing and must be empty.
 
-    Returns what is there: for each format (the name of its folder) the paths of its files and
-    symbolic links relative to `root`, sorted. A format whose library is missing has no key.
-    About 27 MiB in 230 files. Raises FileExistsError if `root` holds something already.
+    Returns the content: for each format (the name of its folder) the paths of its files and
+    symbolic links relative to `root`, sorted. A format whose library is missing has no key. The
+    dataset has about 27 MiB in 230 files. Raises FileExistsError if `root` is not empty.
     """
     root.mkdir(parents=True, exist_ok=True)
     if any(root.iterdir()):
@@ -299,7 +302,8 @@ def make_dataset(root: Path, *, seed: int = 0) -> dict[str, list[str]]:
             continue
         folder = root / name
         folder.mkdir()
-        # One generator a format: a missing library does not change the bytes of the others.
+        # Each format has its own random generator, so that a missing library does not change the
+        # bytes of the other formats.
         write(folder, random.Random(f"{seed}/{name}"))
         made[name] = sorted(
             str(path.relative_to(root))

@@ -1,4 +1,4 @@
-"""How many cases a test draws: few in every run, more with --long."""
+"""How many random cases a test draws: few in every run, more with --long."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-# Set by conftest.py before it loads the tests. With --long, properties get so many times as many
-# examples.
+# conftest.py sets `is_long` before it imports the tests. With --long, property tests get MORE times
+# as many examples.
 is_long, MORE = False, 5
 
 
@@ -16,5 +16,5 @@ def examples(count: int) -> int:
 
 
 def seeds(count: int, few: int = 2) -> list[Any]:
-    """Values of a parameter, of which all but a few take --long."""
+    """Returns the values of a parameter; all but the first `few` are run only with --long."""
     return [pytest.param(n, marks=[pytest.mark.long] * (n >= few)) for n in range(count)]

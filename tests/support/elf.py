@@ -1,4 +1,4 @@
-"""What a shared library needs and shows, as readelf says it."""
+"""The requirements and exported symbols of a shared library, as shown by readelf."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-# Old containers: CentOS 7 has this one. The preload library has to load there.
+# The glibc of CentOS 7, which old containers have. The preload library must load there.
 OLDEST_GLIBC = (2, 17)
 
 

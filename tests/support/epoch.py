@@ -1,4 +1,4 @@
-"""Files whose every byte tells its place, and programs/epoch_reader.c, which reads them."""
+"""Files whose every byte encodes its position, and programs/epoch_reader.c, which reads them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from csrc.building import build_program
 
 from support.session import Session
 
-# A reader that waits in vain waits for 5 s (PATIENCE_NS in csrc/preload/fill/demand.c). One that is
-# served, or told that it will not be, has waited for less, on a busy machine too [s].
+# A reader that is not served waits for 5 s (PATIENCE_NS in csrc/preload/fill/demand.c). A reader
+# that is served, or is told that it will not be, waits for less, even on a busy machine [s].
 READER_LIMIT_S = 4.5
 
 SOURCE = Path(__file__).resolve().parent / "programs" / "epoch_reader.c"
 
 
 def content(seed: int, size: int) -> bytes:
-    """The bytes of a file; word_of() in programs/known_bytes.h says the same."""
+    """Returns the bytes of a file; word_of() in programs/known_bytes.h computes the same."""
     v = np.uint64(seed << 32) | np.arange((size + 7) // 8, dtype=np.uint64)
     for _ in range(2):
         v = (v ^ (v >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
@@ -30,7 +30,8 @@ def content(seed: int, size: int) -> bytes:
 
 
 def make_files(root: Path, count: int, size: int, first: int = 1) -> dict[int, Path]:
-    """Files that are named by their seeds."""
+    """Creates `count` files of `size` bytes below `root`. Each is named by its seed. Returns them
+    by seed."""
     root.mkdir(exist_ok=True)
     made = {seed: root / str(seed) for seed in range(first, first + count)}
     for seed, path in made.items():
@@ -43,9 +44,9 @@ def build_reader(directory: Path) -> Path:
 
 
 class Reader:
-    """One run of the program, which ends with the context.
+    """A running epoch_reader. Leaving the context ends the program.
 
-    files : numbers of files below `root`, by which they are named
+    files : the numbers of the files below `root`, which are also their names
     """
 
     def __init__(
@@ -83,7 +84,8 @@ class Reader:
         return self.process.poll() is None
 
     def end(self, timeout: float = 60) -> dict[str, Any]:
-        """Waits for its end; no byte is wrong or missing, no call failed, nobody complained."""
+        """Waits for the reader's end, and checks that no byte is wrong or missing, that no call
+        failed, and that nothing was written to standard error."""
         said, complaints = self.process.communicate(timeout=timeout)
         assert (self.process.returncode, complaints) == (0, "")
         found: dict[str, Any] = json.loads(said)

@@ -1,4 +1,4 @@
-"""An epoch of several nodes at a time, each with a program of its own."""
+"""Epochs on several nodes at once, with a reader program on each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNIT = 256 << 10
 
 
 class Cluster:
-    """Nodes over their mounts of one dataset, and the program that reads it."""
+    """Several nodes that mount one dataset, and the program that reads it."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Cluster:
         self.files = list(files)
 
     def rate(self, bytes_per_s: float) -> None:
-        """Of the source, shared evenly by the nodes."""
+        """Sets the rate of the source [bytes/s], which is divided evenly among the nodes."""
         for mount in self.mounts:
             mount.rate(bytes_per_s / len(self.mounts))
 
@@ -37,11 +37,11 @@ class Cluster:
             mount.reset()
 
     def served(self) -> int:
-        """What the source gave to all nodes since `reset` [bytes]."""
+        """Returns the bytes that the source has sent to all nodes since `reset`."""
         return sum(mount.counts()["bytes_read"] for mount in self.mounts)
 
     def opened(self) -> int:
-        """How often a file was opened at the source, by all nodes, since `reset`."""
+        """Returns how often all nodes have opened files at the source since `reset`."""
         return sum(mount.counts()["open"] for mount in self.mounts)
 
     def reader(
@@ -53,13 +53,14 @@ class Cluster:
         threads: int = 3,
         chunk: int = UNIT,
     ) -> Reader:
-        """Reads files on a node; a context."""
+        """Returns a context in which a reader on one node reads the files."""
         chosen = self.files if files is None else files
         node, root = self.nodes[rank], self.mounts[rank].mountpoint
         return Reader(self._program, node, ways, chunk, threads, root, chosen)
 
     def epoch(self, *ranks: int, **how: Any) -> list[dict[str, Any]]:
-        """Everything once on each of these nodes, or on all; every byte is right."""
+        """Reads everything once on each of these nodes, or on all nodes if none is given. Checks
+        every byte."""
         with ExitStack() as stack:
             chosen = ranks or range(len(self.nodes))
             readers = [stack.enter_context(self.reader(rank, **how)) for rank in chosen]

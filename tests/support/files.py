@@ -1,4 +1,4 @@
-"""Files of known content, and what a program under the library reads of them."""
+"""Files of known content, and checks of what a program under the library reads from them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from typing import Any
 from support.session import Session, wait_until
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-# Reads everything once; reads over and over until its standard input ends. -I and -S keep the
-# user's own Python set-up out of them, and make them start in a fraction of the time.
+# READ_ALL reads everything once; READ_LOOP reads repeatedly until its standard input ends. The
+# options -I and -S exclude the user's own Python configuration, and make the start several times
+# faster.
 READ_ALL = [sys.executable, "-I", "-S", str(PROGRAMS / "read_all.py")]
 READ_LOOP = [sys.executable, "-I", "-S", str(PROGRAMS / "read_loop.py")]
 
@@ -28,13 +29,13 @@ def digest(data: bytes) -> str:
 
 
 def random_bytes(size: int, seed: object) -> bytes:
-    """The same bytes for the same seed."""
+    """Returns random bytes that are determined by the seed."""
     return random.Random(repr(seed)).randbytes(size)
 
 
 def age(root: Path) -> None:
-    """Makes all files below `root` an hour old, each by another number of nanoseconds, so that
-    nobody waits until they are settled."""
+    """Sets the times of all files below `root` to an hour ago, each with a different number of
+    nanoseconds, so that no part of Monarch waits for the files to settle."""
     for number, path in enumerate(sorted(root.rglob("*"))):
         if path.is_file() and not path.is_symlink():
             when = time.time_ns() - 3_600_000_000_000 + number
@@ -42,7 +43,10 @@ def age(root: Path) -> None:
 
 
 class Files:
-    """A directory whose files' content is known. digests : relative path -> SHA-256."""
+    """A directory of files with known content.
+
+    digests : relative path -> SHA-256
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -50,7 +54,7 @@ class Files:
         root.mkdir(parents=True, exist_ok=True)
 
     def add(self, name: str, size: int, version: int = 0) -> Path:
-        """Writes (or rewrites in place) a file of `size` bytes."""
+        """Writes a file of `size` bytes, or rewrites it in place."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         data = random_bytes(size, (name, version))
@@ -67,14 +71,14 @@ class Files:
         return self.root / name
 
     def wait_until_old(self, seconds: float = 4.1) -> Files:
-        """Waits until no file is so young that its copy is held back from the manifest."""
+        """Waits until all files are so old that their copies are recorded in the manifest."""
         newest = max(path.stat().st_ctime for path in self.root.rglob("*"))
         wait_until(lambda: time.time() - newest > seconds, timeout=seconds + 5, what="old files")
         return self
 
 
 def read_all(session: Session, root: Path, *, preload: bool = True, **more: Any) -> dict[str, Any]:
-    """Relative path -> what a program got from it; see programs/read_all.py."""
+    """Returns what a program reads of each file, by relative path; see programs/read_all.py."""
     done = session.run([*READ_ALL, str(root)], preload=preload, **more)
     assert (done.returncode, done.stderr) == (0, ""), done
     found: dict[str, Any] = json.loads(done.stdout)
@@ -82,7 +86,8 @@ def read_all(session: Session, root: Path, *, preload: bool = True, **more: Any)
 
 
 def check_all(session: Session, files: Files, root: Path | None = None) -> dict[str, Any]:
-    """Every file read under the library has its known bytes, and looks as it does without it."""
+    """Checks that every file, read under the library, has its known bytes and the same attributes
+    as without the library."""
     found = read_all(session, root or files.root)
     digests = {name: answer.get("sha256") for name, answer in found.items()}
     wrong = {name: found.get(name) for name, _ in digests.items() ^ files.digests.items()}
@@ -94,7 +99,8 @@ def check_all(session: Session, files: Files, root: Path | None = None) -> dict[
 def same_without(
     session: Session, argv: list[str], **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program with and without the library; status, output and errors must be the same."""
+    """Runs a program with and without the library, and checks that status, output and errors are
+    the same."""
     with_it = session.run(argv, **more)
     without = session.run(argv, preload=False, **more)
     assert with_it.returncode == without.returncode, with_it
@@ -103,7 +109,7 @@ def same_without(
 
 
 class Loop:
-    """A process under the library that reads all files over and over and compares their bytes."""
+    """A process under the library that repeatedly reads all files and compares their bytes."""
 
     def __init__(self, session: Session, files: Files, directory: Path) -> None:
         expected = directory / f"expected{time.monotonic_ns()}.json"
@@ -118,7 +124,7 @@ class Loop:
             text=True,
         )
         self.passes: list[Mapping[str, Any]] = []
-        # A full pipe would hold the reader up.
+        # Reads the output all the time, because a full pipe would block the reader.
         self._drain = threading.Thread(target=self._listen)
         self._drain.start()
 
@@ -139,9 +145,9 @@ class Loop:
             stream.close()
 
     def wait_passes(self, count: int = 2, timeout: float = 30) -> float:
-        """Until it has read everything `count` times from now on; returns the longest time that
-        one file took [s]."""
-        first = len(self.passes) + 1  # the one that runs began earlier
+        """Waits until the process has read everything `count` times from now on. Returns the
+        longest time for one file [s]."""
+        first = len(self.passes) + 1  # skips the pass that is in progress
 
         def done() -> bool:
             assert self.process.poll() is None, f"the reader ended: {self.said()}"
@@ -157,7 +163,8 @@ class Loop:
         return self._errors.read()
 
     def end(self) -> None:
-        """It ends with status 0, everything right and nothing on standard error."""
+        """Ends the process. Checks that it exits with status 0, has read the right bytes and has
+        written nothing to standard error."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(timeout=60)
@@ -167,7 +174,7 @@ class Loop:
 
 
 def du_bytes(root: Path) -> int:
-    """What `du -s --block-size=1` says, without a process for every look."""
+    """Returns the result of `du -s --block-size=1`, without starting a process each time."""
     total = 0
     seen = set()
     for folder, _, names in os.walk(root):
@@ -183,7 +190,7 @@ def du_bytes(root: Path) -> int:
 
 
 def make_tree(root: Path) -> Path:
-    """A small source: files of known content in nested directories, with links among them."""
+    """Creates a small source: files of known content in nested directories, and links."""
     for directory in ("a", "a/b", "c"):
         (root / directory).mkdir(parents=True)
         for i in range(5):

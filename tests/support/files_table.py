@@ -1,6 +1,6 @@
 """The table of files in docs/files.md: each file with the first sentence of its own description.
 
-PYTHONPATH=tests python -m support.files_table    writes the page anew
+PYTHONPATH=tests python -m support.files_table    rewrites the page
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ are one row. [Architecture](architecture.md) says how the files work together.
 
 
 def first_sentence(text: str) -> str:
-    """On one line. Of a long one, what stands before its colon."""
+    """Returns the first sentence on one line. Of a long sentence, only the part before the colon is
+    kept."""
     words = " ".join(text.split("\n\n")[0].split())
     sentence = re.split(r"(?<=[^.])\.(?=\s|$)", words, maxsplit=1)[0].rstrip(":")
     return sentence.split(": ")[0] if len(sentence) > LONG else sentence
@@ -32,7 +33,7 @@ def of_python(path: Path) -> str:
 
 
 def of_c(paths: list[Path]) -> str:
-    """The comment that the header, or else the C file, begins with."""
+    """Returns the comment at the beginning of the header or, without a header, of the C file."""
     for path in sorted(paths, reverse=True):
         if found := re.match(r"/\*(.*?)\*/", path.read_text(), re.DOTALL):
             return first_sentence(re.sub(r"\n \*", "\n", found[1]))
@@ -40,7 +41,7 @@ def of_c(paths: list[Path]) -> str:
 
 
 def rows() -> dict[str, list[tuple[str, str]]]:
-    """By folder, the files' names and what they say of themselves."""
+    """Returns, by folder, the files' names and their descriptions."""
     found: dict[str, list[tuple[str, str]]] = {}
     components: dict[Path, list[Path]] = {}
     for path in (ROOT / "csrc").rglob("*.[ch]"):

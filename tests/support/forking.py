@@ -1,7 +1,8 @@
-"""Processes of `monarch` forked from one that has loaded the daemon's modules.
+"""Forks processes of `monarch` from a server process that has imported the daemon's modules.
 
-Loading them takes longer than most tests need a daemon for. `python -m support.forking FD` is the
-process that forks: it serves the socket FD until that is closed, and a test's process has one.
+Importing them takes longer than most tests need a daemon for. `python -m support.forking FD` is the
+server process: it answers requests on the socket FD until that is closed. Each test process has one
+server.
 """
 
 from __future__ import annotations
@@ -31,23 +32,25 @@ from monarch_py.daemon.starting import HIDDEN, _command, written
 from monarch_py.ipc.session import SessionDir, open_private
 
 LARGEST_REQUEST = 1 << 20
-# The process that forks has fewer open.
+# The limit on descriptors of the server process, which has fewer open.
 MOST_DESCRIPTORS = 64
 ASKING = threading.Lock()
-# A forked process writes its own words over this last one.
+# Space in the server's command line; a forked process overwrites this last argument with its own
+# words.
 ROOM_FOR_WORDS = "-" * 1024
-# A thread's network, and the kind of its name space.
+# The network namespace of the calling thread, and the flag of network namespaces for setns(2).
 NETWORK, CLONE_NEWNET = "/proc/thread-self/ns/net", 0x40000000
-# What only a program's start reads: a process with other values of these cannot be a fork.
+# Environment variables that are read only when a program starts. If their values differ, the
+# process cannot be a fork.
 READ_AT_START = ("COVERAGE", "GLIBC", "LD_", "MALLOC", "OPENBLAS", "PYTHON")
 
 
 class Child:
-    """A process as subprocess.Popen has it, forked by this one."""
+    """A process that this one has forked, with the interface of subprocess.Popen."""
 
     def __init__(self, pid: int, words: Sequence[str]) -> None:
         self.pid, self.args = pid, list(words)
-        self.returncode: int | Any = None  # as Popen has it
+        self.returncode: int | Any = None  # as in Popen
         self._end = os.pidfd_open(pid)
 
     def __del__(self) -> None:
@@ -82,7 +85,7 @@ class Child:
 
 
 class Forked(Child):
-    """Its parent is the process that forks, which alone can wait for it."""
+    """A process that the server has forked. Only the server, its parent, can wait for it."""
 
     def _look(self) -> int | None:
         status: int | None = _ask({"wait": self.pid})
@@ -95,8 +98,8 @@ Process = subprocess.Popen[bytes] | Forked
 def fork_monarch(
     words: Sequence[str], environment: Mapping[str, str], out: int, err: int
 ) -> Forked | None:
-    """Runs `monarch WORDS` with the descriptors `out` and `err` as its output; None if that needs a
-    program of its own."""
+    """Runs `monarch WORDS` with the descriptors `out` and `err` as its standard output and error.
+    Returns None if the environment requires a newly started program."""
     if _is_read_at_start(environment):
         return None
     request = {"words": list(words), "environment": dict(environment), "directory": os.getcwd()}
@@ -106,10 +109,10 @@ def fork_monarch(
 def fork_told_daemon(
     config: Path, startup: Mapping[str, Any], listener: int, log: int
 ) -> Forked | None:
-    """Runs a daemon that is told of others, in the network of the calling thread, as
-    `monarch_py.daemon.starting.spawn` does; None as in fork_monarch.
+    """Runs a daemon of a cluster, in the network namespace of the calling thread, like
+    `monarch_py.daemon.starting.spawn`. Returns None under the same condition as fork_monarch.
 
-    startup : what StartupInfo has, but for the listener;  log : a descriptor
+    startup : the fields of StartupInfo, except the listener;  listener, log : descriptors
     """
     environment = {k: v for k, v in os.environ.items() if k not in HIDDEN}
     if _is_read_at_start(environment):
@@ -164,8 +167,10 @@ def _ask(request: dict[str, Any], *fds: int) -> Any:
 
 
 def _become(request: dict[str, Any], *fds: int) -> NoReturn:
-    """The process forked runs the command, or the daemon. fds : what becomes its standard output
-    and error, and what more it is given"""
+    """Turns the forked process into the command or the daemon.
+
+    fds : its standard output and error, then further descriptors that it inherits
+    """
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
@@ -199,7 +204,7 @@ def _status_of(pid: int) -> int | None:
 
 
 def _show_as(words: Sequence[str]) -> None:
-    """Has /proc tell the process's words, by which tests find daemons."""
+    """Makes /proc show these words as the process's command line, by which tests find daemons."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = (int(fields[number - 3]) for number in (48, 49))
     data = "\0".join(words).encode()[: end - begin - 1]
@@ -217,8 +222,8 @@ def _run_command(words: Sequence[str]) -> None:
 
 
 def _fork_daemon(command: list[str], session: SessionDir, fds: Sequence[int]) -> Child:
-    """As `monarch_py.daemon.starting._start`, whose command line has the daemon's words behind the
-    path of the package."""
+    """Replaces `monarch_py.daemon.starting._start`. In the command line, the daemon's words follow
+    the path of the package."""
     errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -226,7 +231,8 @@ def _fork_daemon(command: list[str], session: SessionDir, fds: Sequence[int]) ->
         os.close(errors)
         return Child(pid, command)
     try:
-        # What the starter had stays in memory, so that nothing closes a number that is new here.
+        # Objects of the parent stay in memory: their finalizers would close descriptor numbers that
+        # the child uses for something else.
         gc.freeze()
         os.setsid()
         os.chdir("/")
@@ -246,7 +252,8 @@ def _fork_daemon(command: list[str], session: SessionDir, fds: Sequence[int]) ->
 
 
 def _leave_signals() -> None:
-    """Only those that are ignored stay so, as for a program that is started."""
+    """Resets handled signals to their defaults; ignored signals stay ignored, as in a newly started
+    program."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
@@ -270,8 +277,8 @@ def _enter(network: int) -> None:
 
 
 def _enter_tests_network() -> None:
-    """A thread of the test's process in the network of one of its nodes may have started this
-    process: what it forks must not be there."""
+    """Enters the network namespace of the test's process. The server may have been started by a
+    thread that was in the network of a test's node, and its forks must not be there."""
     theirs = f"/proc/{os.getppid()}/ns/net"
     if os.readlink(theirs) != os.readlink("/proc/self/ns/net"):
         _enter(os.open(theirs, os.O_RDONLY))

@@ -1,7 +1,7 @@
-"""How many lines of code the product has, without blank lines, comments and docstrings.
+"""Counts the product's lines of code, without blank lines, comments and docstrings.
 
-``PYTHONPATH=tests python -m support.lines`` prints them by folder. The product is the package and
-the C parts, without the functions that C has for tests alone.
+``PYTHONPATH=tests python -m support.lines`` prints the counts by folder. The product is the package
+and the C code, without C functions that only tests call.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-# Strings and characters, in which nothing is a comment, or else a comment.
+# Matches a string or a character literal, which contains no comment, or else a comment.
 TEXT_OR_COMMENT = re.compile(
     r"""(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|//(?:\\\n|[^\n])*|/\*.*?\*/""", re.DOTALL
 )
 
 
 def _docstrings(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where each begins and ends: (line, column) twice."""
+    """Yields the beginning and the end of each docstring, as (line, column)."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             said = node.body[0]
@@ -41,8 +41,8 @@ def _docstrings(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def of_python(text: str) -> int:
-    """A statement that spans three lines is three lines, and a string with blank lines in it has
-    those too."""
+    """Returns the number of lines. A statement over three lines counts as three, and blank lines
+    inside a string count too."""
     docstrings = dict(_docstrings(text))
     used: set[int] = set()
     skipped_until = (0, 0)
@@ -69,12 +69,12 @@ def _by_folder(top: Path, suffixes: set[str], count: Callable[[str], int]) -> Co
 
 
 def python() -> Counter[str]:
-    """Of the package, by folder."""
+    """Returns the lines of the package by folder."""
     return _by_folder(ROOT / "monarch_py", {".py"}, of_python)
 
 
 def c() -> Counter[str]:
-    """Of the library and the daemon's C code, by folder."""
+    """Returns the lines of the library's and the daemon's C code by folder."""
     return _by_folder(ROOT / "csrc", {".c", ".h"}, of_c)
 
 

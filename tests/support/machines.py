@@ -1,5 +1,8 @@
-"""Machines of a test's own: network namespaces on a bridge, each with its own host name, /etc/hosts
-and /dev/shm. A process that sleeps holds each; the context's end ends them all."""
+"""Simulated machines for one test: network namespaces on a bridge.
+
+Each machine has its own host name, /etc/hosts and /dev/shm. A sleeping process holds its
+namespaces; leaving the context ends all of these processes.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,15 @@ __all__ = ["Machines", "why_no_machines"]
 
 
 def why_no_machines() -> str | None:
-    """What is missing here, in one sentence; None if machines can be made."""
+    """Returns one sentence on what is missing here; None if machines can be created."""
     return why_no_nodes()
 
 
 class Machines:
-    """`count` machines named `names`. rate : of each link, as tc writes it; None for no limit.
+    """Creates one machine for each of `names`.
 
-    directory : for what they need; made.
+    directory : for their files; created
+    rate : the rate of each link, in tc's notation; None for no limit
     """
 
     def __init__(self, directory: Path, count: int, rate: str | None = None) -> None:
@@ -88,7 +92,7 @@ class Machines:
         self.nodes.__exit__(None, None, None)
 
     def command(self, machine: int, words: Sequence[str | Path]) -> list[str]:
-        """A command line that runs `words` there."""
+        """Returns a command line that runs `words` on a machine."""
         holder = str(self._holders[machine].pid)
         enter = ["nsenter", "--target", holder, "--net", "--uts", "--ipc", "--mount"]
         return [*enter, "--", *map(str, words)]
@@ -107,7 +111,7 @@ class Machines:
         )
 
     def launcher(self) -> Path:
-        """A program that runs a command on a machine by its name, as ssh does."""
+        """Returns a program that runs a command on a machine given by name, as ssh does."""
         cases = [
             f'{name}) exec {shlex.join(self.command(i, ["sh", "-c"]))} "$*" ;;'
             for i, name in enumerate(self.names)
@@ -115,7 +119,7 @@ class Machines:
         script = self._directory / "onnode"
         lines = [
             "#!/bin/sh",
-            # What mpiexec tells ssh besides.
+            # Options that mpiexec passes to ssh are skipped.
             'while [ "${1#-}" != "$1" ]; do shift; done',
             'host=$1; shift; case "$host" in',
             *cases,

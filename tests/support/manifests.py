@@ -1,4 +1,4 @@
-"""A tier's manifest and copies, as a test finds and damages them."""
+"""Finds and damages a tier's manifest and copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def manifest_of(session: Session, tier: int = 0) -> Path:
 
 
 def copies_in(session: Session, tier: int = 0) -> dict[str, Path]:
-    """Relative path of the source file -> its recorded copy."""
+    """Returns the recorded copies, by the relative paths of their source files."""
     folder = tier_root(session.tiers[tier]) / "c"
     with closing(sqlite3.connect(f"file:{manifest_of(session, tier)}?mode=ro", uri=True)) as db:
         rows = db.execute("SELECT path, copy FROM copies").fetchall()
@@ -23,13 +23,13 @@ def copies_in(session: Session, tier: int = 0) -> dict[str, Path]:
 
 
 def wait_recorded(session: Session, count: int, tier: int = 0) -> dict[str, Path]:
-    """Until the manifest has `count` copies; returns them as `copies_in` does."""
+    """Waits until the manifest has `count` copies. Returns them as `copies_in` does."""
 
     def recorded() -> dict[str, Path] | None:
         try:
             found = copies_in(session, tier)
         except sqlite3.OperationalError:
-            return None  # locked for a moment, or not made yet
+            return None  # the manifest is locked for a moment, or does not exist yet
         return found if len(found) == count else None
 
     return wait_until(recorded, timeout=20, what=f"{count} rows in the manifest")

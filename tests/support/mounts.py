@@ -1,7 +1,7 @@
-"""Small file systems of a test's own: tmpfs, and ext4 and xfs in a file behind a loop device.
+"""Small file systems for one test: tmpfs, and ext4 and xfs in a file behind a loop device.
 
-All of them are unmounted when the context ends, whoever still has a file open there. A test that
-cannot have one is skipped with what is missing.
+Leaving the context unmounts all of them, even if a process still has files open there. If one
+cannot be created, the test is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import TracebackType
 
 import pytest
 
-# What mkfs needs to leave as much of a small image as possible to the files.
+# The commands of mkfs, with options that leave as much of a small image as possible to files.
 _MAKE = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0", "-J", "size=1"),
     "xfs": ("mkfs.xfs", "-q", "-f"),
@@ -37,7 +37,7 @@ def _run(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 class Mounts:
-    """Makes mounts below `directory`, and takes all of them away at the end."""
+    """Creates mounts below `directory`; leaving the context removes all of them."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -58,41 +58,47 @@ class Mounts:
     def tmpfs(
         self, name: str, size_bytes: int, *, inodes: int | None = None, huge: str = ""
     ) -> Path:
-        """An empty tmpfs of this size; `inodes`: how many files and directories it may hold;
-        `huge`: where its pages are large ones, see tmpfs(5)."""
+        """Mounts an empty tmpfs of this size.
+
+        inodes : how many files and directories it may hold
+        huge : when its pages are huge pages, see tmpfs(5)
+        """
         point = self._point(name)
         options = f"size={size_bytes}" + (f",nr_inodes={inodes}" if inodes else "")
         options += f",huge={huge}" if huge else ""
         return self._mount(point, "-t", "tmpfs", "-o", options, "tmpfs")
 
     def ext4(self, name: str, size_bytes: int, *, inodes: int | None = None) -> Path:
-        """An empty ext4 in an image of this size; `inodes`: how many it has."""
+        """Mounts an empty ext4 in an image of this size.
+
+        inodes : the number of inodes
+        """
         return self._image("ext4", name, size_bytes, *(["-N", str(inodes)] if inodes else []))
 
     def xfs(self, name: str, size_bytes: int) -> Path:
-        """An empty xfs in an image of this size; mkfs.xfs refuses less than 300 MiB."""
+        """Mounts an empty xfs in an image of this size; mkfs.xfs requires at least 300 MiB."""
         return self._image("xfs", name, size_bytes)
 
     def bind(self, name: str, directory: Path) -> Path:
-        """The directory by another mount."""
+        """Mounts the directory a second time."""
         return self._mount(self._point(name), "--bind", str(directory))
 
     def pin(self, file: Path) -> Path:
-        """The file on itself: it can be neither renamed nor removed."""
+        """Mounts the file on itself, so that it can be neither renamed nor removed."""
         return self._mount(file, "--bind", str(file))
 
     def cover(self, directory: Path) -> Path:
-        """An empty tmpfs on a directory that is there."""
+        """Mounts an empty tmpfs over an existing directory."""
         return self._mount(directory, "-t", "tmpfs", "none")
 
     def detach(self, point: Path) -> None:
-        """Takes a mount away now, although files on it are open."""
+        """Detaches a mount immediately, although files on it are open."""
         done = _run(_tool("umount"), "--lazy", point)
         assert done.returncode == 0, done.stderr
         self._mounted.remove(point)
 
     def remount(self, point: Path, options: str) -> None:
-        """Changes a mount in place: 'ro', 'rw', 'size=...'."""
+        """Changes the options of a mount: 'ro', 'rw', 'size=...'."""
         done = _run(_tool("mount"), "-o", f"remount,{options}", point)
         assert done.returncode == 0, done.stderr
 
@@ -122,7 +128,8 @@ class Mounts:
 
     @staticmethod
     def _unmount(point: Path) -> bool:
-        # With a file still open the first says "busy"; the second detaches it all the same.
+        # While a file is open the first command fails with EBUSY; the second detaches the mount
+        # anyway.
         return any(
             _run(_tool("umount"), *flags, point).returncode == 0 for flags in ((), ("--lazy",))
         )

@@ -1,4 +1,4 @@
-"""Daemons that know of each other, all on this machine: a session for each node."""
+"""The daemons of a cluster, all on this machine, with a session for each node."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ from support.session import MIB, Session, wait_until
 
 @dataclass(frozen=True)
 class Host:
-    """A node's network.  address : in it;  call : calls a function with arguments there"""
+    """The network of a node.
+
+    address : the node's address in it;  call : calls a function with arguments inside the network
+    """
 
     address: str = "127.0.0.1"
     call: Callable[..., Any] = lambda function, *arguments: function(*arguments)
 
 
 class Node(Session):
-    """One of the nodes: its daemon is told of the others."""
+    """One of the nodes: a session whose daemon belongs to the cluster."""
 
     cluster: Cluster
     listener: socket.socket
@@ -46,7 +49,10 @@ class Node(Session):
         return self
 
     def begin(self, *, is_forked: bool = True) -> None:
-        """Starts its daemon, and does not wait for it. is_forked : see Session.start's `wait`"""
+        """Starts the node's daemon without waiting for it.
+
+        is_forked : whether the daemon may be forked from a process that has its modules loaded
+        """
         if self.listener.fileno() < 0:
             self.listener = self.host.call(listen, *self.address)
         self.log = self.paths.log
@@ -69,7 +75,8 @@ class Node(Session):
             return spawn(self.config, detach=False, startup=told)
 
     def kill(self) -> None:
-        """With the daemon its address is gone; the next one comes back to it."""
+        """Kills the daemon and closes its listening socket; the next daemon listens at the same
+        address."""
         self.listener.close()
         super().kill()
 
@@ -79,20 +86,21 @@ class Node(Session):
         return me.host, me.port
 
     def asked_by(self, rank: int) -> Party:
-        """The node of that rank, for a test that takes its place to ask this one."""
+        """Returns the identity of the node with this rank, for a test that sends requests to this
+        node in its place."""
         return Party.of(replace(self.cluster, rank=rank))
 
     def seen_by(self, other: Node) -> dict[str, Any]:
-        """What another node's daemon says of this one."""
+        """Returns the status that another node's daemon reports about this one."""
         member: dict[str, Any] = other.nodes()["members"][self.cluster.rank]
         return member
 
     def copies(self) -> list[Path]:
-        """The files of its tier."""
+        """Returns the files of the node's tier."""
         return [path for path in self.tiers[0].glob("monarch-*/c/*") if path.is_file()]
 
     def plan(self) -> dict[str, Any]:
-        """What it says of the one plan that it follows."""
+        """Returns the status of the one plan that the node follows."""
         (plan,) = self.status()["plans"]
         return dict(plan)
 
@@ -119,12 +127,13 @@ def _shared_memory(place: Path) -> Iterator[None]:
 
 
 class Nodes:
-    """Nodes that end with the context.
+    """A cluster of nodes, which ends with the context.
 
-    sources : where each node sees the one dataset;  quotas : of each node's tier [bytes];
-    hosts : their networks, all this machine's own if there are none;  tier : more about each
-    node's tier;  area : of a staging area of each node's own, if it is to have one [bytes];
-    settings : of every configuration
+    sources : the path of the dataset on each node;  quotas : of each node's tier [bytes]
+    hosts : the nodes' networks; without any, all nodes use this machine's own
+    tier : more settings of each node's tier
+    area : the size of each node's staging area [bytes], if it has one
+    settings : more keys of every configuration
     """
 
     def __init__(
@@ -175,7 +184,7 @@ class Nodes:
         return self
 
     def wait_idle(self) -> None:
-        """Until no node fills anything."""
+        """Waits until no node fills anything."""
         wait_until(
             lambda: all(not node.status()["pending"] for node in self.all),
             what="the end of all nodes' fills",

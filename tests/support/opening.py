@@ -1,4 +1,4 @@
-"""What the workers of a training open, as they work ahead each at its own pace."""
+"""Simulates the order in which the workers of a training open files, each at its own pace."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Units = npt.NDArray[np.int32]
 
 
 class Ranks:
-    """What the workers of the first node's ranks open, as torch's DataLoader has it: batches are
-    given out in turn (`in_order`) or to who has least to do, one for each that the training takes;
-    workers go on at random, one of them much slower than the others if it is to lag.
+    """Simulates the DataLoader workers of the first node's ranks. A worker gets a new batch for
+    each batch that the training takes: in rotation with `in_order`, otherwise the worker with the
+    least work gets it. Workers advance at random, each at its own speed; some are much slower than
+    others.
 
     skip : batches of each rank that are left out at the beginning
     """
@@ -61,7 +62,7 @@ class Ranks:
         queues[worker] += [(number, sample) for sample in self.batches[rank][number]]
 
     def __iter__(self) -> Iterator[int]:
-        """Samples as they are opened."""
+        """Yields samples in the order in which they are opened."""
         left = sum(len(batch) for rank in self.batches for batch in rank)
         while left:
             rank = self.rng.randrange(len(self.batches))
@@ -77,7 +78,7 @@ class Ranks:
             self._train()
 
     def _train(self) -> None:
-        """All ranks take a batch in the same step."""
+        """Makes all ranks take a batch in the same step."""
         able = [r for r, ready in enumerate(self.ready) if self._next(r) is not None or not ready]
         if len(able) < len(self.batches) or any(self._next(r) is None for r in able):
             return

@@ -1,4 +1,4 @@
-"""Several nodes that follow the plan of their training, with a rank on each."""
+"""Several nodes that follow the plan of one training, with one rank on each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from support.session import MIB, wait_until
 
 
 def save_plan(loader: Loader, epochs: int, root: Path, sizes: dict[str, int], to: Path) -> Path:
-    """Of a training on files in a directory, by their names, with a rank on each node."""
+    """Saves the plan of a training that reads files of a directory by name, with one rank on each
+    node."""
     index = Index.of("files", root, list(sizes), list(sizes.values()))
     plan = Plan((index,), (PlanPart("training", 0, loader),), epochs, loader.world_size)
     with_holders(plan).save(to)
@@ -30,7 +31,10 @@ def follows(node: Node) -> bool:
 
 
 class PlannedNodes:
-    """Over one mount.  names : of the files, in the plan's order"""
+    """Nodes that follow a plan, over one mount.
+
+    names : the names of the files, in the plan's order
+    """
 
     def __init__(self, program: Path, source: SlowSource, nodes: Nodes, names: list[str]) -> None:
         self._program, self.source, self.nodes, self.names = program, source, nodes, names
@@ -51,13 +55,13 @@ class PlannedNodes:
         wait_until(partial(follows, node), what="a plan")
 
     def reader(self, rank: int, order: Iterable[int]) -> Reader:
-        """Reads the files with these numbers on a node; a context."""
+        """Returns a context in which a reader on one node reads the files with these numbers."""
         files, root = [int(self.names[i]) for i in order], self.source.mountpoint
         return Reader(self._program, self.all[rank], "read", MIB, 1, root, files)
 
     def read(self, orders: Sequence[Sequence[int]]) -> None:
-        """On each node the files with these numbers, on all of them at a time; none on a node that
-        has none to read."""
+        """Reads the files with these numbers on each node, on all nodes at the same time. A node
+        whose list is empty runs no reader."""
         with ExitStack() as stack:
             ranks = (rank for rank, order in enumerate(orders) if order)
             readers = [stack.enter_context(self.reader(rank, orders[rank])) for rank in ranks]
@@ -65,5 +69,5 @@ class PlannedNodes:
                 reader.end()
 
     def read_by_fills(self) -> int:
-        """What the fills of all nodes have read from the source [bytes]."""
+        """Returns the bytes that the fills of all nodes have read from the source."""
         return sum(node.totals()["source_bytes_read_by_fills"] for node in self.all)

@@ -1,6 +1,6 @@
-"""Containers by podman, in a storage of the test's own.
+"""Runs containers with podman, in a storage directory of the test's own.
 
-The image is empty: it has nothing but links into /usr, which each container mounts from the host.
+The image is empty except for links into /usr, which each container mounts from the host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 __all__ = ["Podman", "why_no_podman"]
 
 IMAGE = "localhost/empty"
-# Runs where no limit may be raised and no registry or network is within reach.
+# Settings that work where no limit may be raised and neither a registry nor the network is
+# reachable.
 ENGINE = """\
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]
@@ -36,7 +37,7 @@ runroot = "{directory}/run"
 
 
 def why_no_podman() -> str | None:
-    """What is missing here, in one sentence; None if containers can be tried."""
+    """Returns one sentence on what is missing here; None if containers can be tried."""
     if os.geteuid() != 0:
         return "containers are tried by root alone"
     for name in ("podman", "runc"):
@@ -46,8 +47,10 @@ def why_no_podman() -> str | None:
 
 
 class Podman:
-    """directory : for images and configuration. Its path has to be short: where a socket's would be
-    too long, podman waits 20 s for each container's end
+    """Podman with its own storage and configuration.
+
+    directory : for images and configuration. Its path must be short: if the path of a socket were
+        too long, podman would wait 20 s for each container's end
     """
 
     def __init__(self, directory: Path) -> None:
@@ -62,7 +65,10 @@ class Podman:
     def run(
         self, *command: str | Path, mounts: Sequence[Path | str] = (), **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command in a new container. mounts : from the host, at the same paths"""
+        """Runs a command in a new container.
+
+        mounts : paths of the host that the container sees at the same paths
+        """
         words = ["run", "--rm", "--volume=/usr:/usr:ro"]
         words += [f"--volume={place}:{place}" for place in mounts]
         words += [f"--env={name}={value}" for name, value in environment.items()]

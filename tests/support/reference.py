@@ -1,4 +1,4 @@
-"""The parts of docs/ that are made from the code: the tables of keys, and the help of commands.
+"""Generates parts of docs/ from the code: the tables of keys, and the help of commands.
 
 ``PYTHONPATH=tests python -m support.reference`` writes them into the pages: each table below a line
 ``<!-- keys: NAME -->``, and the commands below ``<!-- commands -->``. Tests compare the pages with
@@ -24,7 +24,7 @@ TABLE = re.compile(r"(?<=<!-- keys: )(\w+)( -->\n\n)(?:\|.*\n)*\n*")
 
 
 def table(keys: type[Keys]) -> str:
-    """As Markdown. Keys that stand in a mapping of their own come last, as one."""
+    """Returns the table in Markdown. Keys in an inner mapping come last, as one row."""
     rows = [
         f"| `{each.name}` | {each.kind.value} | {each.default} | {each.meaning} |\n"
         for each in declared(keys).values()
@@ -35,7 +35,7 @@ def table(keys: type[Keys]) -> str:
 
 
 def written(page: str) -> str:
-    """The page with its tables as they are declared."""
+    """Returns the page with its tables as the code declares them."""
 
     def replaced(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{table(getattr(MODULES[page], found[1]))}\n"
@@ -44,7 +44,7 @@ def written(page: str) -> str:
 
 
 def with_commands(text: str) -> str:
-    """The reference page with the help of every command at its end."""
+    """Returns the reference page with the help of every command at its end."""
     parts = [text.partition(COMMANDS)[0] + COMMANDS]
     for path, context in leaves().items():
         parts.append(f"### {path}\n\n```text\n{context.get_help()}\n```")

@@ -1,5 +1,4 @@
-"""The segments of a daemon without the daemon: what many of them, one after the other, do to a
-process that lives through them all."""
+"""A daemon's segments without the daemon, for tests of clients that outlive many daemons."""
 
 from __future__ import annotations
 
@@ -17,7 +16,8 @@ from support.session import Session
 
 @contextmanager
 def segments(session: Session, *, killed: bool = False) -> Iterator[Shared]:
-    """They serve until the context ends; those of a killed daemon are left as they were."""
+    """Yields segments that serve until the context ends. The segments of a killed daemon are left
+    unchanged."""
     with patch.dict(os.environ, MONARCH_SHM=str(session.shm)):
         session.paths.make()
         shared = Shared(session.paths, load_config(session.config))
@@ -30,11 +30,11 @@ def segments(session: Session, *, killed: bool = False) -> Iterator[Shared]:
 
 
 def is_changed(shared: Shared, path: Path) -> bool:
-    """Whether somebody has recorded that the file was changed."""
+    """Whether a client has recorded that the file was changed."""
     found = path.stat()
     return bool(lib.monarch_is_changed(shared.clients, found.st_dev, found.st_ino))
 
 
 def newest_generation(session: Session) -> int:
-    """The number of the newest catalog whose segment lies in the session's directory."""
+    """Returns the number of the newest catalog whose segment is in the session's directory."""
     return max(int(path.suffix[1:]) for path in session.paths.path.glob("catalog.*"))

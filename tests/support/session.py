@@ -1,7 +1,8 @@
-"""A daemon on a configuration of the test's own, and programs run with and without the library.
+"""A daemon with a configuration of the test's own, and programs with and without the library.
 
-Everything lies below one directory, shared memory included, so that tests neither see each other
-nor a daemon of the user's; leaving the context ends the daemon and the programs that it started.
+Everything lies below one directory, including shared memory, so that a test does not interfere with
+other tests or with a daemon of the user. Leaving the context ends the daemon and the programs that
+it started.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from support.forking import Process, fork_monarch
 
 T = TypeVar("T")
 MIB = 1 << 20
-# For tests of what happens while a copy is filled: files larger than a unit are filled in units, as
-# those beyond the default of `handover_size` are.
+# For tests that read a file while it is being filled: files larger than a unit are filled in units.
+# By default this holds only for files larger than the default `handover_size`.
 IN_UNITS: dict[str, Any] = {"handover_size": "256KiB"}
 
 
 def arranged(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a configuration, those for experts below `tuning`."""
+    """Returns the keys as a configuration has them, with those for experts below `tuning`."""
     tuning = {name: value for name, value in settings.items() if name in declared(Tuning)}
     others = {name: value for name, value in settings.items() if name not in tuning}
     return {**others, "tuning": tuning} if tuning else others
@@ -49,7 +50,8 @@ def wait_until(
     what: str = "condition",
     every: float = 0.01,
 ) -> T:
-    """Polls until the condition is true and returns its answer; AssertionError after `timeout`."""
+    """Polls until the condition is true, and returns its result. Raises AssertionError after
+    `timeout`."""
     limit = time.monotonic() + timeout
     while True:
         value = condition()
@@ -64,8 +66,8 @@ class Session:
     """One configuration with its daemon.
 
     tiers : as in the configuration's `hierarchy`; by default one of 64 MiB below the directory
-    settings : other keys. `prefetch` is `on_demand` unless a test says otherwise: most count opens,
-    and copies of files that nobody has opened come when they come
+    settings : other keys. `prefetch` is `on_demand` unless a test sets it: most tests count opens,
+        and files that no program has opened would be copied at unpredictable times
     """
 
     def __init__(
@@ -134,10 +136,11 @@ class Session:
         return DaemonConnection(self.paths)
 
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
-        """Runs `monarch serve`; `prefix` goes before it (to run it in a cgroup or namespace).
+        """Runs `monarch serve`.
 
-        wait : until it serves; without, the test is about the start, and the daemon is a program of
-        its own from the start
+        wait : whether to wait until the daemon serves. Without it, the test is about the start
+            itself, so the daemon is a newly started program
+        prefix : words before the command, for example to run it in a cgroup or namespace
         """
         self.daemon = self.spawn(prefix) if prefix or not wait else self.fork()
         if wait:
@@ -152,7 +155,8 @@ class Session:
         return forked or self.spawn()
 
     def spawn(self, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """A process of `monarch serve` that only its caller ends; the log has what it says."""
+        """Starts a process of `monarch serve` that only the caller ends. Its output goes to the
+        log."""
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [*prefix, *self.command("serve")],
@@ -177,12 +181,12 @@ class Session:
     def monarch(
         self, *words: str, timeout: float = 60, environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command of the command line on this configuration."""
+        """Runs a command of the command line with this configuration."""
         words = (words[0], "-c", str(self.config), *words[1:])
         return run_monarch(words, self.env(preload=False, **(environment or {})), timeout)
 
     def stop(self) -> None:
-        """A clean end."""
+        """Stops the daemon properly."""
         daemon = self.daemon
         if daemon is None or daemon.poll() is not None:
             self._reap()
@@ -193,7 +197,7 @@ class Session:
         assert daemon.returncode == 0, f"the daemon ended with status {daemon.returncode}"
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kills the daemon with SIGKILL."""
         if self.daemon is not None:
             self.daemon.kill()
         self._reap()
@@ -223,7 +227,7 @@ class Session:
             text = self.log.read_text(errors="replace") if self.log.exists() else ""
             assert "Traceback" not in text, text
 
-    # --- what it says ---------------------------------------------------------------------------
+    # --- status -----------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         answer: dict[str, Any] = self.connection.ask("status")
@@ -237,7 +241,7 @@ class Session:
         wait_until(lambda: self.status()["scanned"], timeout=timeout, what="the scan")
 
     def wait_idle(self, timeout: float = 60) -> dict[str, Any]:
-        """Until everything wanted is filled; returns the status then."""
+        """Waits until all requested files are filled. Returns the status at that time."""
 
         def idle() -> dict[str, Any] | None:
             status = self.status()
@@ -266,8 +270,8 @@ class Session:
             self.run([sys.executable, "-I", "-S", "-c", script, root], check=True)
 
     def wait_all_present(self, timeout: float = 60) -> dict[str, Any]:
-        """Every file of every source that has room and is not excluded has its copy. Returns the
-        status then: files without room are tried again a moment later."""
+        """Waits until every file that has room and is not excluded has a copy. Returns the status
+        at that time. Files without room are retried a moment later."""
         self.wait_scanned(timeout)
         self.want_all()
 
@@ -281,7 +285,7 @@ class Session:
         return wait_until(present, timeout=timeout, what="copies of all files")
 
     def forget(self) -> None:
-        """Drops all copies: everything is cold again."""
+        """Drops all copies, so that everything is cold again."""
         self.connection.ask("clear")
 
     # --- programs -------------------------------------------------------------------------------
@@ -307,7 +311,8 @@ class Session:
         )
 
     def python(self, script: str, *words: str | Path, **more: Any) -> str:
-        """Runs a Python script under the library and returns what it printed; its errors fail."""
+        """Runs a Python script under the library and returns its standard output. Fails if the
+        script fails."""
         done = self.run([sys.executable, "-c", script, *words], **more)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -1,4 +1,4 @@
-"""Signals that a shell has had ignored for us."""
+"""Handles signals that the parent shell has set to be ignored."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import signal
 
 
 def heed_signals() -> None:
-    """Under nohup, or in a shell's background, SIGHUP and SIGINT are ignored, and programs inherit
-    that. A handler is not inherited by what is executed: we go on to ignore them, and the programs
-    that we start have the defaults."""
+    """Installs handlers for SIGHUP and SIGINT if they are ignored, as under nohup or in a shell's
+    background. Programs would inherit that they are ignored, but not a handler: it ignores the
+    signal in this process, and programs started from it have the default action."""
     for number in (signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)

@@ -11,8 +11,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "benchmarks" / "slowsource.c"
 
 
 def build_slowsource(directory: Path) -> Path:
-    """Compiles benchmarks/slowsource.c into `directory`. OSError or CalledProcessError without a
-    compiler, pkg-config or libfuse3."""
+    """Compiles benchmarks/slowsource.c into `directory`. Raises OSError or CalledProcessError
+    without a compiler, pkg-config or libfuse3."""
     command = ["pkg-config", "--cflags", "--libs", "fuse3"]
     flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     compiler = shlex.split(os.environ.get("CC", "cc"))

@@ -1,5 +1,8 @@
-"""A Slurm of a test's own on the machines of support/machines.py: slurmctld and munged on the
-first, a slurmd on each. All of them run in the foreground and end with the context."""
+"""A Slurm for one test, on the machines of support/machines.py.
+
+slurmctld and munged run on the first machine, and a slurmd on each. All of them run in the
+foreground and end with the context.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def _tool(name: str) -> str | None:
 
 
 def why_no_slurm() -> str | None:
-    """What is missing here, in one sentence; None if it can be started."""
+    """Returns one sentence on what is missing here; None if Slurm can be started."""
     for name, package in PROGRAMS.items():
         if _tool(name) is None:
             return f"{name} is missing: install {package}"
@@ -65,9 +68,9 @@ def why_no_slurm() -> str | None:
 
 
 class Slurm:
-    """On all of `machines`.
+    """Slurm on all of `machines`.
 
-    directory : for its state and logs; made;  more : further lines of its configuration
+    directory : for its state and logs; created;  more : further lines of its configuration
     """
 
     def __init__(self, machines: Machines, directory: Path, more: str = "") -> None:
@@ -162,20 +165,23 @@ class Slurm:
         return {**kept, "SLURM_CONF": str(self._configuration)}
 
     def run(self, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-        """One of Slurm's commands, on the first machine. env : instead of this process's own"""
+        """Runs one of Slurm's commands on the first machine.
+
+        env : the command's environment, in place of this process's
+        """
         return self.on(0, *words, **env)
 
     def on(self, machine: int, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-        """A command on one of the machines."""
+        """Runs a command on one of the machines."""
         return self._machines.run(machine, *words, env=env or self.env(os.environ))
 
     def exit_code(self, job: str) -> str:
-        """Exit status and signal of a job that has ended, as Slurm writes them."""
+        """Returns the exit status and signal of a job that has ended, in Slurm's notation."""
         said = self.run("scontrol", "show", "job", job).stdout
         return said.partition("ExitCode=")[2].split()[0]
 
     def wait_gone(self, job: str) -> None:
-        """Returns when a job has ended, its epilog included."""
+        """Waits until a job has ended, including its epilog."""
         wait_until(
             lambda: job not in self.run("squeue", "--noheader", "--format=%A").stdout.split(),
             timeout=60,

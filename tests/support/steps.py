@@ -1,4 +1,4 @@
-"""A Python program under the library that does its next step when the test says so."""
+"""Runs a Python program under the library, step by step, under the test's control."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from support.session import Session
 
-# Before the program's own lines. step() tells the test that everything so far is done, and waits.
+# Lines before the program's own. step() tells the test that everything so far is done, and waits
+# for its permission.
 PRELUDE = """
 import ctypes, fcntl, hashlib, json, mmap, os, signal, struct, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -22,9 +23,9 @@ def sha(data):
 
 
 class Steps:
-    """Runs `script`; every step() in it is met by one `wait`, which lets it go on.
+    """Runs `script`. Each step() in it pauses until the test has called `wait` and then `go`.
 
-    The program and what it has started end with the context, whatever happens in it.
+    The program and its children end with the context, even after an error.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Steps:
         self.process.communicate()
 
     def wait(self) -> Any:
-        """Until the next step(); returns what it was given. The program still stands there."""
+        """Waits until the next step(). Returns its argument. The program stays paused."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -58,15 +59,16 @@ class Steps:
         return json.loads(line)
 
     def go(self, word: str = "go") -> None:
-        """Lets it go on."""
+        """Lets the program continue."""
         assert self.process.stdin is not None
         self.process.stdin.write(word + "\n")
         self.process.stdin.flush()
 
     def end(self, timeout: float = 60) -> None:
-        """It ends by itself, with status 0 and without a word."""
+        """Waits until the program ends by itself. Checks that its status is 0 and that it has
+        written nothing to standard error."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.stdin = None  # for communicate()
+        self.process.stdin = None  # otherwise communicate() would flush the closed stream
         _, said = self.process.communicate(timeout=timeout)
         assert (self.process.returncode, said) == (0, "")

@@ -1,4 +1,4 @@
-"""When the catalog tells what a source has, and what it told of."""
+"""Waits until the catalog answers listings by itself."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ for directory in sys.stdin.buffer.read().split(b"\\0"):
 
 
 def directories(root: Path) -> list[bytes]:
-    """Every directory of a tree without mount points, its root included."""
+    """Returns every directory of a tree without mount points, including its root."""
     return [folder for folder, _, _ in os.walk(os.fsencode(root))]
 
 
 def list_each(session: Session, chosen: Iterable[bytes]) -> int:
-    """Lists directories under the library; returns how many of the listings the catalog told."""
+    """Lists directories under the library. Returns how many of the listings were answered from the
+    catalog."""
     before = session.totals()["metadata_hits"]
     subprocess.run(
         [sys.executable, "-I", "-S", "-c", _LIST],
@@ -37,8 +38,8 @@ def list_each(session: Session, chosen: Iterable[bytes]) -> int:
 
 
 def wait_told(session: Session, chosen: Iterable[bytes] | None = None, timeout: float = 30) -> None:
-    """Until the catalog tells every listing. What changed in the last seconds before the scan is
-    listed again by the daemon before that."""
+    """Waits until the catalog answers every listing. The daemon first lists directories again that
+    have changed in the last seconds before the scan."""
     session.wait_scanned()
     wanted = list(chosen) if chosen is not None else directories(session.source)
     wait_until(

@@ -1,4 +1,4 @@
-"""Other users than the one who runs the tests, as which only root can run programs."""
+"""Runs programs as other users than the one who runs the tests; only root can."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ import pytest
 import monarch_py
 from support.session import Session
 
-# Nobody has a home, a group or files of these.
+# User ids that have no home directory, no group and no files.
 ALICE, BOBBY = 65534, 65533
 
 PACKAGE = Path(monarch_py.__file__).parents[1]
 
 
 def as_user(uid: int, *argv: str | Path, groups: Sequence[int] = ()) -> list[str]:
-    """The command, as a user that has no rights but its own and those of these groups; skips where
-    that cannot be had."""
+    """Returns a command that runs `argv` as a user with no privileges but its own and those of
+    these groups. Skips the test if that is impossible."""
     if os.geteuid() != 0:
         pytest.skip("only root may become another user: run the tests as root")
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is missing: install util-linux")
     others = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
     rights = [f"--reuid={uid}", f"--regid={uid}", others, "--bounding-set=-all"]
-    # Through the shell: setpriv itself still may run what its new user may not.
+    # Through the shell, because setpriv itself still has root's permission to execute a file.
     return ["setpriv", *rights, "sh", "-c", 'exec "$0" "$@"', *map(str, argv)]
 
 
 def open_place() -> Iterator[Path]:
-    """For a fixture: a directory that any user can reach, which pytest's own is not."""
+    """Yields a directory that any user can access; pytest's own is private. For fixtures."""
     place = Path(tempfile.mkdtemp(prefix="monarch-test-"))
     place.chmod(0o755)
     yield place
@@ -43,7 +43,8 @@ def open_place() -> Iterator[Path]:
 
 
 def python_for_all() -> str:
-    """An interpreter of our version that any user can run; ours may lie in somebody's home."""
+    """Returns a Python interpreter of the same version that any user can execute; the tests' own
+    may lie in a private home directory."""
     same = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for found in (sys.executable, shutil.which(same, path="/usr/bin:/usr/local/bin")):
         command = as_user(ALICE, found or "", "-c", "")
@@ -53,12 +54,12 @@ def python_for_all() -> str:
 
 
 def environment(session: Session) -> dict[str, str]:
-    """As the session's, for an interpreter that does not know our packages."""
+    """Returns the session's environment for an interpreter without the tests' packages."""
     path = [entry for entry in (str(PACKAGE), *sys.path) if entry]
     return session.env(False, HOME="/", PYTHONPATH=":".join(path), PYTHONDONTWRITEBYTECODE="1")
 
 
 def ours(session: Session) -> list[str]:
-    """Puts what follows under the library, and nothing before it."""
+    """Returns the words that run the following command, but no earlier one, under the library."""
     env = session.env()
     return ["env", *(f"{name}={env[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG"))]

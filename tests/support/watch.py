@@ -1,4 +1,4 @@
-"""What a daemon costs, what lies on its tiers while it works, what a process has open."""
+"""Observes a daemon: its CPU time, its tiers' usage while it works, a process's open files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from support.session import Session, wait_until
 
 
 class QuotaWatch:
-    """Looks at what a tier's directory takes, again and again. most_bytes : the most seen."""
+    """Repeatedly measures the usage of a tier's directory.
+
+    most_bytes : the largest usage measured so far
+    """
 
     def __init__(self, mount_point: Path) -> None:
         self.root = tier_root(mount_point)
@@ -44,7 +47,8 @@ class QuotaWatch:
 
 
 def open_by(pid: int) -> list[str]:
-    """What the descriptors of a process lead to, but for those closed while they are listed."""
+    """Returns the files behind the descriptors of a process, except those closed while they are
+    listed."""
     found = []
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -53,23 +57,23 @@ def open_by(pid: int) -> list[str]:
 
 
 def cpu_seconds(session: Session) -> float:
-    """What the daemon has used of the processors since its start."""
+    """Returns the CPU time that the daemon has used since its start [s]."""
     assert session.daemon is not None
     used = psutil.Process(session.daemon.pid).cpu_times()
     return float(used.user + used.system)
 
 
 def assert_quiet(session: Session, seconds: float = 1.0) -> None:
-    """The daemon rests: a loop that turns in vain would use a whole processor."""
+    """Checks that the daemon is idle: a busy loop would use a whole processor."""
     before, start = cpu_seconds(session), time.monotonic()
     wait_until(lambda: time.monotonic() - start > seconds, every=0.05)
     assert cpu_seconds(session) - before < seconds / 4
 
 
 def settle(session: Session, timeout: float = 60) -> dict[str, int]:
-    """Opens everything and waits until every file is present or left to the source for a reason.
+    """Opens everything and waits until every file is present, or left to the source for a reason.
 
-    Returns how many files are 'present' and how many there are of each reason.
+    Returns how many files are 'present', and how many there are for each reason.
     """
     source = session.wait_all_present(timeout)["sources"][0]
     return {"present": source["present"], **source["bypass"]}

@@ -1,6 +1,7 @@
-"""What is in wheels of the package.
+"""Checks the content of wheels of the package.
 
-``PYTHONPATH=tests python -m support.wheel FILE.whl ...`` says what they lack, and have too much.
+``PYTHONPATH=tests python -m support.wheel FILE.whl ...`` prints the missing files, and those that
+should not be there.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from support.elf import OLDEST_GLIBC, needed, newest_glibc
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "monarch_py/libmonarch.so"
-# What the build makes, and a mark for type checkers.
+# The results of the build, and the marker file for type checkers.
 BUILT = {"monarch_py/_native.abi3.so", LIBRARY, "monarch_py/py.typed", "monarch_py/slowsource"}
-# It is linked to libfuse3, which a wheel for many systems may not need.
+# Linked to libfuse3, which a wheel for many systems (manylinux) may not depend on.
 NOT_FOR_MANY = {"monarch_py/slowsource"}
 
 
 def expected() -> set[str]:
-    """The files of the package, except what pip adds about the wheel itself."""
+    """Returns the files of the package, except the metadata that pip adds to the wheel."""
     package = ROOT / "monarch_py"
     sources = [*package.rglob("*.py"), *(package / "simulator" / "scenarios").glob("*.yaml")]
     sources += [package / "report" / name for name in ("dashboard.json", "page.html")]
@@ -47,7 +48,7 @@ def library_problems(archive: ZipFile) -> list[str]:
 def problems(wheel: Path) -> list[str]:
     wanted = expected() - (NOT_FOR_MANY if "-manylinux_" in wheel.name else set())
     with ZipFile(wheel) as archive:
-        # What goes to share/ of the environment lies below NAME.data/data/.
+        # Files that are installed to share/ of the environment lie below NAME.data/data/.
         files = [name for name in archive.namelist() if not name.endswith("/")]
         names = {name.partition(".data/data/")[2] or name for name in files}
         names = {re.sub(r"^[^/]*\.data/scripts/", "bin/", name) for name in names}
@@ -55,7 +56,7 @@ def problems(wheel: Path) -> list[str]:
         said = library_problems(archive) if LIBRARY in names else []
     said += [f"it lacks {name}" for name in sorted(wanted - names)]
     said += [f"it has {name}" for name in sorted(names - wanted)]
-    # Python's stable interface, so that each version may install it.
+    # Python's stable ABI, so that every version from 3.10 on can install the wheel.
     if "-cp310-abi3-" not in wheel.name:
         said.append("it is not for every Python from 3.10 on")
     return [f"{wheel.name}: {words}" for words in said]

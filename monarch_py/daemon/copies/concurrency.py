@@ -1,48 +1,49 @@
-"""Sets how many fills are in flight at the sources, by their rate and by how long programs wait."""
+"""Adapts the number of concurrent fills to the sources' throughput and to programs' waits."""
 
 import math
 from collections import deque
 from dataclasses import dataclass
 
-# How many fills are in flight at first.
+# The number of concurrent fills at the start.
 FIRST = 8
-# Rates are measured over windows. A window lasts WINDOW_S [s] at least, and until ENOUGH files, or
-# units of UNIT_BYTES [bytes], have come for each fill in flight, so that chance does not decide the
-# rate. At a slow source a window ends after LONGEST times WINDOW_S.
+# Rates are measured over windows. A window lasts at least WINDOW_S [s], and goes on until ENOUGH
+# files, or ENOUGH units of UNIT_BYTES [bytes], have arrived per concurrent fill, so that the rate
+# does not depend on chance. At a slow source a window ends after LONGEST times WINDOW_S.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
-# A step to more fills in flight pays if it multiplies the rate by more than GAIN. A step to fewer
-# pays if more than LOSS times the rate is left.
+# More concurrent fills pay if they multiply the rate by more than GAIN. Fewer concurrent fills pay
+# if they leave more than LOSS times the rate.
 GAIN, LOSS = 1.10, 0.95
-# A good width is kept for some windows before another one is tried: FIRST_HOLD windows at first and
-# after a step up that paid, HOLD windows after a step down that paid. Each step up that did not pay
-# doubles the number, up to HOLD.
+# After a trial, the width (the number of concurrent fills) is kept for some windows before the next
+# trial: FIRST_HOLD windows at the start and after an increase that paid, HOLD windows after a
+# decrease that paid. Each increase that did not pay doubles the number of windows, up to HOLD.
 HOLD, FIRST_HOLD = 40, 4
-# A step back reduces the width because programs wait. The reduced width is kept for this many
-# windows, after which the cause of the wait may be over.
+# After a decrease because programs waited, the width is kept for this many windows; then the cause
+# of the wait may be gone.
 BACK_HOLD = 10
-# The files per second of a window count only if at least SOME_FILES files came in it. Two windows
-# have files of the same kind if their mean sizes differ by no more than the factor ALIKE.
+# The files per second of a window count only if at least SOME_FILES files arrived in it. Two
+# windows have files of the same kind if their mean sizes differ by at most the factor ALIKE.
 SOME_FILES, ALIKE = 8, 1.5
-# Programs' opens take too long if their mean time is more than LATE times its least value of the
-# last MEMORY_S [s]. Then the number of fills in flight is multiplied by BACK.
+# Programs' opens are late if their mean time exceeds LATE times the least mean time of the last
+# MEMORY_S [s]. The width is then multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
-# If opens still take more than HELPED times their earlier time after IN_VAIN steps back, fills are
-# not what makes programs wait.
+# If opens still take more than HELPED times their earlier time after IN_VAIN such decreases, the
+# fills are not what makes programs wait.
 IN_VAIN, HELPED = 3, 0.95
-# SOME_OPENS : the fewest opens whose mean is judged.  LEAST_S : only a mean that was taken over
-# this time or longer can be the least one [s].
+# The mean time of fewer opens than SOME_OPENS is not judged. A mean over less time than LEAST_S
+# cannot become the least one [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Counts since the daemon began.
+    """Totals since the daemon's start.
 
-    n_bytes, files : the bytes that fills have read from the sources, and the files that they have
-    read to the end;  opens, open_s : opens that programs made at the sources themselves, and how
-    long these took together [s]
+    n_bytes, files : bytes that fills have read from the sources, and files that they have read to
+        the end
+    opens, open_s : opens that programs made at the sources themselves, and the time that these took
+        together [s]
     """
 
     n_bytes: int = 0
@@ -52,29 +53,29 @@ class Counted:
 
 
 class Delay:
-    """Judges whether programs wait longer for a source because of the daemon's reads. As in LEDBAT
-    (RFC 6817), a wait is compared with the least wait of the last minute, which includes what
-    programs make each other wait. Only opens are judged, because a read of a large file takes long
-    anyway."""
+    """Judges whether the daemon's reads make programs wait longer for a source. As in LEDBAT (RFC
+    6817), the current wait is compared with the least wait of the last minute, which already
+    includes the wait that programs cause each other. Only opens are judged, because the time of a
+    read depends on its size."""
 
     def __init__(self) -> None:
         self._least: deque[tuple[float, float]] = deque()  # (until when, mean of an open) [s]
-        self._spell = (-math.inf, 0, 0.0)  # the mean being taken: since when, opens, their time
+        self._spell = (-math.inf, 0, 0.0)  # the mean in progress: its start, opens, their time
         self._before = (0, 0.0)
-        # The mean time of the opens that were judged last [s], and whether it was as usual.
+        # The mean time of the opens that were judged last [s], and whether they were on time.
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
-        """Forgets the least wait of the last minute. It is measured anew, from the opens that
-        follow."""
+        """Forgets the least wait of the last minute, so that it is measured anew from the next
+        opens."""
         self._least.clear()
         self._spell = (-math.inf, 0, 0.0)
 
     def is_late(self, now_s: float, opens: int, open_s: float) -> bool:
-        """Whether the opens since the last judgement took too long. Fewer than SOME_OPENS opens are
-        not judged, and count towards the next judgement.
+        """Whether the opens since the last judgement were late. Fewer than SOME_OPENS opens are not
+        judged; they are added to the next judgement.
 
-        opens, open_s : the number of opens so far, and the time of all of them [s]
+        opens, open_s : totals so far: the number of opens, and their time [s]
         """
         n, took_s = opens - self._before[0], open_s - self._before[1]
         if n < SOME_OPENS:
@@ -87,8 +88,8 @@ class Delay:
         return not self.was_usual
 
     def _least_s(self, now_s: float) -> float:
-        """Returns the least mean time of an open [s]. Before a mean is complete, it is the mean of
-        the opens so far; without any open, it is infinite."""
+        """Returns the least mean time of an open [s]. Until the first mean is complete, it is the
+        mean of the opens so far, or infinity without any open."""
         while self._least and self._least[0][0] < now_s:
             self._least.popleft()
         if self._least:
@@ -97,8 +98,8 @@ class Delay:
         return took_s / opens if opens else math.inf
 
     def _remember(self, now_s: float, opens: int, took_s: float) -> None:
-        """Adds opens to the mean being taken, which is complete after LEAST_S. Of many shorter
-        means, chance would decide which is the least."""
+        """Adds opens to the mean in progress, which is complete after LEAST_S. Among many means
+        over a shorter time, the least would be a matter of chance."""
         since_s, n, so_far_s = self._spell
         if n == 0:
             since_s = now_s
@@ -110,15 +111,15 @@ class Delay:
 
 
 class ReadsInFlight:
-    """Sets the width, which is the number of fills in flight. It seeks the least width that brings
-    nearly the most bytes, or files, per second, and reduces the width where programs wait for the
-    source because of the fills.
+    """Controls the width, which is the number of concurrent fills. It seeks the smallest width with
+    nearly the highest throughput (bytes or files per second), and reduces the width when programs
+    wait for the source because of the fills.
 
-    Sources differ by orders of magnitude. A source of high latency needs many reads in flight; at
-    one whose bandwidth is the limit, more of them only make readers wait for each other. So the
-    width is doubled while that pays, then kept, and now and then a smaller and a larger one are
-    tried, because a shared source changes. For small files the files per second tell whether a step
-    pays, because a source spends its time on each file; for large files the bytes per second do.
+    Sources differ by orders of magnitude. A source of high latency needs many concurrent reads; at
+    a source that is limited by its bandwidth, more reads only make each other wait. So the width is
+    doubled while that pays and is then kept. Now and then a smaller and a larger width are tried,
+    because the load on a shared source changes. Small files are judged by files per second, because
+    a source spends its time on each file; large files are judged by bytes per second.
 
     least, most : bounds of the width, both included
     """
@@ -127,22 +128,22 @@ class ReadsInFlight:
         self.least, self.most = least, most
         self.width = min(max(least, FIRST), most)
         self._delay = Delay()
-        # The trial under way: the width before it, and the rates with which it is compared.
+        # The trial in progress: the width before it, and the rates to compare with.
         self._trial: tuple[int, _Rate] | None = None
-        self._down = True  # whether the last trial went down
+        self._down = True  # whether the last trial was a smaller width
         self._hold = FIRST_HOLD
-        self._kept = HOLD  # windows since the last trial; HOLD, so that the first is due at once
-        self._backs = 0  # steps back since programs last waited no longer than usual
-        # Before the first of these steps: the width, and how long an open took [s].
+        self._kept = HOLD  # windows since the last trial; HOLD makes the first one due at once
+        self._backs = 0  # decreases since programs last waited no longer than usual
+        # The state before the first of these decreases: the width, and the time of an open [s].
         self._before_backs = self.width, 0.0
         self._since: tuple[float, Counted] | None = None
-        self._was_full = True  # all the time since `_since`
+        self._was_full = True  # whether `is_full` held all the time since `_since`
 
     def step(self, now_s: float, so_far: Counted, *, is_full: bool) -> int:
-        """Returns the width from now on.
+        """Returns the width to use from now on.
 
-        is_full : whether more fills are wanted than are in flight; otherwise rates say nothing
-        about the width
+        is_full : whether more fills are wanted than run now; otherwise the rates say nothing about
+            the width
         """
         self._was_full &= is_full
         if self._since is None:
@@ -170,16 +171,16 @@ class ReadsInFlight:
             return windows >= 1
         units = (so_far.n_bytes - before.n_bytes) // UNIT_BYTES
         came, opens = max(so_far.files - before.files, units), so_far.opens - before.opens
-        is_heard = not 0 < opens < SOME_OPENS  # there are enough opens to judge, or none
+        is_heard = not 0 < opens < SOME_OPENS  # enough opens to judge, or none at all
         return is_heard and (came >= ENOUGH * self.width or not self._was_full)
 
     def _begin(self, now_s: float, so_far: Counted) -> None:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width. If the width is the least already, or earlier steps back have not
-        helped, it is not the fills that make programs wait, but a busy machine or other users of
-        the source. The present wait then becomes the usual one."""
+        """Reduces the width because programs wait. If the width is the least already, or earlier
+        decreases have not helped, the cause is not the fills but a busy machine or other users of
+        the source; the present wait then becomes the usual one."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -200,8 +201,8 @@ class ReadsInFlight:
         if self._trial is None:
             self._kept += 1
             if self._kept >= self._hold:
-                # A first step up may fail by chance, so it is tried again; nothing speaks for a
-                # smaller width yet.
+                # A first increase may fail by chance, so it is repeated; there is no sign yet that
+                # a smaller width would do.
                 self._down = not self._down and self._hold == HOLD
                 self._try(rate)
             return
@@ -209,13 +210,13 @@ class ReadsInFlight:
         growth = rate.growth_over(expected)
         if growth > (LOSS if self._down else GAIN):
             self._hold = HOLD if self._down else FIRST_HOLD
-            self._try(rate if growth > 1 else expected)  # the step paid, so take another
+            self._try(rate if growth > 1 else expected)  # the change paid, so make another one
         else:
             self.width = before
             self._keep(self._hold if self._down else min(HOLD, 2 * self._hold))
 
     def _try(self, rate: "_Rate") -> None:
-        """Puts the next width on trial. Its rate will be compared with `rate`."""
+        """Starts a trial of the next width, to be compared with `rate`."""
         wanted = self.width // 2 if self._down else self.width * 2
         wanted = min(max(wanted, self.least), self.most)
         if wanted == self.width:
@@ -229,9 +230,9 @@ class ReadsInFlight:
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """The rates of a window.
+    """The rates in one window.
 
-    files : how many files came in the window
+    files : how many files arrived in the window
     """
 
     bytes_per_s: float
@@ -244,10 +245,9 @@ class _Rate:
         return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
 
     def growth_over(self, before: "_Rate") -> float:
-        """Returns by which factor the rate has grown. The factor of the bytes and that of the files
-        differ where the files are of another kind than before: larger files bring more bytes, and
-        smaller ones more files, without any gain. Then the smaller factor counts, otherwise the
-        larger one."""
+        """Returns the factor by which the rate has grown: the larger of the factors for bytes and
+        for files if the files are of the same kind as before. Otherwise the smaller factor counts,
+        because larger files bring more bytes, and smaller ones more files, without any gain."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

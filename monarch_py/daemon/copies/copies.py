@@ -1,4 +1,4 @@
-"""What becomes of copies after their fill: they are published, recorded and dropped."""
+"""Copies after their fill: they are published, recorded in manifests, and dropped."""
 
 import logging
 import os
@@ -17,9 +17,9 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
 
-# A file that changes again within this time after a change may keep its timestamps [s].
+# A file that changes twice within this time may keep the timestamps of the first change [s].
 TIME_STEP_S = 2.0
-# The engine is given at most this many removals at a time.
+# At most this many removals are queued at the engine at a time.
 DROPS = 1024
 
 
@@ -28,20 +28,20 @@ def one(entry: int) -> Ids:
 
 
 class Copies:
-    """Publishes, records and drops copies. Runs in turns of the daemon's loop and never waits."""
+    """Publishes, records and drops copies. Runs in the daemon's loop and never blocks."""
 
     def __init__(self, scanner: Scanner, engine: Engine) -> None:
         self.scanner, self.engine = scanner, engine
         self.shared, self.tiers, self.keepers = scanner.shared, scanner.tiers, scanner.keepers
         self.block_size_bytes = scanner.config.block_size_bytes
-        # Copies that are read a second time before they are recorded, by entry: (when, tier, row of
-        # the manifest).
+        # Copies that await a second comparison with the source before they are recorded, by entry:
+        # (when it is due, tier, row of the manifest).
         self._young: dict[int, tuple[float, int, Row]] = {}
-        # Files that were seen to change during a fill. Their next copy is compared with the source
-        # again.
+        # Files that changed during a fill. Their next copy is compared with the source a second
+        # time.
         self._doubted: set[int] = set()
-        # Copies to remove, as (tier, entries, numbers, sizes of their files); and how many removals
-        # the engine has.
+        # Copies to remove, as (tier, entries, numbers, sizes of their files); then the number of
+        # removals that the engine has not finished.
         self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
         # For each tier, the room that comes back when all dropped copies are removed [bytes].
@@ -51,13 +51,13 @@ class Copies:
 
     @property
     def unsettled(self) -> int:
-        """The number of copies that serve and are not yet recorded."""
+        """The number of published copies that are not recorded yet."""
         return len(self._young)
 
     @property
     def dropping(self) -> int:
-        """The number of dropped copies whose files are still to be removed. Their room comes back
-        then."""
+        """The number of dropped copies whose files are not removed yet. Until then, they occupy
+        room."""
         return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
 
     def tier(self, number: int) -> Tier:
@@ -65,16 +65,16 @@ class Copies:
         assert tier is not None
         return tier
 
-    # --- made visible -------------------------------------------------------------------------
+    # --- publishing ---------------------------------------------------------------------------
 
     def made(self, results: Array) -> Bools:
-        """Takes in the results (n,) of fills and checks that went well. The engine has published
-        nearly all of these copies; the others are decided on here. Returns (n,) whether each copy
-        serves."""
+        """Processes the results (n,) of successful fills and checks. The engine has published
+        nearly all of these copies already; the rest are published or dropped here. Returns (n,)
+        whether each copy is published."""
         fills = results[results["kind"] == JobKind.FILL]
         self._count(fills)
         self._decide(results[results["is_published"] == 0])
-        # Somebody may have dropped a copy between its publication and this turn.
+        # Another part of the daemon may have dropped a copy since the engine published it.
         ids = np.ascontiguousarray(results["id"])
         words = word.make(State.PRESENT, 0, results["tier"], results["copy"])
         serves: Bools = self.shared.catalog.words[ids] == words
@@ -96,8 +96,8 @@ class Copies:
         self.filled_bytes += int(fills["bytes"].sum())
 
     def _decide(self, results: Array) -> None:
-        """Publishes or drops (n,) copies that the engine has not published, because their files
-        were changed, their tiers are lost, or the catalog's index of inodes has to grow first."""
+        """Publishes or drops (n,) copies that the engine has left to Python, because their files
+        were changed, their tiers are lost, or the catalog's index of inodes must grow first."""
         if not len(results):
             return
         ids = np.ascontiguousarray(results["id"])
@@ -112,8 +112,8 @@ class Copies:
             self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
     def adopt(self, ids: Ids, rows: Array, tier_number: int) -> None:
-        """Publishes copies of an earlier session that match their sources and need no check, given
-        by (n,) entries and their rows of the manifest."""
+        """Publishes copies of an earlier session that match their sources and need no check: (n,)
+        entries, and their rows of the manifest."""
         if self.tier(tier_number).gone:
             self.forget(ids, State.ABSENT)
             return
@@ -123,8 +123,7 @@ class Copies:
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
-        """Publishes copies. Returns False if it could not, because the catalog has no room for
-        their inodes."""
+        """Publishes copies. Returns False if the catalog has no room for their inodes."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
@@ -132,17 +131,17 @@ class Copies:
             return False
         return True
 
-    # --- recorded -----------------------------------------------------------------------------
+    # --- recording ----------------------------------------------------------------------------
 
     def doubt(self, entry: int) -> None:
         """Notes that the file has changed during its fill and may still be changing. Its next copy,
-        in whatever tier, stays only if a second reading of the source agrees with it."""
+        in whatever tier, is kept only if a second read of the source gives the same content."""
         self._doubted.add(entry)
 
     def _record(self, results: Array) -> None:
-        """Records copies in the manifests of durable tiers. The copy of a file that changed during
-        its fill, or just before it, is recorded only after a second reading of the source agrees
-        with it."""
+        """Records copies in the manifests of persistent tiers. If a file changed during its fill or
+        just before it, its copy is recorded only after a second read of the source has given the
+        same content."""
         if not (self.keepers or self._doubted):
             return
         kept = np.isin(results["tier"], list(self.keepers))
@@ -188,7 +187,7 @@ class Copies:
             self.engine.submit(JobKind.COMPARE, one(entry), words, sums=one(row.sum))
 
     def compared(self, result: Any) -> None:
-        """Takes in the result of a second reading."""
+        """Processes the result of a second read of the source."""
         entry = int(result["id"])
         young = self._young.pop(entry, None)
         if young is None or result["status"] == JobStatus.ABANDONED:
@@ -203,10 +202,10 @@ class Copies:
         elif tier in self.keepers:
             self.keepers[tier].add([row])
 
-    # --- tiers that fail --------------------------------------------------------------
+    # --- lost tiers -------------------------------------------------------------------
 
     def lose_tier(self, number: int) -> None:
-        """Drops the copies of a lost tier. Clients no longer open them, and the files may be filled
+        """Drops the copies of a lost tier: clients stop opening them, and the files may be filled
         into other tiers."""
         lib.monarch_lose_tier(self.shared.catalog.writer, number)
         words = self.shared.catalog.words
@@ -218,18 +217,18 @@ class Copies:
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
 
-    # --- dropped ------------------------------------------------------------------------------
+    # --- dropping -----------------------------------------------------------------------------
 
     def forget(self, ids: Ids, state: State, reason: int = 0) -> None:
-        """Drops the copies of (n,) entries: clients no longer open them, and the copies' files are
-        removed afterwards."""
+        """Drops the copies of (n,) entries: clients stop opening them, and their files are removed
+        later."""
         if not len(ids):
             return
         catalog = self.shared.catalog
         words = catalog.words[ids]
         tiers, numbers = word.tier(words), word.copy(words)
         # The entry's word keeps the copy's tier and number until the copy's file is removed. They
-        # lead open descriptors of the copy back to the entry, and show that no new copy can be made
+        # map open descriptors of the copy back to the entry, and tell that no new copy can be made
         # yet.
         catalog.set_words(ids, word.make(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
@@ -248,13 +247,13 @@ class Copies:
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
     def _drop_rows(self, tier: int, rows: Array) -> None:
-        """Drops the copies of (n,) rows of the manifest that belong to no entry."""
+        """Drops the copies of (n,) rows of the manifest whose files are not in the catalog."""
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])
 
     def feed_drops(self) -> None:
-        """Hands the engine copies to remove, a part at a time. Their room is given back only when
-        the files are removed, so that no quota is exceeded meanwhile."""
+        """Hands the engine a batch of copies to remove. The quota counts each copy until its file
+        is removed, so that it is never exceeded."""
         for tier, rows in self.scanner.take_stale().items():
             self._drop_rows(tier, rows)
         if self._drops and self._dropping < DROPS:
@@ -263,8 +262,8 @@ class Copies:
             self.engine.drop(tier, ids, numbers, sizes)
 
     def dropped(self, result: Any) -> None:
-        """Takes in the result of a removal. A copy that the engine could not remove still takes its
-        room."""
+        """Processes the result of a removal. A copy that could not be removed still counts against
+        the quota."""
         self._dropping -= 1
         number, size = int(result["tier"]), int(result["bytes"])
         if result["left"]:
@@ -277,21 +276,23 @@ class Copies:
             catalog.set_state(one(entry), State(int(word.state(now))), int(word.reason(now)))
 
     def renew(self, entry: int, fresh: Array) -> bool:
-        """Gives the entry of a file without a copy the file's present attributes, `fresh`, (1,) of
-        dtype ENTRY. Returns whether it could; if not, the source serves the file for the rest of
-        the session."""
+        """Updates the entry of a file without a copy with the file's present attributes. Returns
+        False if shared memory is full; the source then serves the file for the rest of the session.
+
+        fresh : (1,) of dtype ENTRY
+        """
         catalog = self.shared.catalog
         try:
             catalog.update(entry, fresh)
         except OSError as full:  # shared memory is full
-            log.warning("%s stays at the source: %s", catalog.path(entry), full)
+            log.warning("%s gets no copy: %s", catalog.path(entry), full)
             catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
             return False
         return True
 
     def drop_changed(self) -> None:
-        """Drops the copies of files that a client has changed. Clients no longer open these copies
-        in any case; dropping gives back their room."""
+        """Drops the copies of files that a client has changed. Clients do not open these copies any
+        more; dropping them frees their room."""
         self.shared.take_changes()
         marks = int(self.shared.clients.changes)
         if marks == self._changes_seen:

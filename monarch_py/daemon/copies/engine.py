@@ -1,4 +1,4 @@
-"""The copy engine as Python drives it: orders and results in bulk, as numpy arrays."""
+"""The Python side of the copy engine: orders and results in bulk, as numpy arrays."""
 
 import logging
 import socket
@@ -38,7 +38,7 @@ from monarch_py.storage.tiers import NO_DESCRIPTOR
 
 log = logging.getLogger("monarch.handovers")
 
-# Results taken at a time.
+# Results that are fetched from the engine at a time.
 RESULTS = 1024
 
 
@@ -52,45 +52,46 @@ def block_sums(result: Any) -> bytes:
 
 
 def is_passing(result: Any) -> bool:
-    """Whether an order has failed only because the daemon, or the node, had no descriptor left."""
+    """Whether an order has failed only because the daemon, or the node, had no free descriptor."""
     return result["status"] != JobStatus.DONE and result["error"] in NO_DESCRIPTOR
 
 
-# Of the files that programs handed over before the catalog knew them, at most this many are taken
-# at a time.
+# Files that programs handed over before the catalog knew them: at most this many are taken at a
+# time.
 UNMET = 512
-# At most this much of a tier's room is granted at a time [bytes], because each grant looks again at
-# what memory and disk have left.
+# At most this much of a tier's room is granted at a time [bytes], because each grant checks again
+# how much memory and disk is free.
 GRANT_BYTES = 64 << 20
-# Each read in flight has a buffer of BUFFER_BYTES [bytes], which takes memory as copies in a RAM
-# tier do. All buffers together take at most the part BUFFERS_SHARE of the memory that is left,
-# which is measured every MEMORY_LOOK_S [s].
+# Each concurrent read has a buffer of BUFFER_BYTES [bytes]. Like copies in a RAM tier, the buffers
+# occupy memory. All buffers together take at most the share BUFFERS_SHARE of the free memory, which
+# is measured every MEMORY_LOOK_S [s].
 BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
-# How many fetches from peers that nobody waits for may be in flight at least. While the sources are
-# read, no more than these may be in flight.
+# While the sources are being read, at most this many background fetches from peers (fetches that no
+# reader waits for) run at a time. Otherwise the limit adapts, but is never lower.
 LEAST_FETCHES = 2
-# Until JUDGED_FILLS fills have shown how fast the sources are, programs' opens show it, if there
-# are SOME_OPENS of them. The sources are fast if the mean open takes less than AT_HAND_S [s]; at a
-# source that asks a server it takes longer.
+# How fast the sources are is judged by fills once JUDGED_FILLS of them have ended, and before that
+# by at least SOME_OPENS opens of programs. The sources are fast if the mean open takes less than
+# AT_HAND_S [s]; an open that asks a server takes longer.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
-# While programs use all processors and their opens show that the sources are fast, fills run for
-# WORKED_S out of every WORKED_EACH_S [s].
+# While programs use all processors and their opens show that the sources are fast, background fills
+# run for WORKED_S out of every WORKED_EACH_S [s].
 WORKED_S, WORKED_EACH_S = 0.1, 1.0
 
 
 class Engine:
-    """The copy engine. The constructor raises MemoryError when not one thread can be started.
+    """The copy engine. The constructor raises MemoryError if no thread can be started.
 
-    c : struct monarch_engine *;  width : how many threads read files from the sources for which
-        nobody waits;  reads_ahead : whether PAGE_IN orders are done. Only every other thread does
-        them, so that a tier that hangs never keeps all threads; a single thread does none
-    packs : those from which the threads read small files
+    c : struct monarch_engine *
+    width : how many threads do background reads of the sources (reads that no reader waits for)
+    reads_ahead : whether PAGE_IN orders are accepted. Only every other thread does them, so that a
+        tier that hangs cannot block all threads; an engine with one thread does none
+    packs : the packs from which the threads read small files
     """
 
     def __init__(self, scanner: Scanner, peer_threads: int) -> None:
         config, shared = scanner.config, scanner.shared
         self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
-        # Fetches from peers that nobody waits for have a width of their own.
+        # Background fetches from peers have a width of their own.
         self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
         self._fetch_width = self._fetches.least
         self._memory_width, self._memory_until = 0, 0.0
@@ -98,8 +99,8 @@ class Engine:
         # Measures how idle the processors are; None where the sources are not fast.
         self._idle: IdleCores | None = None
         self._spare = 1
-        self._opened = 0, 0.0  # programs' opens, and their time, at the last look
-        self._shares = peer_threads > 0  # other nodes wait for what this one fills
+        self._opened = 0, 0.0  # programs' opens, and their time, at the last check
+        self._shares = peer_threads > 0  # whether other nodes wait for this node's fills
         threads = config.copy_threads, self.width, peer_threads
         engine = lib.monarch_engine_start(
             *threads, config.block_size_bytes, shared.clients, shared.fills
@@ -126,7 +127,7 @@ class Engine:
         self._placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
 
     def add_source(self, source: Source) -> None:
-        """Tells the threads of a source, before the first order for one of its files."""
+        """Registers a source with the engine, before the first order for one of its files."""
         lib.monarch_engine_source(self.c, source.number, source.fd)
         self.packs.add(source.number, source.config)
 
@@ -147,12 +148,12 @@ class Engine:
 
     @property
     def stands_back(self) -> bool:
-        """Whether fills leave the processors to programs: the sources are fast, so that programs
-        hardly wait for them, and no processor is idle."""
+        """Whether background fills yield the processors to programs: the sources are fast, so that
+        programs hardly wait for them, and no processor is idle."""
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
-        """Returns (places, 2, MONARCH_LEVELS) the bytes read from each place and the times taken
+        """Returns (places, 2, MONARCH_LEVELS): the bytes read from each place, and the times taken
         [ns], as in struct monarch_flow."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
@@ -177,13 +178,13 @@ class Engine:
         sums: Array | None = None,
         peers: Int32s | None = None,
     ) -> None:
-        """Gives the engine orders for (n,) entries. They are done in this order, and orders for
-        files in use come before all others.
+        """Queues orders for (n,) entries. They run in the given order; orders for files in use run
+        before all others.
 
-        words : (n,) words that name the tiers and numbers of the copies;  sums : (n,) the checksums
-        that a CHECK or COMPARE expects;  peers : (n, MONARCH_ASKED) the nodes that a FILL asks
-        before the source, in this order; -1 for none. MONARCH_HAS_IT is added for a node that has
-        the file whole
+        words : (n,) words that name the tiers and numbers of the copies
+        sums : (n,) the checksums that a CHECK or COMPARE expects
+        peers : (n, MONARCH_ASKED) the nodes that a FILL asks before the source, in this order; -1
+            for none. MONARCH_HAS_IT is added to the number of a node that has the whole file
         """
         whose, n = (self.c, self._shared.catalog.c), len(ids)
         places = pointer(word.tier(words), np.uint32), pointer(word.copy(words), np.uint64)
@@ -193,12 +194,13 @@ class Engine:
         lib.monarch_engine_submit(*whose, kind, in_use, n, entries, *places, expected, asked)
 
     def grant(self, rooms: list[TierRoom], first_copy: int, meets: int) -> None:
-        """Lets the engine itself order fills of files that a reader waits for and that have no
-        order yet. It places them by first fit into `rooms`. Until `end_grant` nobody else may set
-        words of entries that are ABSENT or WANTED, or place anything in these tiers.
+        """Lets the engine order fills by itself, for files that a reader waits for and that have no
+        order yet. The engine places them by first fit into `rooms`. Until `end_grant`, no other
+        part may set words of entries that are ABSENT or WANTED, or place anything in these tiers.
 
         first_copy : the number of the first copy; the engine may use MONARCH_PLACED numbers from it
-        on;  meets : a bit for each source whose files the engine may take into the catalog
+            on
+        meets : a bit for each source whose unknown files the engine may add to the catalog
         """
         granted = np.zeros(len(rooms), dtype=ROOM)
         for given, room in zip(granted, rooms, strict=True):
@@ -217,11 +219,11 @@ class Engine:
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
         """Tells the engine which nodes keep the files of (n,) entries. In a cluster, the engine
-        needs this for the fills that it orders itself. From the first call on, it leaves all files
-        about which it was told nothing to Python. Raises MemoryError if there is no memory.
+        needs this for the fills that it orders by itself. After the first call, the engine leaves
+        every file that no call has named to Python. Raises MemoryError if there is no memory.
 
-        asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none;  keeps : (n,) whether
-        this node keeps the file
+        asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
+        keeps : (n,) whether this node keeps the file
         """
         homes = np.zeros(len(ids), dtype=HOME)
         homes["asked_first"], homes["asked_then"] = asked.T
@@ -231,33 +233,33 @@ class Engine:
             raise MemoryError("no memory for the table that says which nodes fills ask")
 
     def rest(self, limit_s: float) -> bool:
-        """Sleeps for limit_s [s] at most, until a reader waits for a file that the grant leaves to
-        Python, or a fill ends whose copy the engine could not publish. Returns whether that has
-        happened since the last rest."""
+        """Sleeps until a reader waits for a file that the grant leaves to Python, or a fill ends
+        whose copy the engine could not publish, but for at most limit_s [s]. Returns whether either
+        has happened since the last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
         """Cancels the fills of (n,) entries, except fills that a thread has begun and fills of
-        files in use. Cancelled fills are among the results at once, as ABANDONED. Returns how many
-        were cancelled."""
+        files in use. Cancelled fills appear among the results at once, with status ABANDONED.
+        Returns how many were cancelled."""
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
-        """Returns (peers,) how many unfinished orders ask each peer first."""
+        """Returns (peers,) the number of unfinished orders that ask each peer first."""
         lengths = np.zeros(peers, dtype=np.uint32)
         lib.monarch_engine_queues(self.c, pointer(lengths), peers)
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
-        """Sets the shares in which the ranks' readers are served.
+        """Sets each rank's share of the demands that are served (reads that a reader waits for).
 
-        shares : (MONARCH_RANKS,) how many turns each rank's readers get, by the rank's number in a
-        demand; 0 for a number without a rank
+        shares : (MONARCH_RANKS,) each rank's weight, by the rank's number in a demand; 0 for a
+            number without a rank
         """
         lib.monarch_engine_shares(self.c, pointer(shares))
 
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
-        """Orders the removal of (n,) copies in one tier, which is done before all other orders.
+        """Orders the removal of (n,) copies in one tier. Removals run before all other orders.
 
         ids : the entries of the copies' files;  sizes : the files' sizes [bytes]
         """
@@ -267,7 +269,7 @@ class Engine:
 
     def results(self) -> Iterator[Array]:
         """Yields batches of results, (n,) of dtype RESULT. A batch is valid until the next one is
-        asked for, and its block sums are valid until `settle`."""
+        requested; its block sums are valid until `settle`."""
         count = RESULTS
         while count == RESULTS:
             where = pointer(self._buffer)
@@ -276,12 +278,12 @@ class Engine:
                 yield self._buffer[:count]
 
     def adapt(self) -> None:
-        """Adapts the number of reads in flight to the rates of the sources and the peers."""
+        """Adapts the number of concurrent reads to the sources' and the peers' throughput."""
         before, opened = self.width, self._shared.source_opens()
         rested, fetched = self.stands_back, self._fetch_width
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_FILES))
         so_far = Counted(self.bytes_from_source, files, *opened)
-        # Orders that ask peers do not count: their reads say nothing about the width at the
+        # Orders that ask peers do not count, because they say nothing about the width at the
         # sources.
         pending = self.pending(from_peers=False)
         now_s = time.monotonic()
@@ -296,9 +298,9 @@ class Engine:
             lib.monarch_engine_width(self.c, self.width, self._fetch_width, self.stands_back)
 
     def _adapted_fetches(self, now_s: float) -> int:
-        """Returns how many fetches from peers that nobody waits for may be in flight: the fewest
-        that bring nearly the most. While a source is read, only the least number may be in flight:
-        files that only the source has come first, and files of other nodes are near anyway."""
+        """Returns the limit on concurrent background fetches from peers: the smallest with nearly
+        the highest throughput. While a source is being read, it is LEAST_FETCHES: files that only
+        the source has come first, and files that other nodes hold are cheap to read later."""
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_FILES))
         reads = bool(lib.monarch_engine_reads_sources(self.c))
         is_full = self.pending(from_peers=True) > self._fetches.width and not reads
@@ -306,8 +308,8 @@ class Engine:
         return self._fetches.least if reads else width
 
     def _affordable_width(self, now_s: float) -> int:
-        """Returns how many reads may be in flight before their buffers take so much memory that the
-        kernel could kill the job."""
+        """Returns how many concurrent reads are affordable: the buffers of more reads would take so
+        much memory that the kernel could kill the job."""
         if now_s >= self._memory_until:
             affordable = int(available_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
             self._memory_width = max(self._reads.least, affordable)
@@ -322,11 +324,10 @@ class Engine:
         return bool(control.fast_sources == (1 << control.sources) - 1)
 
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
-        """Returns how many threads may fill files that nobody waits for. Where the sources are
-        fast, programs need the processors more than fills do. Then fills run freely only while a
-        processor is idle; otherwise one thread fills, to see when a source is no longer fast. While
-        programs' own opens show that the sources are fast, that thread works only part of the
-        time."""
+        """Returns how many threads may do background fills. Where the sources are fast, programs
+        need the processors more than fills do: fills then use all threads only while a processor is
+        idle. Otherwise one thread fills, to notice when a source is no longer fast. While programs'
+        own opens show that the sources are fast, even that thread works only part of the time."""
         if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most
@@ -340,17 +341,18 @@ class Engine:
         return 0 if is_seen and not self._shares and now_s % WORKED_EACH_S >= WORKED_S else 1
 
     def settle(self) -> None:
-        """Tells the engine that the catalog now reflects all results taken so far."""
+        """Tells the engine that the catalog now reflects all results fetched so far."""
         lib.monarch_engine_settle(self.c)
 
     def await_results(self, *, is_awaited: bool) -> None:
-        """Tells the engine whether anything waits for the results of successful fills. If nothing
-        does, the engine rings the doorbell for fewer results."""
+        """Tells the engine whether anything in the daemon waits for the results of successful
+        fills. If nothing does, the engine wakes the loop for fewer results."""
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:
-        """Begins to take descriptors of files that programs have read, from the session's handover
-        sockets. Returns False where the sockets cannot be made, or no thread can be started."""
+        """Starts receiving descriptors of files that programs have read, from the session's
+        handover sockets. Returns False if the sockets cannot be made, or no thread can be started.
+        """
         session = self._shared.session
         try:
             for path in session.handovers:
@@ -363,18 +365,18 @@ class Engine:
         return int(lib.monarch_engine_handovers(self.c, numbers, len(numbers))) == 0
 
     def unmet(self, source: int) -> tuple[Array, Any]:
-        """Returns files of a source that programs have handed over and that the catalog does not
-        know: (n,) entries of dtype ENTRY, and the C array that holds their paths. The engine keeps
-        their descriptors for 50 ms, in which their fills should be ordered."""
+        """Returns the files of a source that programs have handed over and that the catalog does
+        not know: (n,) entries of dtype ENTRY, and the C array that holds their paths. The engine
+        keeps their descriptors for 50 ms; their fills should be ordered within that time."""
         entries, pool = self._unmet
         to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)
         return entries[:n].copy(), pool
 
     def stop(self, limit_s: float) -> int:
-        """Abandons all orders and ends the threads. Returns how many threads have not ended within
-        limit_s, because a file system does not answer. Descriptors and memory that these threads
-        use must stay as they are."""
+        """Abandons all orders and ends the threads. Returns the number of threads that did not end
+        within limit_s because a file system does not answer. Descriptors and memory that these
+        threads use must stay valid."""
         left = int(lib.monarch_engine_stop(self.c, max(0, int(limit_s * 1000))))
         for each in self._handovers if not left else ():
             each.close()

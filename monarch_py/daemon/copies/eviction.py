@@ -1,12 +1,12 @@
-"""Eviction from tiers by a plan (Lobster 4.4): copies used later make room for files used sooner.
+"""Evicts copies from tiers by a plan, for files that are used sooner (Lobster 4.4).
 
-Copies that are used neither in the rest of this epoch nor in the next one are evicted first (the
-rules of reuse count and reuse distance: their next use is farther than every known one), then the
-copies with the largest reuse distance. Of the files that are fetched ahead, the one used soonest
-gets the room. A copy is evicted for it only if that file's use after the coming one is sooner than
-the copy's next use (the rule of coordination with prefetching; `policies.eviction.exchange`).
-Nothing is evicted where no file needs the room, where the coming uses are not known, or without a
-plan.
+Copies that are used neither in the rest of this epoch nor in the next one are evicted first
+(Lobster's rules of reuse count and reuse distance: no known next use is as far away as theirs).
+Then come the copies with the largest reuse distance. Of the files to be fetched ahead, the one used
+soonest gets the room. A copy is evicted for such a file only if the second next use of the file
+comes before the next use of the copy (Lobster's rule of coordination with prefetching;
+`policies.eviction.exchange`). Nothing is evicted while no file needs room, while the coming uses
+are unknown, or without a plan.
 """
 
 import math
@@ -24,33 +24,33 @@ from monarch_py.policies.eviction import exchange
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import NOWHERE
 
-# Copies to evict are looked for at most every LOOK_S [s], and all looks together take at most the
-# part SHARE of the time.
+# The search for copies to evict runs at most every LOOK_S [s], and takes at most the share SHARE of
+# the time.
 LOOK_S, SHARE = 0.1, 0.05
-# Files that were given room by eviction, and whose fill has not begun, take at most this much
-# together; a single file may take more [bytes].
+# Limit on the files that were given room by eviction and whose fill has not begun: at most this
+# much together, but a single file may exceed it [bytes].
 MOST_BYTES = 64 << 20
-# One look finds room for at most MOST_FILES files. For these it considers TIMES as many copies of a
-# tier, those whose next use is farthest in the future.
+# One search makes room for at most MOST_FILES files. It considers TIMES as many copies of a tier as
+# victims: those whose next use is farthest in the future.
 MOST_FILES, TIMES = 2048, 4
-# If files that are meant for a tier lack room there for this long [s], files outside the plan or
-# another user of the file system have taken the room. Files that do not fit are then no longer
-# meant for the tier.
+# If files that are meant for a tier have lacked room there for this long [s], files outside the
+# plan, or another user of the file system, occupy the room. The files that do not fit are then no
+# longer meant for the tier.
 SHORT_S = 10.0
-# Uses are out of date if they were asked for longer ago than this [s].
+# Known uses that were requested longer ago than this are out of date [s].
 OLD_S = 5.0
 
 Uses = Ints
 
 
 class Evictions:
-    """Evicts copies where that pays. Runs in turns of the daemon's loop and never waits.
+    """Evicts copies where that pays. Runs in the daemon's loop and never blocks.
 
-    foresee : has a thread work out two arrays (entries,): the distance of each entry's next use,
-        and that of the use after it; NOT_SOON where no use is known. Returns the future of both
-        arrays; None as long as too little is known
+    foresee : computes, in a thread, two arrays (entries,): the distance to each entry's next use,
+        and to the use after it, or NOT_SOON where no use is known. Returns the future of both
+        arrays, or None while too little is known
     may_go : tells which copies of (n,) files this node may drop
-    evicted : for each tier with eviction, by its number, how many copies were evicted
+    evicted : the number of evicted copies for each tier with eviction, by the tier's number
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Evictions:
         self._copies, self._policy = copies, policy
         self._foresee, self._may_go = foresee, may_go
         self._next_look_s = 0.0
-        # A thread works the uses out: with a million files, that takes longer than a turn of the
-        # loop may.
+        # A thread computes the uses: with a million files this takes longer than an iteration of
+        # the loop may take.
         self._uses: Future[Distances] | None = None
         self._asked_s = 0.0
         self._short_since_s: dict[int, float] = {}
         self.evicted = dict.fromkeys(copies.scanner.config.evicting, 0)
 
     def end(self) -> None:
-        """Ends eviction: nothing is evicted from here on."""
+        """Ends eviction for good."""
         self._next_look_s = math.inf
 
     def step(self) -> None:
-        """Runs one turn: evicts copies where that pays."""
+        """Runs one iteration: evicts copies where that pays."""
         begun = time.monotonic()
         if not self.evicted or begun < self._next_look_s:
             return
@@ -111,8 +111,8 @@ class Evictions:
             placement[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
         if kept_for > there or kept_for >= MOST_BYTES:
             return
-        # Only files with a known second use get room. A file that is used in the next epoch alone
-        # has none, because what comes after that epoch is not known.
+        # Only files with a known second next use get room. For a file that is used in the next
+        # epoch only, it is not known, because the plan does not look beyond that epoch.
         coming = np.flatnonzero(absent & (placement == NOWHERE) & (second != NOT_SOON))
         if len(coming) > MOST_FILES:
             coming = coming[np.argpartition(first[coming], MOST_FILES)[:MOST_FILES]]

@@ -4,13 +4,13 @@ import os
 
 import psutil
 
-# IDLE_CORES : work that nobody waits for goes on while at least this many processors are idle.
+# IDLE_CORES : background work goes on while at least this many processors are idle.
 # LOOK_S : the interval between two measurements [s].
 IDLE_CORES, LOOK_S = 0.5, 0.1
 
 
 class IdleCores:
-    """Measures how many processors were idle between two calls."""
+    """Measures how many processors were idle since the previous call."""
 
     def __init__(self) -> None:
         self._before = 0.0, 0.0
@@ -31,11 +31,11 @@ class IdleCores:
     def _look() -> tuple[float, float]:
         """Returns the idle time of the processors, summed, and their whole time, summed [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
-        # Where processors are switched off, the numbers of the two lists may not match. If no
-        # number matches, all processors are counted.
+        # The numbers in the two lists may differ where processors are offline. If no number
+        # matches, all processors are counted.
         times = [t for number, t in enumerate(all_) if number in mine] or all_
-        # Only the first eight fields are summed: the time of guests, which follows, is already part
-        # of the time of programs.
+        # Only the first eight fields are summed: the guest times that follow are already included
+        # in `user` and `nice`.
         return sum(t.idle + t.iowait for t in times), sum(sum(t[:8]) for t in times)
 
     def take(self) -> float:

@@ -14,13 +14,13 @@ from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, Reason, State, Uin
 
 log = logging.getLogger("monarch.outdated")
 
-# One request compares for at most this time [ns]. The command goes on with its next request.
+# One request compares for at most this time [ns]. The command then sends its next request.
 LIMIT_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a comparison of (n,) entries with the source has found.
+    """The result of comparing (n,) entries with the source.
 
     words : (n,) the entries' words before the comparison;  found : (n,) enum monarch_compared;
     fresh : (n,) of dtype ENTRY, the present attributes of files that have changed
@@ -34,17 +34,17 @@ class Compared:
 
 class Outdated:
     """Compares entries with the source, and drops the copies of files that have changed. `look` may
-    be called from any thread, all other methods only between the turns of the loop."""
+    be called from any thread, all other methods only between the iterations of the loop."""
 
     def __init__(self, scanner: Scanner, copies: Copies) -> None:
         self.scanner, self.copies, self.shared = scanner, copies, scanner.shared
-        # By entry, the number of the old copy, and the attributes that the entry gets once that
+        # By entry: the number of the old copy, and the attributes that the entry gets once that
         # copy is removed.
         self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
-        """Compares (n,) files and directories with the source, in this order, for LIMIT_NS at most.
-        Returns what it has found for the entries that it came to, at least one."""
+        """Compares (n,) files and directories with the source, in this order, for at most LIMIT_NS.
+        Returns the result for the entries compared within that time, at least one."""
         words = catalog.words[ids].copy()
         found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)
         roots = pointer(np.array([source.fd for source in self.scanner.sources]), np.int32)
@@ -63,8 +63,8 @@ class Outdated:
         is_left = (states == State.BYPASS) & (word.reason(compared.words) == Reason.CHANGED)
         meant = (kinds == Kind.FILE) & (is_left | (states == State.PRESENT))
         meant &= is_left | (compared.found != lib.MONARCH_SAME)
-        # Entries whose words have changed since the comparison are left out: another part of the
-        # daemon has dealt with them.
+        # Entries whose words have changed since the comparison are skipped: another part of the
+        # daemon has handled them.
         meant &= catalog.words[compared.ids] == compared.words
         usable = meant & (compared.found != lib.MONARCH_GONE) & ~self._marked(compared)
         present = states == State.PRESENT
@@ -80,8 +80,8 @@ class Outdated:
         return compared.ids[usable], directories
 
     def _marked(self, compared: Compared) -> Bools:
-        """Returns (n,) whether a client has changed the file that is at the source now. Such a file
-        gets no copy in this session."""
+        """Returns (n,) whether a client has changed the file at the source in this session. Such a
+        file gets no copy until the session ends."""
         is_replaced = compared.found == lib.MONARCH_REPLACED
         entries = self.shared.catalog.entries[compared.ids]
         inodes = np.where(is_replaced, compared.fresh["ino"], entries["ino"])
@@ -92,8 +92,8 @@ class Outdated:
         return np.fromiter(marked, dtype=bool, count=len(inodes))
 
     def step(self) -> None:
-        """Runs one turn: gives entries their present attributes once their old copies are
-        removed."""
+        """Runs one iteration: updates the attributes of entries whose old copies are removed by
+        now."""
         if not self._fresh:
             return
         catalog = self.shared.catalog
@@ -103,5 +103,5 @@ class Outdated:
             if copy and copy == old:
                 continue  # the old copy is being removed
             del self._fresh[entry]
-            if not copy:  # otherwise a new fill is under way, which looks at the source itself
+            if not copy:  # otherwise a new fill is in progress, which reads the attributes itself
                 self.copies.renew(entry, fresh)

@@ -18,7 +18,7 @@ log = logging.getLogger("monarch.packs")
 
 
 def _open(pack: Path) -> int:
-    """Opens a pack so that reading it does not change its access time, if this user may."""
+    """Opens a pack without updating its access time (O_NOATIME), if this user may."""
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         return os.open(pack, flags | os.O_NOATIME)
@@ -27,8 +27,8 @@ def _open(pack: Path) -> int:
 
 
 class Packs:
-    """The packs that the configuration names. One that cannot be used is logged, and its files are
-    read one by one. The engine's threads read the packs.
+    """The packs that the configuration names. The engine's threads read small files from them. If a
+    pack cannot be used, that is logged, and its files are read one by one.
 
     engine : struct monarch_engine *
     """
@@ -39,8 +39,8 @@ class Packs:
         self._used: dict[int, Path] = {}
 
     def add(self, number: int, source: SourceConfig) -> None:
-        """Takes in the pack of a source, if it has one, before the first order for a file of the
-        source."""
+        """Opens the pack of a source, if it has one. Must be called before the first order for a
+        file of the source."""
         if source.pack is not None and self._give(number, source.pack):
             self._used[number] = source.pack
 
@@ -67,8 +67,8 @@ class Packs:
         return True
 
     def arranged(self, ids: Ids, catalog: CatalogReader) -> Ids:
-        """Returns (n,) files in another order: those that are read from packs take each other's
-        places, so that they follow each other as they do in the packs."""
+        """Returns (n,) files in the order in which they are best read: files from packs are put in
+        the order of their pack, at the positions that such files had before."""
         if not self._used or len(ids) < 2:
             return ids
         places = np.empty(len(ids), dtype=np.int64)
@@ -82,7 +82,7 @@ class Packs:
         return arranged
 
     def look(self) -> None:
-        """Logs that a pack has changed, or cannot be read; the same error of a pack only once."""
+        """Logs packs that have changed or cannot be read; each error of a pack is logged once."""
         for number, pack in list(self._used.items()):
             error = int(lib.monarch_engine_pack_error(self._engine, number))
             if error and error != self._logged.get(number):

@@ -1,10 +1,10 @@
-"""The ranks of this node, and how the engine's threads are shared among them.
+"""Divides the engine's threads among the ranks of this node.
 
 A rank is a training process with its workers; the launcher numbers the ranks of a node
-(csrc/preload/session/session.c). All ranks wait for the slowest one at the end of a step. So a rank
-that is predicted to load more gets more turns among the reads that readers wait for (Lobster, 4.2
-and 4.3). The demands of a rank are its queue in the sense of Algorithm 1, and slices of the
-engine's threads' time are its threads.
+(csrc/preload/session/session.c). At the end of a step, all ranks wait for the slowest one. So a
+rank that is predicted to load more gets a larger share of the reads that readers wait for (Lobster,
+4.2 and 4.3). In terms of Algorithm 1, the demands of a rank are its queue, and slices of the
+engine's thread time are its threads.
 """
 
 import math
@@ -20,21 +20,21 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import Floats, Ints, Uints, ffi, lib
 from monarch_py.policies.lobster.queues import queue_seconds, share_threads
 
-# A prediction is made every WINDOW_S [s], or less often, so that predictions take at most the part
+# A prediction is made every WINDOW_S [s], or less often, so that predictions take at most the share
 # MOST_OF_TIME of the daemon's time.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
-# The bytes that a rank has opened count for less with time: after MEMORY_S [s] they count for 1/e
-# of their number. A rank with less than one byte left by this count is not active.
+# Exponential decay of the bytes that a rank has opened: time constant MEMORY_S [s]. A rank whose
+# decayed sum is below one byte is not active.
 MEMORY_S = 0.5
-# The threads' time is cut into SLICES slices for each rank on average. The time of the search grows
-# with the square of the number of slices. With more ranks than MOST_SEARCHED, each rank gets slices
-# in proportion to its load instead, which is what the search would find with many thin slices.
+# The thread time is cut into SLICES slices per rank on average. The cost of the search grows with
+# the square of the number of slices. With more than MOST_SEARCHED ranks, each rank gets slices in
+# proportion to its load instead; the search would give the same with many thin slices.
 SLICES, MOST_SEARCHED = 8, 8
-# Each rank's load counts as at least this part of the mean load. Its readers wait for a bounded
-# time (csrc/preload/fill/demand.c), which must not pass because other ranks miss more.
+# Each rank's load counts as at least this share of the mean load. The readers of a rank wait for a
+# bounded time (csrc/preload/fill/demand.c), which must not run out because other ranks miss more.
 LEAST_LOAD = 0.25
-# Loads are given to the policy, which takes whole numbers, in units of 1/PARTS of the largest load.
+# The policy takes integers, so loads are given to it in units of 1/PARTS of the largest load.
 PARTS = 1 << 30
 
 # Returns (ranks of a node,) how much each rank will load next, in any unit; None if that is not
@@ -61,7 +61,7 @@ def shares_of(loads: Floats) -> Ints:
 
 
 class Ranks:
-    """Tells the engine the ranks' shares. Runs in turns of the daemon's loop and never waits.
+    """Sets the ranks' shares in the engine. Runs in the daemon's loop and never blocks.
 
     is_on : whether ranks get shares; otherwise all ranks are treated alike
     """
@@ -77,8 +77,8 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
-        # (MONARCH_RANKS, 2) the bytes that each rank has opened, and those that it has missed; row
-        # 0 belongs to no rank.
+        # (MONARCH_RANKS, 2) the bytes that each rank has opened, and the bytes that it has missed;
+        # row 0 counts processes without a rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
         self._recent = np.zeros_like(self._seen)
@@ -87,10 +87,10 @@ class Ranks:
         self._shares: npt.NDArray[np.uint32] = np.zeros(lib.MONARCH_RANKS, dtype=np.uint32)
 
     def step(self, planned: Prediction) -> None:
-        """Runs one turn.
+        """Runs one iteration.
 
-        planned : returns what a plan predicts, by the ranks' numbers. Without a plan, the latest
-        misses of each rank predict its next ones
+        planned : returns what a plan predicts, by the ranks' numbers. Without a plan, each rank's
+            recent misses are the prediction
         """
         now = self._clock()
         if not self.is_on or now < self._next_look:
@@ -100,7 +100,8 @@ class Ranks:
         shares = np.zeros_like(self._shares)
         if len(active) > 1:
             found = shares_of(self._loads(active, planned()))
-            # A rank that becomes active before the next look gets the share of an average rank.
+            # A rank that becomes active before the next prediction gets the share of an average
+            # rank.
             shares[1:] = max(1, round(float(found.mean())))
             shares[active] = found
         if (shares != self._shares).any():
@@ -110,7 +111,7 @@ class Ranks:
 
     def _look(self, now: float) -> None:
         counts = self._counts.astype(np.float64)
-        # Clients write the counts, and a faulty one may write a smaller count than before.
+        # Clients write the counts; a faulty client may decrease one.
         fresh = np.maximum(0.0, counts - self._seen)
         fade = math.exp(-(now - self._looked_at) / MEMORY_S)
         self._seen, self._looked_at = counts, now
@@ -118,9 +119,9 @@ class Ranks:
         self._recent[self._recent[:, 0] < 1] = 0.0
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
-        """Returns (active,) how much each of these ranks loads next. Without a plan it is the part
-        of its bytes that the rank has missed: all ranks of a job read equally much in a step, so
-        these parts tell how their loads compare."""
+        """Returns (active,) how much each of these ranks loads next. Without a plan, this is the
+        rank's miss ratio in bytes: all ranks of a job read equally much in a step, so their ratios
+        are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T
@@ -130,8 +131,8 @@ class Ranks:
         """Returns what `status` says of each rank that has opened anything."""
         active = np.flatnonzero(self._recent[:, 0])
         together = max(1, int(self._shares[active].sum()))
-        # Clients go on counting, and numpy raises an error if an array changes while it is
-        # searched. So a copy is searched.
+        # Clients keep counting, and numpy raises an error if an array changes while it is searched.
+        # So a copy is searched.
         counts = self._counts.copy()
         return [
             {

@@ -1,7 +1,7 @@
-"""Brings copies in slow tiers of the node into memory before a plan's programs open them.
+"""Reads copies in slow tiers into the page cache before a plan's programs open them.
 
-The copies' pages lie in the page cache until then. The kernel takes this memory back when it is
-needed, no byte is in memory twice, and each file keeps its one copy.
+The page cache is used rather than a second copy: the kernel can reclaim the memory, no byte is in
+memory twice, and each file keeps its one copy.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,16 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import Bools, Ids, JobKind, JobStatus, State
 from monarch_py.storage.tiers import Tier
 
-# At most this much is under way at a time [files, bytes], because files that are used sooner may
-# become known a moment later.
+# Limits on the copies being read at a time [files, bytes]. They are low because a file that is used
+# sooner may become known at any moment.
 MOST_FILES, MOST_BYTES = 64, 32 << 20
 
 
 class ReadAhead:
-    """Orders that copies be brought into memory. Runs in turns of the daemon's loop and never
-    waits.
+    """Orders that copies be read into the page cache. Runs in the daemon's loop and never blocks.
 
-    tiers : the tiers of the configuration, by number; copies in RAM tiers are left alone
-    files : how many copies were brought into memory
+    tiers : the tiers of the configuration, by number; copies in RAM tiers are skipped
+    files : how many copies were read into the page cache
     """
 
     def __init__(self, shared: Shared, engine: Engine, tiers: Sequence[Tier | None]) -> None:
@@ -35,8 +34,8 @@ class ReadAhead:
         self._is_slow[: len(tiers)] = [
             tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
         ]
-        self._brought = np.zeros(0, dtype=bool)  # by entry, whether brought since its last open
-        self._under_way: dict[int, int] = {}  # sizes of copies being brought, by entry
+        self._brought = np.zeros(0, dtype=bool)  # by entry, whether paged in since its last open
+        self._under_way: dict[int, int] = {}  # sizes of the copies being paged in, by entry
         self.files = 0
 
     def is_for(self, ids: Ids) -> Bools:
@@ -45,16 +44,16 @@ class ReadAhead:
         return np.asarray((word.state(words) == State.PRESENT) & self._is_slow[word.tier(words)])
 
     def wants(self, ids: Ids) -> Bools:
-        """Returns (n,) whether each file is to be brought before its next use."""
+        """Returns (n,) whether each file should be paged in before its next use."""
         wanted = self.is_for(ids)
         known = ids < len(self._brought)
         wanted[known] &= ~self._brought[ids[known]]
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders that files be brought into memory: of (n,) files, given in the order of their use,
-        the first ones that `wants` names, as many as may be under way at a time. The engine does
-        these orders after all orders that programs wait for."""
+        """Orders that copies be paged in. Of (n,) files in the order of their use, takes the first
+        ones that `wants` selects, up to the limits above. The engine does these orders after all
+        orders that programs wait for."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -70,21 +69,21 @@ class ReadAhead:
         self.engine.submit(JobKind.PAGE_IN, ids, catalog.words[ids])
 
     def ended(self, result: Any) -> None:
-        """Takes in the result of an order. A copy that could not be read stays, and its next reader
-        finds the error."""
+        """Processes the result of an order. A copy that could not be read is kept; its next reader
+        gets the error."""
         self._under_way.pop(int(result["id"]), None)
         if result["status"] == JobStatus.DONE:
             self.files += 1
 
     def filled(self, ids: Ids) -> None:
-        """Notes (n,) files whose fill is ordered or has just ended: the pages of a new copy are in
-        memory already. It is called when the fill is ordered as well, because a copy is visible
-        before its result is taken."""
+        """Notes (n,) files whose fill has been ordered or has just ended: the pages of a new copy
+        are in memory already. The caller reports a fill also when it is ordered, because the copy
+        is visible before its result is processed."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:
-        """Notes (n,) files that programs have opened. They are to be brought again before their
-        next use."""
+        """Notes (n,) files that programs have opened. They are paged in again before their next
+        use."""
         self._set_brought(ids, brought=False)
 
     def _set_brought(self, ids: Ids, *, brought: bool) -> None:

@@ -1,6 +1,6 @@
-"""The staging area: a small tier whose copies come and go.
+"""The staging area: a small tier for copies that are used once and dropped.
 
-Files that a node reads and does not keep lie in this area from their fetch to their use (the
+Files that a node reads but does not keep lie in this area from their fetch to their use (the
 staging buffer of NoPFS, 2). The area has the last tier number. No policy places files in it, and it
 has no manifest.
 """
@@ -24,19 +24,19 @@ from monarch_py.util.units import GIB
 
 log = logging.getLogger("monarch.staging")
 
-# Without a configured area, one is opened in shared memory. Its size is the least of DEFAULT_BYTES
-# [bytes], 1/SHARE_OF_DISK of what the file system has free, and 1/SHARE_OF_MEMORY of the memory
-# that is left.
+# Without a configured area, one is created in shared memory. Its size is the least of DEFAULT_BYTES
+# [bytes], 1/SHARE_OF_DISK of the file system's free space, and 1/SHARE_OF_MEMORY of the free
+# memory.
 DEFAULT_BYTES = GIB
 SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
-# At least 1/AT_ONCE of the quota is freed at a time, because looking for copies to drop costs as
+# At least 1/AT_ONCE of the quota is freed at a time, because the search for copies to drop costs as
 # much for one file as for many.
 AT_ONCE = 16
 
 
 def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier | None:
-    """Opens the area that the configuration describes. If it describes none and one is `needed`,
-    opens one in shared memory. Returns the area; None if there is none or it cannot be opened. The
+    """Opens the staging area of the configuration. If none is configured and one is `needed`,
+    creates one in shared memory. Returns None if there is no area or it cannot be opened; the
     source then serves the files that this node does not keep."""
     found = config.staging or (_default(len(config.tiers)) if needed else None)
     if found is None:
@@ -73,21 +73,21 @@ def _default(tiers: int) -> TierConfig | None:
 
 
 class Staging:
-    """Keeps track of the staged files, in the order in which they came or were opened, and drops
-    copies to make room for others. Runs in turns of the daemon's loop and never waits.
+    """Keeps the staged files in the order of their arrival or last open, and drops copies to make
+    room for others. Runs in the daemon's loop and never blocks.
 
     number : the area's number among the tiers;  tier : None without an area; then nothing is staged
     """
 
     def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:
         self.number, self.tier, self.copies, self._policy = number, tier, copies, policy
-        # The staged files, in the order in which they came or were last opened. A copy that was
-        # dropped for another reason stays here until `_drop` comes to it.
+        # The staged files, in the order of their arrival or last open. A copy that was dropped for
+        # another reason stays in the list until `_drop` reaches it.
         self._entries: dict[int, None] = {}
-        self.refused: list[Ids] = []  # left to the source until something changes here
+        self.refused: list[Ids] = []  # left to the source until the area changes
         self.staged = self.dropped = 0
 
-    # --- what is there --------------------------------------------------------------------------
+    # --- contents -------------------------------------------------------------------------------
 
     def arrived(self, ids: Ids) -> None:
         """Notes (n,) files whose copies have arrived here."""
@@ -107,13 +107,13 @@ class Staging:
     # --- room -----------------------------------------------------------------------------------
 
     def can_hold(self, sizes: Uints) -> Bools:
-        """Returns (n,) whether a file of each of these sizes [bytes] fits into the empty area."""
+        """Returns (n,) whether a file of each size [bytes] would fit into the empty area."""
         if self.tier is None or not self.tier.usable:
             return np.zeros(len(sizes), dtype=bool)
         return np.asarray(self.tier.rounded_all(sizes) <= self.capacity_bytes())
 
     def capacity_bytes(self) -> int:
-        """Returns how much room all copies together can take here [bytes]."""
+        """Returns the size limit of all copies in the area together [bytes]."""
         if self.tier is None or not self.tier.usable:
             return 0
         try:
@@ -122,17 +122,20 @@ class Staging:
             return 0
 
     def admits(self, sizes: Uints) -> Bools:
-        """Returns (n,) whether there is room now for each of the files, whose sizes [bytes] are
-        given and which are taken in order."""
+        """Returns (n,) whether there is room now for each of the files, if they are placed in this
+        order.
+
+        sizes : (n,) [bytes]
+        """
         if self.tier is None:
             return np.zeros(len(sizes), dtype=bool)
         room = self.tier.room()
         return take(room.rounded(sizes), room.free_bytes, room.free_inodes)
 
     def make_room(self, need_bytes: int, least_use: int = -1) -> bool:
-        """Drops copies until need_bytes of room are free or being freed. Copies that are used
-        before `least_use`, a distance as in `NodePolicy.next_use`, stay. Returns whether any room
-        is being freed."""
+        """Drops copies until need_bytes of room are free or being freed. Copies whose next use
+        comes before `least_use` (a distance as in `NodePolicy.next_use`) are kept. Returns whether
+        any room is being freed."""
         if self.tier is None:
             return False
         leaving = self.copies.leaving[self.number]
@@ -142,9 +145,9 @@ class Staging:
         return self.copies.leaving[self.number] > 0
 
     def _drop(self, bytes_: int, least_use: int) -> None:
-        """Drops copies of `bytes_` bytes together, chosen by `NodePolicy.victims`. Of copies with
-        the same next use, or without a known one, the copy that came or was opened the longest ago
-        is dropped first."""
+        """Drops copies of `bytes_` bytes together, chosen by `NodePolicy.victims`. Among copies
+        with the same next use, or with no known one, the least recently arrived or opened is
+        dropped first."""
         assert self.tier is not None
         ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
         words = self.copies.shared.catalog.words[ids]
@@ -162,14 +165,14 @@ class Staging:
     # --- no room --------------------------------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Leaves (n,) files to the source because no copy can be dropped for them now. It does so
-        at once, because readers wait. When anything changes here, the files become ABSENT, so that
-        their next open wants them again."""
+        """Leaves (n,) files to the source at once, because no copy can be dropped for them now and
+        readers wait. When the area changes, the files become ABSENT, so that their next open
+        requests them again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 
     def let_in(self) -> None:
-        """Makes refused files ABSENT, so that they can be wanted again. It is called when copies
+        """Makes refused files ABSENT, so that they can be requested again. It is called when copies
         have arrived, or when dropped copies have been removed."""
         if not self.refused:
             return

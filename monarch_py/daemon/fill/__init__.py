@@ -1,1 +1,1 @@
-"""What is filled, and in which order: files that programs wait for, and files filled ahead."""
+"""Chooses what is filled and in which order: files that programs wait for, files filled ahead."""

@@ -1,4 +1,4 @@
-"""Takes over copies of earlier sessions, and has those checked that may be damaged."""
+"""Adopts copies of earlier sessions, and has those checked that may be damaged."""
 
 import logging
 import time
@@ -15,29 +15,28 @@ from monarch_py.native import Ids, JobKind, JobStatus, State
 
 log = logging.getLogger("monarch.filler")
 
-# After a check failed because the daemon had no descriptor left, no check is ordered for this long
-# [s].
+# After a check has failed for lack of descriptors, no check is ordered for this long [s].
 PASSING_S = 1.0
 
 
 class Checks:
-    """The copies that wait for their check. Runs in turns of the daemon's loop and never waits."""
+    """The copies that await a check. Runs in the daemon's loop and never blocks."""
 
     def __init__(self, copies: Copies, requests: FillRequests) -> None:
         self._copies, self._requests = copies, requests
         self._shared, self._keepers = copies.shared, copies.keepers
         self._waiting: deque[Ids] = deque()
-        # Copies whose check failed because the daemon had no descriptor left.
+        # Copies whose check failed because the daemon had run out of descriptors.
         self._failed: list[int] = []
         self._not_before_s = 0.0
 
     def __len__(self) -> int:
-        """The number of copies that wait for their check."""
+        """The number of copies that await a check."""
         return sum(map(len, self._waiting)) + len(self._failed)
 
     def adopt_found(self) -> None:
-        """Takes over the copies of earlier sessions that the scanner has found to match their
-        sources. They serve at once, or once they have been checked."""
+        """Adopts the copies of earlier sessions that, by the scan, match their sources. They are
+        published at once, or once a check has succeeded."""
         catalog = self._shared.catalog
         for ids, rows, tier_number in self._copies.scanner.take_adopted():
             catalog.set_words(ids, word.make(State.FILLING, 0, tier_number, rows["copy"]))
@@ -66,7 +65,7 @@ class Checks:
         return ordered
 
     def failed(self, result: Any) -> None:
-        """Takes in the result of a check that was abandoned, that could not be made, or that found
+        """Processes the result of a check that was abandoned, that could not run, or that found
         damage."""
         entry = int(result["id"])
         if result["status"] == JobStatus.ABANDONED:
@@ -78,7 +77,7 @@ class Checks:
             self.make_anew(entry)
 
     def make_anew(self, entry: int) -> None:
-        """Drops a damaged copy, and has it made again."""
+        """Drops a damaged copy, and has the file filled again."""
         path = self._shared.catalog.path(entry)
         log.warning("the copy of %s is damaged; it is dropped and made again", path)
         self._copies.forget(one(entry), State.ABSENT)

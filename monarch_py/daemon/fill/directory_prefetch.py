@@ -1,8 +1,8 @@
-"""`prefetch: auto`: fills the files beside those that programs read, before programs open them.
+"""`prefetch: auto`: fills the other files of directories that programs read through, ahead of time.
 
 In a cluster, each node first fills the files whose home it is. It fetches other nodes' files only
-while a processor is idle, so that no program is slowed down. There is no hurry: these files are
-near once their homes have copies.
+while a processor is idle, so that no program is slowed down. There is no hurry: once another node
+has a copy, a fetch from it is fast.
 """
 
 import os
@@ -19,27 +19,27 @@ from monarch_py.daemon.fill.unused import UnusedPrefetch
 from monarch_py.native import NO_IDS, Ids, State, ffi, lib, pointer
 from monarch_py.policies.placement import NOWHERE
 
-# A directory is filled once NAMES of its files were read to their end. Everything below a directory
-# is filled once files were read to their end below NAMES of its subdirectories.
+# A directory is filled once NAMES of its files were read to their end. All subdirectories of a
+# directory are filled once files were read to their end below NAMES of them.
 NAMES = 4
-# Of the files read to their end between two turns, at most this many are looked at. A few are
+# Of the files read to their end between two iterations, at most this many are examined; a few are
 # enough to recognise the directory that programs read.
 LOOKS = 64
-# At most this many files wait for their turn or are being filled.
+# At most this many files are queued or being filled.
 QUEUE = 4096
-# At most this many entries of the catalog are looked at in one turn.
+# At most this many entries of the catalog are examined in one iteration.
 ENTRIES = 65536
-# At least this much room is freed at a time by dropping unused copies, so that it is not done for
-# every single file [bytes].
+# Dropping unused copies frees at least this much room at a time, so that it is not done for every
+# single file [bytes].
 GIVEN_BYTES = 16 << 20
-# When no tier has room, the tiers are asked again after this time [s].
+# When no tier has room, the next try comes after this time [s].
 FULL_S = 1.0
-# For this long after an open, programs are expected to use more of what was filled ahead [s].
+# For this long after an open, programs are expected to use more of the prefetched files [s].
 AWAKE_S = 2.0
 
 # The flag of an entry whose home is another node.
 OF_OTHERS = int(lib.MONARCH_OF_OTHERS)
-# The number of a source, and a directory relative to it, "" for its root.
+# A directory: the number of its source, and its path relative to the source ("" for the root).
 Place = tuple[int, str]
 
 
@@ -55,8 +55,8 @@ class _Home(IntEnum):
 class _Filled:
     """A directory that is filled.
 
-    is_deep : whether everything below it is filled too;  at : for each home, the first entry of the
-    catalog that is still to be looked at
+    is_deep : whether all its subdirectories are filled too
+    at : for each home, the first entry of the catalog that is not examined yet
     """
 
     place: Place
@@ -83,8 +83,7 @@ class Directories:
         self._below: defaultdict[Place, set[str]] = defaultdict(set)
 
     def note(self, source: int, path: str) -> bool:
-        """Notes a file that was read to its end. Returns whether a further directory is to be
-        filled from now on."""
+        """Notes a file read to its end. Returns whether a directory was added to `filled`."""
         above, name = os.path.split(path)
         if any(filled.covers((source, above)) for filled in self.filled):
             return False
@@ -110,18 +109,18 @@ class Directories:
 
 
 class DirectoryPrefetch:
-    """Orders fills in the directories that programs read through. It runs in turns of the daemon's
-    loop, never waits, and handles files by arrays, not one by one.
+    """Orders fills in the directories that programs read through. Runs in the daemon's loop, never
+    blocks, and handles files by arrays, not one by one.
 
-    is_on : whether anything is filled;  unused : files that were filled ahead and that no program
-    has opened
+    is_on : whether anything is prefetched
+    unused : files that were prefetched and that no program has opened
     """
 
     def __init__(self, filler: Filler, *, is_on: bool) -> None:
         self.filler, self.shared, self.is_on = filler, filler.shared, is_on
         self.unused = UnusedPrefetch(self.shared)
         self._directories = Directories()
-        # By home, files of these directories that are found and not ordered yet.
+        # By home: files of these directories that were found and are not ordered yet.
         self._next: list[Ids] = [NO_IDS, NO_IDS]
         self._idle = IdleCores()
         self._ids = np.empty(QUEUE, dtype=np.uint64)
@@ -129,25 +128,26 @@ class DirectoryPrefetch:
         self._is_waiting = self._has_given_way = False
         # How many files were ordered so far, and how many are being filled or wait for their turn.
         self.ordered = self.waiting = 0
-        self._is_followed = bool(self.shared.control.follow_opens)  # on for other parts anyway
+        # whether other parts need it on anyway
+        self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
             filler.give_way, filler.beside = self.give_way, self.unused.ordered
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should turn often. More is filled once programs have used what is there,
-        and opens of copies do not ring the doorbell."""
+        """Whether the loop should iterate often. More is prefetched once programs have used what is
+        there, and opens of copies do not wake the loop."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
 
     # --- what programs read ---------------------------------------------------------------------
 
     def observe(self, opened: Ids, unmet: Ids) -> None:
-        """Takes note of what programs have done since the last turn.
+        """Notes what programs have done since the last iteration.
 
-        opened : (n,) files that they have opened;  unmet : (m,) files that they opened before the
-        catalog knew them. Nobody has seen how these files were read; small ones count as read to
-        their end
+        opened : (n,) files that they have opened
+        unmet : (m,) files that they opened before the catalog knew them. Their reads were not
+            observed; small ones count as read to their end
         """
         if not self.is_on:
             return
@@ -160,8 +160,8 @@ class DirectoryPrefetch:
         if not len(read):
             return
         self.unused.note_read(read)
-        # Descriptors of small files may still be on their way from programs. These files are wanted
-        # here already, so that they get room before the files beside them.
+        # Programs may not have handed over the descriptors of small files yet. These files are
+        # queued already, so that they get room before the files beside them.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
         begun = False
@@ -176,9 +176,9 @@ class DirectoryPrefetch:
     # --- what is filled -------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Runs one turn: orders fills of files beside those that programs read, as many as may lie
-        unused. Returns whether more of the catalog is to be looked at in the next turn, without a
-        pause."""
+        """Runs one iteration: orders fills in the directories that programs read through, within
+        the limit on unused files. Returns whether more of the catalog is to be examined in the next
+        iteration, without a pause."""
         self._is_waiting = False
         if not self.is_on:
             return False
@@ -206,8 +206,8 @@ class DirectoryPrefetch:
         return self._idle.has_one(time.monotonic()) and not reads
 
     def _take(self, most: int, home: _Home) -> Ids:
-        """Returns the next (n,) of the files that were found, as many as may lie unused. A file
-        that is larger than all that may lie unused is left out; its own open fills it."""
+        """Returns the next (n,) found files, within the limit on unused files. A file that is
+        larger than the whole limit is skipped; its own open fills it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
         first = first[words[first] == State.ABSENT]
@@ -231,19 +231,19 @@ class DirectoryPrefetch:
         sizes = self.shared.catalog.entries["size"][ids]
         fits = self.filler.policy.tier_of(ids, sizes, self.filler.rooms()) != NOWHERE
         if not fits.any():
-            # All files but the first are put back. Otherwise a large first file could keep those
-            # behind it waiting forever.
+            # All files but the first are put back. Otherwise a large first file could block the
+            # files behind it forever.
             self._next[home] = np.concatenate([ids[1:], self._next[home]])
             self._full_until = time.monotonic() + FULL_S
             return
-        # Clients are to note opens before the first copy is there, so that its first open is known.
+        # Clients must note opens before the first copy is there, so that its first open is counted.
         self.shared.control.follow_opens = True
         self.unused.order(ids[fits])
         self.filler.requests.fill_ahead(ids[fits])
 
     def _find(self, most: int, home: _Home) -> bool:
-        """Goes on through the catalog until `most` files wait to be ordered. Returns whether it
-        stopped before that because it had looked at ENTRIES entries."""
+        """Continues through the catalog until `most` files are ready to be ordered. Returns whether
+        it stopped before that, at the limit of ENTRIES entries."""
         looks = ENTRIES
         for filled in self._directories.filled:
             while len(self._next[home]) < most and looks > 0:
@@ -255,7 +255,7 @@ class DirectoryPrefetch:
         return looks == 0
 
     def _look(self, filled: _Filled, home: _Home, most: int, looks: int) -> tuple[Ids, int]:
-        """Returns the next (n,) files of one directory, and how many entries were looked at."""
+        """Returns the next (n,) files of one directory, and how many entries were examined."""
         source, directory = filled.place[0], os.fsencode(filled.place[1])
         at = ffi.new("uint64_t *", filled.at[home])
         where = pointer(self._ids)
@@ -272,12 +272,12 @@ class DirectoryPrefetch:
 
     def give_way(self, ids: Ids) -> Ids:
         """Makes room for (n,) files that programs use and that have no room: drops copies that no
-        program has used, those last in the catalog first. Returns the files for which it has done
-        so. From then on nothing more is filled ahead, because the tiers have no room for it.
+        program has used, those last in the catalog first. Returns the files for which there will be
+        room. From then on nothing is prefetched, because the tiers have no room for it.
 
         A file gets this room only when it is used for the second time. A program that reads all
-        files once an epoch will come to the files that were filled ahead; a program that reads only
-        a part of the files comes back to that part.
+        files once an epoch will still come to the prefetched files; a program that reads only a
+        part of the files comes back to that part.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
@@ -296,7 +296,7 @@ class DirectoryPrefetch:
 
     def _put_back(self) -> None:
         """Forgets the files that were found and not ordered, because a new directory comes first.
-        They will be found again."""
+        They will be found again later."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:
@@ -304,22 +304,22 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def look_again(self) -> None:
-        """Starts again at the first entry of every directory. Files that were passed over because a
-        command had asked for them are ABSENT again now that the command has taken this back, and
-        can be filled ahead."""
+        """Restarts at the first entry of every directory. Files that were skipped because a command
+        had requested them can be prefetched again once the command is cancelled: they are ABSENT
+        then."""
         for filled in self._directories.filled:
             filled.at = [0, 0]
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Begins anew after every copy was dropped. Only what programs read from now on counts."""
+        """Restarts after every copy was dropped. Only reads from now on count."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False
 
     def told(self) -> dict[str, int] | None:
-        """Returns what `status` says of copies that were filled ahead and not used; None where
-        nothing is filled ahead."""
+        """Returns the status fields about prefetched and unused copies; None where nothing is
+        prefetched."""
         if not self.is_on:
             return None
         ids, n_bytes = self.unused.copies()

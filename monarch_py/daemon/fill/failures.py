@@ -1,4 +1,4 @@
-"""Failed fills: which files are tried again, and which are left to the source."""
+"""Failed fills: which files are retried, and which are left to the source."""
 
 import logging
 import os
@@ -15,16 +15,15 @@ from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State
 
 log = logging.getLogger("monarch.filler")
 
-# A file that changes during its fill is tried again this many times before it is left to the
-# source.
+# A file that changes during its fill is retried this many times before it is left to the source.
 TRIES = 3
-# Fills that failed because the daemon had no descriptor left are tried again after this time [s].
+# Fills that failed for lack of descriptors are retried after this time [s].
 PASSING_S = 1.0
 
 
 class FailedFills:
-    """Decides what becomes of files whose fill has failed. Runs in turns of the daemon's loop and
-    never waits.
+    """Decides whether files whose fill has failed are retried or left to the source. Runs in the
+    daemon's loop and never blocks.
 
     count : how many fills have failed because the source could not be read
     """
@@ -33,7 +32,7 @@ class FailedFills:
         self._copies, self._staging, self._requests = copies, staging, requests
         self._scanner, self._shared = copies.scanner, copies.shared
         self._tries: dict[int, int] = {}
-        # Files that were put off: those that programs use, and those to be filled ahead.
+        # Postponed files: those in use, and those to be filled ahead.
         self._in_use: list[int] = []
         self._ahead: list[int] = []
         self._try_at_s = 0.0
@@ -41,11 +40,11 @@ class FailedFills:
         self.count = 0
 
     def __len__(self) -> int:
-        """The number of files that wait until the daemon may have a descriptor again."""
+        """The number of files that are postponed until the daemon may have a descriptor again."""
         return len(self._in_use) + len(self._ahead)
 
     def take(self, result: Any) -> None:
-        """Takes in the result of a fill that failed."""
+        """Processes the result of a failed fill."""
         entry, status, catalog = int(result["id"]), int(result["status"]), self._shared.catalog
         error, in_use, number = int(result["error"]), bool(result["in_use"]), int(result["tier"])
         tier = self._copies.tier(number)
@@ -56,8 +55,8 @@ class FailedFills:
         if is_passing(result):
             self._put_off(entry, error, in_use=in_use)
         elif status == JobStatus.TIER_FULL and number == self._staging.number:
-            # Other users have filled the file system for a while, so the next staged file would not
-            # fit either.
+            # Other users have filled the file system for now, so the next staged file would not fit
+            # either.
             self._staging.refuse(one(entry))
         elif status == JobStatus.TIER_FULL:
             tier.note_full()
@@ -76,9 +75,9 @@ class FailedFills:
             self._requests.taken_back(one(entry))
 
     def _put_off(self, entry: int, error: int, *, in_use: bool) -> None:
-        """Makes a file wait until the daemon may have a descriptor again. Meanwhile the source
-        serves a file that programs use. A file that is filled ahead stays WANTED, so that the
-        command that asked for it goes on waiting, or cancels it."""
+        """Postpones a file until the daemon may have a descriptor again. Meanwhile the source
+        serves a file that programs use. A file to be filled ahead stays WANTED, so that the command
+        that requested it keeps waiting, or can cancel it."""
         if not self._is_told:
             log.warning(
                 "fills wait for a free file descriptor (%s); raise the limit (ulimit -n)",
@@ -96,23 +95,24 @@ class FailedFills:
             self._ahead.append(entry)
 
     def try_again(self) -> None:
-        """Queues again the files that were put off, once PASSING_S have passed."""
+        """Queues the postponed files again, once PASSING_S have passed."""
         if not len(self) or time.monotonic() < self._try_at_s:
             return
         in_use, ahead = (np.array(ids, dtype=np.uint64) for ids in (self._in_use, self._ahead))
         self._in_use, self._ahead = [], []
         self._requests.try_again(in_use)
-        # Files that are no longer WANTED were cancelled, or read by programs, in the meantime.
+        # Files that are no longer WANTED were cancelled, or opened by programs, in the meantime.
         ahead = ahead[self._shared.catalog.states(ahead) == State.WANTED]
         self._requests.again(ahead, in_use=False)
 
     def note_filled(self) -> None:
-        """Notes that a fill has gone well, so that the next lack of descriptors is logged again."""
+        """Notes a successful fill, so that the next lack of descriptors is logged again."""
         self._is_told = False
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
-        """Tries again to fill a file that is not what the scan saw, or that has changed during its
-        fill. After TRIES tries, or if it is no file any more, it is left to the source."""
+        """Retries the fill of a file that differs from what the scan saw, or that has changed
+        during its fill. After TRIES tries, or if it is not a file any more, it is left to the
+        source."""
         catalog = self._shared.catalog
         self._tries[entry] = self._tries.get(entry, 0) + 1
         self._copies.doubt(entry)

@@ -1,4 +1,4 @@
-"""Turns wanted files into orders for the engine: places them, grants it room, takes its results."""
+"""Turns requested files into orders for the engine, grants it room, and processes its results."""
 
 import logging
 import math
@@ -29,30 +29,30 @@ from monarch_py.storage.tiers import Tier
 log = logging.getLogger("monarch.filler")
 
 # The engine has at most this many orders at a time from sources, and as many from peers: enough
-# that its threads never wait for Python, and few enough that a million wanted files take little
+# that its threads never wait for Python, and few enough that a million requested files take little
 # memory (an order takes about 500 bytes).
 ORDERS = 2048
-# Fills ahead that the engine has at a time take at most AHEAD_BYTES [bytes], because their room is
-# reserved already. AHEAD_FILES files may always be ordered, so that a thread that ends a fill finds
-# another one.
+# Limit on the background fills that the engine has at a time: AHEAD_BYTES [bytes], because their
+# room is reserved already. AHEAD_FILES files may be ordered whatever their size, so that a thread
+# that ends a fill finds another one.
 AHEAD_BYTES = 256 << 20
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
-# A node whose tiers have had no room for this long passes its files on to other nodes [s].
+# A node whose tiers have had no room for this long passes the files that it should keep on to other
+# nodes [s].
 LACKS_S = 1.0
 # The engine is granted room for this long after the last order for a fill [s].
 GRANTED_S = 2.0
 
 
 def _is_made(results: Array) -> Bools:
-    """Returns (n,) whether each result is that of a fill or check that went well."""
+    """Returns (n,) whether each result is that of a successful fill or check."""
     makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
     return np.asarray(makes & (results["status"] == JobStatus.DONE))
 
 
 class Filler:
-    """Orders fills, and takes in their results. Runs in turns of the daemon's loop and never
-    waits."""
+    """Orders fills, and processes their results. Runs in the daemon's loop and never blocks."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
         """`scanner.tiers` holds the configured tiers, then the staging area's tier, or None without
@@ -63,20 +63,20 @@ class Filler:
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(scanner, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
-        # Programs hand over descriptors of files up to handed_bytes. They do so only where an open
-        # is reason enough to fill a file.
+        # Programs hand over descriptors of files up to handed_bytes. They do so only if a single
+        # open is enough to have a file filled.
         is_wanted = config.prefetch != "none" and not config.fill_after and config.handover_bytes
         takes = is_wanted and self.engine.take_handovers()
         self.shared.control.handed_bytes = config.handover_bytes if takes else 0
         self.shared.control.shares = membership is not None
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.policy = self.nodes.policy if self.nodes else NodePolicy()
-        # Returns in how many seconds files are used next; infinite where that is not known.
+        # Returns the time until the next use of each file [s]; infinity where that is not known.
         self.seconds_to_use: Callable[[Ids], Floats] = lambda ids: np.full(len(ids), np.inf)
-        # Drops copies for files that programs use and that have no room. Returns the files for
-        # which it has done so.
+        # Drops copies to make room for files that programs use. Returns the files for which there
+        # will be room.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
-        # Returns which of these files are filled ahead because programs read files beside them.
+        # Returns the files among these that `prefetch: auto` has requested.
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
         self.outdated = Outdated(scanner, self.copies)
@@ -93,24 +93,24 @@ class Filler:
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
-        # When a file that is to be kept here last found no room, and since when files have found
-        # none [s].
+        # When a file to be kept here was last refused for lack of room, and when the current series
+        # of such refusals began [s].
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         self._next_copy = max(Tier.first_number(), *(number + 1 for number in used))
 
     @property
     def pending(self) -> int:
-        """How much is still to be done: the number of orders, of wanted files, of files to be tried
-        again, and of copies to be checked or compared."""
+        """The amount of unfinished work: orders, requested files, files to be retried, and copies
+        to be checked or compared."""
         waiting = len(self.requests) + len(self.failed) + len(self.checks) + self.copies.unsettled
         return waiting + self.engine.pending()
 
     # --- grants ------------------------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Ends the engine's grant, and takes in what the engine has ordered since the last turn.
-        From now on Python decides."""
+        """Ends the engine's grant, and registers the orders that the engine has made under it. From
+        now on Python decides."""
         placed = self.engine.end_grant()
         if not len(placed):
             return
@@ -122,11 +122,10 @@ class Filler:
         self.readahead.filled(np.ascontiguousarray(ids))
 
     def end_turn(self) -> None:
-        """Grants the engine room. Until the next turn the engine orders fills of files that readers
-        wait for, and places them where the filler would. The grant has no room while a plan says
-        which tier is meant for a file. It also has none while no fills are ordered: the loop then
-        need not ask the tiers for their room, so that a tier that hangs does not hold the loop
-        up."""
+        """Grants the engine room: until the next iteration, it orders fills of files that readers
+        wait for, and places them where the filler would. The grant has no room while a plan assigns
+        files to tiers. It has no room either while no fills are ordered: the loop then need not
+        query the tiers for their room, so that a tier that hangs does not block the loop."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -137,7 +136,7 @@ class Filler:
 
     def feed(self) -> bool:
         """Gives the engine as many orders for files in use as it can take, and a portion of the
-        files to be filled ahead. Returns whether the engine could take more at once."""
+        files to be filled ahead. Returns whether the engine could take more now."""
         if self.nodes is not None:
             self.nodes.step(scanned=self.scanner.scanned)
             if not self.nodes.is_ready:
@@ -155,26 +154,26 @@ class Filler:
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
             # Some orders that were to ask a peer read the source in the end, because the peer is
-            # lost or the source is faster. So the sum of both kinds is limited too.
+            # lost or the source is faster. So the sum of both kinds has a limit as well.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         room -= self.checks.order(room)
-        # While files wait for room or descriptors, nothing is filled ahead, because such a fill
-        # would only wait too.
+        # While files wait for room or descriptors, nothing is filled ahead: such a fill would have
+        # to wait as well.
         is_short = self.requests.has_put_off or len(self.failed) > 0
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
 
     def _is_fetched(self, ids: Ids) -> Bools:
-        """Returns (n,) whether other nodes are asked for these files, as far as is known."""
+        """Returns (n,) whether each file is fetched from other nodes, as far as is known."""
         if self.nodes is None or not self.nodes.is_ready:
             return np.zeros(len(ids), dtype=bool)
         return np.asarray(self.policy.others(ids)[:, 0] != NOBODY)
 
     def _leave_to_source(self) -> None:
-        """Leaves wanted files to the source as long as it is not known which node keeps what,
+        """Leaves requested files to the source until it is known which node keeps which file,
         because readers do not wait for that."""
         self.requests.part_ways(self._is_fetched)
         while (
@@ -193,15 +192,15 @@ class Filler:
         self._early = []
 
     def _drop_rotten(self, nodes: Nodes) -> None:
-        """Drops copies that the peer server has found damaged and refused to peers. This node's own
-        programs must not get them either."""
+        """Drops copies that the peer server has found damaged and refused to send. This node's own
+        programs must not read them either."""
         ids, words = nodes.replicas.rotten()
         for entry in ids[self.shared.catalog.words[ids] == words].tolist():
             self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
-        """Orders a portion of what is to be filled ahead. Returns whether the engine could take
-        more, because many of the files had no room in any tier; the next files may then be tried at
+        """Orders a portion of the files to be filled ahead. Returns whether the engine could take
+        more because many of the files had no room in any tier; the next files may then be tried at
         once."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
@@ -222,17 +221,17 @@ class Filler:
         return np.isin(self.shared.catalog.states(ids), (State.WANTED, State.FILLING))
 
     def order_planned(self, ids: Ids, horizon: int) -> None:
-        """Orders fills of files that a plan needs next, in this order. For files to be staged,
-        copies may be dropped whose next use is `horizon` files from now or later. A file without
-        room stays ABSENT, and if it was to be staged, all later files to be staged stay ABSENT
+        """Orders fills of files that a plan needs next, in this order. To make room for files to be
+        staged, copies may be dropped whose next use is `horizon` files from now or later. A file
+        without room stays ABSENT; if it was to be staged, all later files to be staged stay ABSENT
         too."""
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
-        """Orders fills of those of (n,) files that are WANTED. Returns how many it has ordered. A
-        file that is named twice is filled once, because only one of two copies would serve, and the
-        other would take up room."""
+        """Orders fills of those of (n,) files that are WANTED. Returns the number of orders. A file
+        that is named twice is filled once: only one of two copies would be published, and the other
+        would occupy room."""
         ids = distinct(ids)
         words = self.shared.catalog.words[ids]
         wanted, leaving = word.state(words) == State.WANTED, word.copy(words) != 0
@@ -246,8 +245,8 @@ class Filler:
         return ordered + self._order_staged(ids[~kept], in_use=in_use, horizon=horizon)
 
     def _order_kept(self, ids: Ids, *, in_use: bool) -> tuple[Ids, int]:
-        """Orders fills of files that are kept here. Returns the files that have no room and are to
-        be staged, and how many fills were ordered."""
+        """Orders fills of files that this node keeps. Returns the files that have no room and are
+        to be staged, and the number of orders."""
         if not len(ids):
             return ids, 0
         sizes = self.shared.catalog.entries["size"][ids]
@@ -257,9 +256,9 @@ class Filler:
         return self._nowhere(ids[nowhere], in_use=in_use), ordered
 
     def _order_staged(self, ids: Ids, *, in_use: bool, horizon: int | None) -> int:
-        """Orders fills into the staging area, of files that have no place in the tiers. Returns how
-        many it has ordered. A file that is neither in use nor needed by a plan is left out: it
-        would be dropped again before its use. Its own open stages it."""
+        """Orders fills into the staging area for files without a place in the tiers. Returns the
+        number of orders. A file that is neither in use nor needed by a plan is skipped: it would be
+        dropped again before its use. Its own open stages it."""
         catalog = self.shared.catalog
         if not len(ids) or (not in_use and horizon is None):
             catalog.set_state(ids, State.ABSENT, Reason.NO_ROOM)
@@ -270,8 +269,8 @@ class Filler:
         ids, sizes = ids[possible], sizes[possible]
         now = self.staging.admits(sizes)
         if horizon is not None:
-            # Files after the first one without room wait too. Otherwise smaller files would take
-            # the room that a large file needs, until that file is opened.
+            # All files after the first one without room wait too. Otherwise smaller files would
+            # keep taking the room that a large file needs.
             now = np.logical_and.accumulate(now)
         if not now.all():
             least_use = -1 if horizon is None else horizon
@@ -286,7 +285,7 @@ class Filler:
         return self._submit(ids[now], tiers, in_use=in_use)
 
     def _submit(self, ids: Ids, tiers: Array, *, in_use: bool) -> int:
-        """Orders fills of (n,) files into (n,) tiers, which have room for them. Returns n."""
+        """Orders fills of (n,) files into (n,) tiers that have room for them. Returns n."""
         catalog = self.shared.catalog
         sizes = catalog.entries["size"][ids]
         if not len(ids):
@@ -308,8 +307,8 @@ class Filler:
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
-        """Returns the room of the tiers that the policy chooses from. Until it is known how many
-        files there are, a tier on the catalog's file system leaves room for the catalog to grow: a
+        """Returns the free room of the tiers, from which the policy chooses. Until the number of
+        files is known, a tier on the catalog's file system leaves room for the catalog to grow: a
         file without an entry gets no help at all, while a file without a copy is only read more
         slowly."""
         growing = set() if self.scanner.scanned else self._beside
@@ -319,11 +318,10 @@ class Filler:
         ]
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
-        """Decides on files for which no tier has room now, and returns those that are to be staged.
-        Copies are dropped for them where that is allowed, those of other datasets first; the files
-        then wait for the room. The others are staged if there is a staging area. If there is none,
-        the source serves them at once, because readers wait, and they are tried again when no fill
-        runs any more."""
+        """Handles files for which no tier has room now, and returns those that are to be staged.
+        Where that is allowed, copies are dropped for the files, those of other datasets first, and
+        the files wait for the room. The others are staged. Without a staging area, the source
+        serves them at once, because readers wait; they are retried when no fill runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -340,8 +338,8 @@ class Filler:
         if self.staging.tier is not None:
             return ids
         if not in_use:
-            # These files were filled ahead, and files that programs read have taken their room.
-            # Their own opens want them again.
+            # These files were prefetched beside others, and files in use have taken their room.
+            # Their own opens request them again.
             beside = self.beside(ids)
             self.shared.catalog.set_state(beside, State.ABSENT, Reason.NO_ROOM)
             ids = ids[~np.isin(ids, beside)]
@@ -350,9 +348,9 @@ class Filler:
         return ids[:0]
 
     def _drop_spare(self, ids: Ids) -> Ids:
-        """Makes room for those of (n,) files without room that this node owns, by dropping copies
-        of other nodes' files. Returns the files for which room is made. It does nothing under a
-        plan, because the plan says what is kept where."""
+        """Makes room for files that this node owns, by dropping copies of other nodes' files.
+        Returns those of (n,) files for which there will be room. Does nothing under a plan, because
+        the plan assigns files to nodes."""
         if self.nodes is None or self.policy.follows_plan:
             return ids[:0]
         sizes = self.shared.catalog.entries["size"]
@@ -366,8 +364,8 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # Other nodes' files that have no copy yet are given up too, because they would take the
-        # room again.
+        # Requests for other nodes' files without a copy are given up too, because these files would
+        # occupy the room again.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)
@@ -379,7 +377,7 @@ class Filler:
 
     def _lacks_room(self) -> bool:
         """Whether files have found no room for LACKS_S. A shorter lack means nothing: running fills
-        take their room twice, as reserved and as used on the disk, and memory may be short for a
+        are counted twice, as reserved and as used on the disk, and memory may be short for a
         moment."""
         now_s = time.monotonic()
         if now_s - self._refused_s > LACKS_S:
@@ -390,7 +388,7 @@ class Filler:
     # --- results -----------------------------------------------------------------------------
 
     def collect(self) -> bool:
-        """Takes the engine's results, and tries again the files that had no room. Returns whether
+        """Processes the engine's results, and retries the files that had no room. Returns whether
         there were any results."""
         unstaged = found = False
         for results in self.engine.results():
@@ -415,8 +413,8 @@ class Filler:
         self.failed.try_again()
         if unstaged:
             self.staging.let_in()
-        # Files that wait for room try again when all removals are done. Copies leave the staging
-        # area all the time, so there they try again at each removal.
+        # Files that wait for room are retried when all removals are done. The staging area drops
+        # copies all the time, so there they are retried at each removal.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
         # While a scan still finds files, room is kept free for their entries.
@@ -425,13 +423,13 @@ class Filler:
         return found
 
     def await_results(self, *, follows_plan: bool) -> None:
-        """Makes the engine wake the loop early for results, if anything waits for them: a plan,
-        files that the engine could not take yet, or files that had no room."""
+        """Makes the engine wake the loop for results if anything waits for them: a plan, files that
+        the engine could not take yet, or files that had no room."""
         waits = follows_plan or len(self.requests) or self._refused or self.staging.refused
         self.engine.await_results(is_awaited=bool(waits or self.checks))
 
     def _made(self, results: Array) -> None:
-        """Takes in (n,) results of fills and checks that went well."""
+        """Processes (n,) results of successful fills and checks."""
         if not len(results):
             return
         results = results[self.copies.made(results)]
@@ -450,16 +448,16 @@ class Filler:
             self.nodes.move(moved["id"][~here], moved["home"][~here])
 
     def _try_refused(self) -> None:
-        """Tries files again that found no room while fills were running. Running fills take their
-        room twice, as reserved and as used on the disk, and some may have failed. Files that fit
-        now are wanted again."""
+        """Retries files that found no room while fills were running. Running fills are counted
+        twice, as reserved and as used on the disk, and some may have failed. Files that fit now
+        become WANTED."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.tier_of(ids, catalog.entries["size"][ids], self.rooms())
         self.requests.try_again(ids[tiers != NOWHERE])
 
     def answer(self) -> None:
-        """Ends the wait of readers whose files have a copy now, or will not get one."""
+        """Wakes readers that wait for files which have a copy now, or will not get one."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
         if self.nodes is not None:
             self.nodes.replicas.answer()
@@ -467,12 +465,15 @@ class Filler:
     # --- on request --------------------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
-        """Cancels what a command has asked to be filled ahead, except fills that have begun and
-        files that a program or another command wants. Returns how many files were cancelled."""
-        self.collect()  # fills that have failed meanwhile may wait for another try
+        """Cancels the fills that a command has requested ahead, except fills that have begun and
+        files that a program or another command wants. Returns how many files were cancelled.
+
+        ticket : names the command
+        """
+        self.collect()  # fills that have failed meanwhile may await a retry
         waiting, ordered = self.requests.take_back(ticket)
         withdrawn = self.engine.withdraw(ordered)
-        self.collect()  # another command may ask next for what is ABSENT now
+        self.collect()  # another command may request next what is ABSENT now
         return waiting + withdrawn
 
     def clear(self) -> int:
@@ -500,7 +501,7 @@ class Filler:
                 keeper.distrust()
         if self.nodes is not None:
             self.nodes.close()
-        for results in self.engine.results():  # copies that already serve are recorded
+        for results in self.engine.results():  # copies that are published already are recorded
             self._made(results[_is_made(results)])
         left = self.engine.stop(limit_s)
         if self.nodes is not None and not left:

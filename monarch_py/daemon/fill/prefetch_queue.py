@@ -7,24 +7,25 @@ import numpy as np
 
 from monarch_py.native import NO_IDS, Bools, Ids, Uints
 
-# With `prefetch: eager`, at most this many entries are looked at in one turn of the daemon's loop.
+# With `prefetch: eager`, at most this many entries are examined in one iteration of the daemon's
+# loop.
 MEETS = 65536
 
 
 class PrefetchQueue:
     """The files to be filled ahead: first those that `warm` names, in the order of the commands;
-    then, with `prefetch: eager`, those that the scan meets.
+    then, with `prefetch: eager`, those that the scan finds.
 
-    eager : whether the configuration says `prefetch: eager`;  entries_met : how many entries of the
-    catalog `meet` has returned so far
+    eager : whether the configuration says `prefetch: eager`
+    entries_met : how many entries of the catalog `meet` has returned so far
     """
 
     def __init__(self, *, eager: bool) -> None:
         self.eager = eager
-        # Both hold (ticket of the command that asked, "" for none; files).
+        # Both queues hold (ticket of the command that requested the files, "" for none; files).
         self._asked: deque[tuple[str, Ids]] = deque()
         self._met: deque[tuple[str, Ids]] = deque()
-        # Files that were handed out by `next` and are not settled: they are still WANTED or
+        # Files that `next` has handed out and whose fill has not ended: they are still WANTED or
         # FILLING.
         self._given: list[tuple[str, Ids]] = []
         self.entries_met = 0
@@ -33,8 +34,10 @@ class PrefetchQueue:
         return sum(map(len, self.waiting()))
 
     def meet(self, entries: int) -> tuple[Ids, bool]:
-        """Returns, with `eager`, the next (n,) entries of the catalog that were not returned yet,
-        and whether there are more. `entries` is the length of the catalog."""
+        """With `eager`, returns the next (n,) entries of the catalog, and whether there are more.
+
+        entries : the length of the catalog
+        """
         if not self.eager:
             return NO_IDS, False
         first, last = self.entries_met, min(entries, self.entries_met + MEETS)
@@ -42,13 +45,13 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Adds files. With a ticket they come after the files that commands have asked for; without
-        one they come after the files that the scan has met. A ticket names the command, which can
-        cancel its files."""
+        """Adds files behind all others of their kind: behind those that commands have requested if
+        there is a ticket, otherwise behind those that the scan has found. A ticket names the
+        command, which can cancel its files."""
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Puts back files that were handed out, ahead of all others of their kind."""
+        """Puts back files that were handed out, ahead of all others of their kind (see `add`)."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():
@@ -58,8 +61,9 @@ class PrefetchQueue:
             self._met.appendleft(("", ids))
 
     def next(self, least: int, most: int, sizes: Uints, most_bytes: float) -> Ids:
-        """Hands out the next (n,) files: at most `most` files of `most_bytes` [bytes] together, but
-        `least` files whatever their sizes. Returns no files when none waits.
+        """Hands out the next (n,) files: at most `most` files, of at most `most_bytes` [bytes]
+        together. The limit on bytes does not apply to the first `least` files. Returns an empty
+        array if the queue is empty.
 
         sizes : the sizes of all entries of the catalog [bytes]
         """
@@ -76,7 +80,7 @@ class PrefetchQueue:
 
     def settle(self, is_open: Callable[[Ids], Bools]) -> Ids:
         """Forgets files that were handed out and have a copy now, or will not get one. Returns the
-        (n,) others that were handed out.
+        (n,) files that were handed out and are still open.
 
         is_open : tells which of (m,) files are WANTED or FILLING
         """
@@ -89,11 +93,12 @@ class PrefetchQueue:
         return np.concatenate([NO_IDS, *(ids for _, ids in self._given)])
 
     def had_turn(self, ids: Ids) -> Bools:
-        """Returns (n,) whether each file was handed out and is not settled."""
+        """Returns (n,) whether each file was handed out and its fill has not ended."""
         return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 
     def take_back(self, ticket: str) -> Ids:
-        """Removes the files of a ticket. Returns those (n,) of its files that were not settled."""
+        """Removes the files of a ticket from the queue. Returns the (n,) of them that were handed
+        out and whose fill has not ended."""
         back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
         self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
         self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]
@@ -103,5 +108,5 @@ class PrefetchQueue:
         return [ids for _, ids in (*self._asked, *self._met)]
 
     def meant(self) -> list[Ids]:
-        """Returns the files that wait, and those that were handed out and are not settled."""
+        """Returns the queued files, and those that were handed out and whose fill has not ended."""
         return [*self.waiting(), *(ids for _, ids in self._given)]

@@ -1,4 +1,4 @@
-"""The queues of what is to be filled: files that programs use, then files to be filled ahead."""
+"""The queues of files to be filled: first files that programs use, then those filled ahead."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,20 +11,20 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import NO_IDS, Bools, Ids, Kind, Reason, State, Uints, ffi, lib
 
-# Plain numbers are used, because each comparison with an enumeration's member costs Python a call
-# and an exception.
+# Plain integers: a comparison with an enumeration's member costs Python a call and an exception.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
-# The bits of a demand that name its entry: catalog.h, monarch_demand_entry.
+# The bits of a demand that hold its entry: catalog.h, monarch_demand_entry.
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 
 class FillRequests:
-    """The queues of files that are WANTED in the catalog. When a file's turn comes, the filler
-    looks at its state again, because the file may be in two queues, or may have been changed
-    meanwhile.
+    """The queues of files that are WANTED in the catalog. When a file reaches the head of a queue,
+    the filler checks its state again, because the file may be in two queues, or may have been
+    changed meanwhile.
 
-    eager : whether all files are wanted, behind those that programs use and those that `warm` names
+    eager : whether all files are requested, behind those that programs use and those that `warm`
+        names
     """
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
@@ -32,8 +32,8 @@ class FillRequests:
         # Returns the order in which files that are filled ahead are best read.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
-        # Files that programs use. All come into one queue first; `part_ways` then sorts them into a
-        # queue for each way, from the sources and from peers.
+        # Files that programs use. All enter the first queue; `part_ways` then sorts them into two:
+        # files that are read from the sources, and files that are fetched from peers.
         self._in_use: deque[Ids] = deque()
         self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
         self._awaited: deque[Ids] = deque()
@@ -54,14 +54,13 @@ class FillRequests:
     # --- by programs -------------------------------------------------------------------------
 
     def take_wants(self) -> None:
-        """Calls `want` for the files without a copy that programs have opened since the last
-        turn."""
+        """Requests the files without a copy that programs have opened since the last iteration."""
         self.want(self.shared.take_wanted())
 
     def take_demands(self) -> None:
-        """Puts WANTED files for which readers wait now ahead of all others. A file to be filled
-        ahead may be among them: no open has told of it if `prefetch` is `none`, or if the open came
-        before the file was wanted."""
+        """Puts WANTED files that readers wait for now ahead of all others. Files to be filled ahead
+        may be among them: the daemon does not know of their opens if `prefetch` is `none`, or if
+        the open came before the file became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -74,14 +73,14 @@ class FillRequests:
                 self._awaited.append(ids)
 
     def next_awaited(self) -> Ids:
-        """Returns (n,) files for which readers wait, which come before all others; no files when no
-        reader waits. They are few, because each waiting reader holds one of a fixed number of
+        """Returns (n,) files that readers wait for, which come before all others; an empty array if
+        no reader waits. They are few, because each waiting reader holds one of a fixed number of
         demand slots."""
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
-        """Makes files that programs use WANTED, and queues them in this order. Entries that are no
-        files, that have a copy or are being filled, or that are BYPASS stay as they are."""
+        """Makes files that programs use WANTED, and queues them in this order. Entries that are not
+        files, have a copy, are being filled, or are BYPASS are left unchanged."""
         if not len(ids):
             return
         states = word.state(self._words_of_files(ids))
@@ -91,9 +90,9 @@ class FillRequests:
             self._in_use.append(ids)
 
     def part_ways(self, from_peers: Callable[[Ids], Bools]) -> None:
-        """Sorts files that programs use into a queue for each way. With a single queue, two nodes
-        that fill from each other would wait for each other once both have as many orders as they
-        may.
+        """Sorts files that programs use into two queues: from the sources, and from peers. With a
+        single queue, two nodes that fill from each other would deadlock once both have as many
+        orders as they may.
 
         from_peers : tells which of (n,) files are fetched from other nodes
         """
@@ -105,7 +104,8 @@ class FillRequests:
                     queue.append(mine)
 
     def next_in_use(self, most: int, *, from_peers: bool) -> Ids:
-        """Returns the next (n,) files of this way, at most `most`; no files when none waits."""
+        """Returns the next (n,) files of one of the two queues, at most `most`; an empty array if
+        it is empty."""
         queue = self._by_way[from_peers]
         if not queue:
             return NO_IDS
@@ -117,17 +117,18 @@ class FillRequests:
     # --- ahead -------------------------------------------------------------------------------
 
     def fill_met(self) -> bool:
-        """With `prefetch: eager`, calls `fill_ahead` for the files that have come into the catalog
-        since the last call, except those with adopted copies. Returns whether there are more."""
+        """With `prefetch: eager`, calls `fill_ahead` for the files that the scan has added to the
+        catalog since the last call, except those with adopted copies. Returns whether there are
+        more."""
         ids, more = self.ahead.meet(len(self.shared.catalog))
         self.fill_ahead(ids[word.state(self._words_of_files(ids)) == State.ABSENT])
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
-        """Makes files that a command names WANTED, and queues them in this order, but files of a
-        pack in the pack's order, behind those that programs use. Files that had no room or failed
-        before are queued again. Files that are being filled for another command are noted as this
-        command's too. Returns how many of the files get a copy."""
+        """Makes the files of a command WANTED, and queues them in this order behind those that
+        programs use; files of a pack are queued in the pack's order. Files that had no room or
+        failed before are queued again. Files that are being filled for another command are recorded
+        under this command's ticket too. Returns how many of the files get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)
@@ -138,8 +139,8 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """Calls `fill_ahead` for files that have become ABSENT without a command, if `prefetch` is
-        `eager`. Otherwise they are filled when they are read."""
+        """Handles files that have become ABSENT without a command: with `prefetch: eager` they are
+        filled ahead again, otherwise when they are read."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
@@ -147,16 +148,16 @@ class FillRequests:
         """Makes (n,) files WANTED, and queues them to be filled ahead, behind all others of their
         kind."""
         if len(ids):
-            # The engine may publish a copy at any moment, so files that are being filled stay as
-            # they are.
+            # The engine may publish a copy at any moment, so files that are being filled are left
+            # unchanged.
             states = self.shared.catalog.states(ids)
             self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
             self.ahead.add(self.arranged(ids), ticket)
 
     def take_back(self, ticket: str) -> tuple[int, Ids]:
-        """Cancels what a command has asked for, except files that a program or another command
-        wants too. Returns how many files were waiting for their turn, and the (n,) files whose fill
-        is ordered already: the caller has the engine cancel these."""
+        """Cancels what a command has requested, except files that a program or another command
+        wants too. Returns how many queued files were cancelled, and the (n,) files whose fill is
+        ordered already, which the caller must have the engine cancel."""
         catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
         kept = np.zeros(len(catalog), dtype=bool)
         for wanted in (*self._all_in_use(), *self.ahead.meant()):
@@ -170,20 +171,20 @@ class FillRequests:
         return len(waiting), ordered
 
     def taken_back(self, ids: Ids) -> None:
-        """Takes in files that are ABSENT because a command has cancelled them. With `prefetch:
-        eager`, those that the scan has met wait for their turn again."""
+        """Handles files that are ABSENT because a command has cancelled them. With `prefetch:
+        eager`, those that the scan has found are queued again."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
-    # --- another try -------------------------------------------------------------------------
+    # --- retries -----------------------------------------------------------------------------
 
     def again(self, ids: Ids, *, in_use: bool) -> None:
-        """Queues files whose fill is to be tried again."""
+        """Queues files whose fill is to be retried."""
         self.shared.catalog.set_state(ids, State.WANTED)
         self._queue(ids, in_use=in_use)
 
     def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
-        """Makes those of (n,) files ABSENT that are BYPASS for one of these reasons. Returns
-        them."""
+        """Makes those of (n,) files ABSENT that are BYPASS for one of these reasons. Returns these
+        files."""
         words = self.shared.catalog.words[ids]
         still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
         again: Ids = ids[still]
@@ -196,7 +197,7 @@ class FillRequests:
             self.again(again, in_use=True)
 
     def put_off(self, ids: Ids, *, in_use: bool) -> None:
-        """Makes files wait until the copies that are being removed are gone."""
+        """Postpones files until the copies that are being removed are gone."""
         self._no_room_yet.append((ids, in_use))
 
     @property
@@ -204,7 +205,7 @@ class FillRequests:
         return bool(self._no_room_yet)
 
     def let_in(self) -> None:
-        """Queues again the files that were put off."""
+        """Queues the postponed files again."""
         for ids, in_use in self._no_room_yet:
             self._queue(ids, in_use=in_use)
         self._no_room_yet = []
@@ -216,8 +217,8 @@ class FillRequests:
             self.ahead.add_first(ids)
 
     def _words_of_files(self, ids: Ids) -> Uints:
-        """Returns (n,) the entries' words. An entry that is no file has the word NOTHING instead,
-        so that it is left alone."""
+        """Returns (n,) the entries' words. An entry that is not a file has the word NOTHING
+        instead, so that it is left unchanged."""
         catalog = self.shared.catalog
         files = catalog.entries["kind"][ids] == FILE
         words: Uints = catalog.words[ids]

@@ -1,4 +1,4 @@
-"""Files that were filled ahead and not used yet, and the limit on how many bytes they may take."""
+"""Files that were filled ahead and not used yet, and the limit on their total size."""
 
 import time
 from collections import deque
@@ -10,12 +10,12 @@ import numpy.typing as npt
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import NO_IDS, Ids, State
 
-# How much may be filled ahead and lie unused: BYTES_AT_FIRST [bytes], even before programs have
-# read anything, and BYTES_FOR_EACH_READ more for each byte that they have read. A byte counts once,
+# Limit on the size of unused prefetched files: BYTES_AT_FIRST [bytes], even before programs have
+# read anything, plus BYTES_FOR_EACH_READ for each byte that they have read. A byte counts once,
 # however often it is read.
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
-# Marks of a file. ORDERED : it was ordered ahead and is unused.  READ : programs have read it.
+# Flags of a file. ORDERED : it was prefetched and is unused.  READ : programs have read it.
 # REFUSED : it had no room when it was used before.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
 # Opens of a file within this time count as one use of the file [s].
@@ -25,8 +25,8 @@ ONE_USE_S = 1.0
 class UnusedPrefetch:
     """The files that were filled ahead, or are being filled, and that no program has opened yet.
 
-    files, bytes_ : how many they are, and the sum of their sizes;  read_bytes : the sum of the
-    sizes of all files that programs have read, each counted once
+    files, bytes_ : how many they are, and the sum of their sizes
+    read_bytes : the sum of the sizes of all files that programs have read, each counted once
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -34,11 +34,11 @@ class UnusedPrefetch:
         self.clear()
 
     def clear(self) -> None:
-        """Begins anew, as if nothing had been read or filled ahead."""
+        """Resets everything, as if nothing had been read or filled ahead."""
         self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._under_way: Ids = NO_IDS
-        # Files that were refused room just now, with the time from which on an open counts as
-        # another use.
+        # Files that were refused room recently, with the time after which an open counts as another
+        # use.
         self._refusals: deque[tuple[float, Ids]] = deque()
         self.files = self.bytes_ = self.read_bytes = 0
 
@@ -56,7 +56,7 @@ class UnusedPrefetch:
         self._under_way = np.concatenate([self._under_way, ids])
 
     def ordered(self, ids: Ids) -> Ids:
-        """Returns those of (n,) files that were ordered ahead and are still unused."""
+        """Returns those of (n,) files that were prefetched and are still unused."""
         return np.asarray(ids[self._marked(ids) & ORDERED != 0])
 
     def note_read(self, ids: Ids) -> None:
@@ -68,14 +68,14 @@ class UnusedPrefetch:
         self.read_bytes += self._bytes_of(fresh)
 
     def note_opened(self, ids: Ids) -> None:
-        """Notes (n,) files that programs have opened. Nobody sees how much of a copy is read, so an
-        opened file that was filled ahead counts as read."""
+        """Notes (n,) files that programs have opened. It is not known how much of a copy is read,
+        so a prefetched file counts as read once it is opened."""
         if self.files:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Takes in (n,) files in use that have no room. Returns those that have had no room before,
-        and notes that the others had none now."""
+        """Handles (n,) files in use that have no room. Returns those that were refused before,
+        and marks the others as REFUSED."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -94,8 +94,7 @@ class UnusedPrefetch:
             self._marks[ids] |= REFUSED
 
     def settle(self) -> int:
-        """Forgets files that will get no copy. Returns how many are still waiting or being
-        filled."""
+        """Forgets files that will get no copy. Returns how many are queued or being filled."""
         states = self.shared.catalog.states(self._under_way)
         open_ = (states == State.WANTED) | (states == State.FILLING)
         lost = self._under_way[~open_ & (states != State.PRESENT)]
@@ -104,14 +103,13 @@ class UnusedPrefetch:
         return len(self._under_way)
 
     def copies(self) -> tuple[Ids, int]:
-        """Returns the (n,) files that have a copy which no program has used, and the sum of their
-        sizes."""
+        """Returns the (n,) files whose copies no program has used, and their total size."""
         ids = np.flatnonzero(self._marks & ORDERED).astype(np.uint64)
         ids = ids[self.shared.catalog.states(ids) == State.PRESENT]
         return ids, self._bytes_of(ids)
 
     def drop(self, ids: Ids) -> None:
-        """Forgets (n,) files whose unused copies are dropped."""
+        """Forgets (n,) files whose unused copies are being dropped."""
         self._leave(self.ordered(ids))
 
     def _leave(self, ids: Ids) -> None:
@@ -121,8 +119,8 @@ class UnusedPrefetch:
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:
-        """Returns (n,) the marks of these files. It first grows the table of marks to the size of
-        the catalog."""
+        """Returns (n,) the flags of these files. First grows the table of flags to the size of the
+        catalog."""
         entries = len(self.shared.catalog)
         if entries > len(self._marks):
             grown = np.zeros(max(entries, 2 * len(self._marks)), dtype=np.uint8)

@@ -1,2 +1,1 @@
-"""The nodes of a cluster: which node keeps each file, what this one serves, which node a fill
-asks."""
+"""The nodes of a cluster: which node keeps each file, serving peers, which node a fill asks."""

@@ -9,10 +9,11 @@ from monarch_py.peers.membership import Cluster, Member
 from monarch_py.peers.queries import ask
 from monarch_py.peers.status import PeerStatus, Unreachable
 
-# How long one node is waited for [s]. A daemon answers between two turns of its loop.
+# The time limit for the answer of one node [s]. A daemon answers between two iterations of its
+# loop.
 ANSWER_LIMIT_S = 2.0
-# How many nodes are asked at the same time: so many that the answer comes in time (ANSWER_LIMIT_S
-# in ipc/connection.py) even if a thousand nodes are off.
+# How many nodes are asked at the same time. It is so large that the whole answer meets its time
+# limit (ANSWER_LIMIT_S in ipc/connection.py) even if a thousand nodes are off.
 MOST_AT_A_TIME = 256
 
 WHY = {
@@ -25,7 +26,7 @@ WHY = {
 def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns one object for each node, in the order of their ranks (docs/status.md).
 
-    own : this node's status, which is the only one without a cluster
+    own : this node's status; without a cluster it is the only one
     """
     if cluster is None:
         return [_node(0, Member("", "", 0, ()), "", own)]
@@ -41,8 +42,7 @@ def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, An
 
 
 def _ask(cluster: Cluster, rank: int) -> tuple[str, dict[str, Any] | None]:
-    """Asks a node for its status. Returns "" and the status, or the reason why there is no status,
-    and None."""
+    """Asks a node for its status. Returns ("", status), or (the reason why there is none, None)."""
     try:
         return "", json.loads(ask(Party.of(cluster), rank, ANSWER_LIMIT_S, Purpose.STATUS))
     except Unreachable as error:

@@ -1,7 +1,7 @@
-"""The other nodes' daemons: which node keeps each file, and which nodes a fill asks for it.
+"""Decides which node keeps each file, and which nodes a fill asks for it.
 
 The nodes do not negotiate this. Every node computes the same answer from the catalog and the nodes'
-quotas, which every daemon was given at its start (policies/rendezvous.py).
+quotas, which every daemon received at its start (policies/rendezvous.py).
 """
 
 import logging
@@ -31,24 +31,24 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# The nodes come to know which node keeps which file within this time of each other, unless a node
-# scans by itself [s].
+# All nodes know which node keeps which file within this time of each other, unless a node scans by
+# itself [s].
 START_LIMIT_S = 1.0
-# While this node scans by itself, a request of another node for a file that no reader there waits
-# for may wait this long [s]. Otherwise that node would read the file from the source, although this
-# node is to read it. While a plan is placed, such requests wait however long that takes.
+# While this node scans by itself, another node's background request (one that no reader there waits
+# for) may wait this long [s]. Otherwise the other node would read the file from the source although
+# this node is to read it. While a plan is being placed, such requests wait without this limit.
 SCAN_LIMIT_S = 10.0
 
 
 def rooms_of(cluster: Cluster) -> Ints:
-    """Returns (nodes,) the room that each node has for files [bytes], in sizes as `UNIT` rounds
-    them. A slack is taken off, so that an owner really has room for all files that it owns."""
+    """Returns (nodes,) the room of each node for files [bytes], for sizes rounded to `UNIT`. A
+    margin is subtracted, so that an owner really has room for all files that it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
 
 
 class Nodes:
-    """Decides which node keeps which file. Runs in turns of the daemon's loop and never waits."""
+    """Decides which node keeps which file. Runs in the daemon's loop and never blocks."""
 
     def __init__(
         self,
@@ -74,31 +74,31 @@ class Nodes:
                 self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
         self.policy = NodePolicy(cluster.rank, shares=True)
-        # For each entry, whether this node has passed it on because it had no room; and how many
-        # entries it has passed on, and taken over from other nodes.
+        # By entry, whether this node has passed the file on for lack of room; the number of files
+        # that it has passed on; the number of files that it has taken over from other nodes.
         self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
         self.is_decided = False  # whether the owners were chosen from the catalog
-        # Whether a plan must still decide on its files, see `follow`.
+        # Whether the placement of a plan's files is still to come, see `follow`.
         self.awaits_plan = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is known which node keeps what. Nothing can be filled before."""
+        """Whether it is known which node keeps which file. Nothing can be filled before."""
         return self.is_decided and not self.awaits_plan
 
     @property
     def may_wait(self) -> bool:
-        """Whether readers, here and on other nodes, wait until it is known which node keeps what,
-        because that may be soon."""
+        """Whether readers, here and on other nodes, wait until it is known which node keeps which
+        file, because that is expected soon."""
         return not self.is_ready and self._clock() - self._began < START_LIMIT_S
 
     @property
     def _patience(self) -> int:
-        """Which requests of other nodes wait until it is known what this node keeps. A node that is
-        ready first fetches files ahead. If its requests did not wait, it would read from the source
-        what the other nodes are to read."""
+        """Returns which requests of other nodes wait until it is known what this node keeps. The
+        first node that knows its own files starts to fetch ahead. If its requests to other nodes
+        did not wait, it would read from the source files that those nodes are to read."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:
@@ -109,7 +109,7 @@ class Nodes:
         return int(lib.MONARCH_NOBODY_WAITS)
 
     def step(self, *, scanned: bool) -> None:
-        """Runs one turn: decides which nodes keep the entries that are new in the catalog.
+        """Runs one iteration: decides which nodes keep the new entries of the catalog.
 
         scanned : whether the catalog has all files by now
         """
@@ -123,7 +123,7 @@ class Nodes:
         self.replicas.be_patient(self._patience)
 
     def follow(self, ids: Ids, tier: Int32s, files: int, holders: Holders) -> None:
-        """Takes over the places that a plan gives (n,) entries, see `NodePolicy.follow`."""
+        """Adopts the placement that a plan gives (n,) entries, see `NodePolicy.follow`."""
         self.policy.follow(ids, tier, files, holders)
         self._tell(ids)
 
@@ -133,9 +133,9 @@ class Nodes:
         self._tell(ids)
 
     def pass_on(self, ids: Ids) -> None:
-        """Passes on those of (n,) files without room here that this node owns. From now on the next
-        node in each file's order, if there is one, owns the file. Peers that ask this node for such
-        a file are told its new owner, and ask that node."""
+        """Passes on those of (n,) files that this node owns but has no room for. From now on the
+        next node in each file's order, if there is one, owns the file. Peers that ask this node for
+        such a file are redirected to its new owner."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -175,9 +175,9 @@ class Nodes:
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
     def _decide_all(self, count: int) -> None:
-        """Decides on all files of the catalog, from the catalog alone, so that every node comes to
-        the same owners. The files' hashes choose the owner; where that node is full, the next one
-        with room owns the file."""
+        """Assigns all files of the catalog to owners. The catalog and the quotas alone determine
+        the result, so that every node computes the same owners. A file's hash chooses its owner; if
+        that node is full, the next node with room owns the file."""
         entries = self.shared.catalog.entries[:count]
         words = entries["word"]
         left_out = (word.state(words) == State.BYPASS) & np.isin(
@@ -201,8 +201,8 @@ class Nodes:
         )
 
     def _decide_late(self, count: int) -> None:
-        """Decides on files that were met later, by their hashes alone. Nodes may meet them in
-        different orders, so the decision must not depend on the room that is left."""
+        """Assigns files that were found later, by their hashes alone. Nodes may find them in
+        different orders, so the result must not depend on the room that is left."""
         hashes = self.shared.catalog.entries["hash"][self.policy.shared : count]
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
         self._share(owner, owner == self.cluster.rank)
@@ -215,15 +215,15 @@ class Nodes:
         self._tell(np.arange(first, self.policy.shared, dtype=np.uint64))
 
     def _tell(self, ids: Ids) -> None:
-        """Tells the peer server which nodes keep (n,) entries. Tells the engine too, for the orders
-        that it makes itself."""
+        """Passes to the peer server which nodes keep (n,) entries. The engine gets it too, for the
+        orders that it makes by itself."""
         owner = self.policy.owners(ids)
         moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)
         self._engine.set_homes(ids, self.policy.others(ids), self.policy.kept[ids])
 
     def status(self) -> dict[str, Any]:
-        """Returns what `status` says of the nodes. The schema is in docs/status.md."""
+        """Returns the status fields about the nodes. The schema is in docs/status.md."""
         members = []
         for rank, member in enumerate(self.cluster.members):
             said: dict[str, Any] = {"rank": rank, "name": member.name}
@@ -245,12 +245,12 @@ class Nodes:
         }
 
     def close(self) -> None:
-        """Stops serving peers. The engine still runs, and its fills ask no peer any more."""
+        """Stops serving peers. The engine may still run, but its fills ask no peer any more."""
         self.replicas.close()
 
     def free(self) -> None:
-        """Frees the connections to peers, and the data from which peers were served. Call it once
-        the engine has stopped."""
+        """Frees the connections to peers, and the data for serving them. Call it once the engine
+        has stopped."""
         for peer in self.peers.values():
             peer.close()
         self.replicas.free()

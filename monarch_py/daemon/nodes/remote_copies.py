@@ -1,7 +1,7 @@
-"""Knows which node has which file whole, and has the policy choose between node and source.
+"""Tracks which node has the whole of which file, and chooses a node or the source for each fill.
 
 Only the owner of a file reads its first copy from the source. So there is a choice (NoPFS 4) only
-where a node is known to have the whole file: because it has given all of it before, or because all
+if a node is known to have the whole file: because it has sent all of it before, or because all
 nodes are past the file's first use in a plan.
 """
 
@@ -20,20 +20,19 @@ from monarch_py.peers.status import PeerStatus
 from monarch_py.policies.node import NOBODY
 from monarch_py.policies.routing import Routing
 
-# How many threads wait for peers: enough to ask all nodes of a small job at the same time. A single
-# peer gets two thirds of them, and the rest is left for the peer that is asked next (can_ask in
-# csrc/engine/schedule.c).
+# The number of threads that fetch from peers: enough to ask all nodes of a small job at the same
+# time. A single peer gets two thirds of them; the rest is kept for the peer that is asked next
+# (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
 
 Asked = Int32s
 
 
 class RouteChooser:
-    """Chooses between nodes and source for each fill. Runs in turns of the daemon's loop and never
-    waits.
+    """Chooses a node or the source for each fill. Runs in the daemon's loop and never blocks.
 
-    chooses : whether it chooses; otherwise holders are asked as long as they answer;  chosen : how
-    many fills have gone to the source so far although a node has the file
+    chooses : whether it chooses; otherwise holders are asked as long as they answer
+    chosen : how many fills have gone to the source so far although a node has the file
     """
 
     def __init__(
@@ -53,14 +52,15 @@ class RouteChooser:
 
     @classmethod
     def of(cls, config: Config, engine: Engine, peers: Mapping[int, Peer]) -> "RouteChooser":
-        places = len(peers) + 2  # the sources, and every node, this one included
+        # a place is all sources together, or one node; this node is included
+        places = len(peers) + 2
         throughput = Throughput(places, lambda: engine.flows(places), config.performance)
         return cls(engine, throughput, peers, chooses=config.peers.fetch == "fastest")
 
-    # --- who has what ---------------------------------------------------------------------------
+    # --- knowledge ------------------------------------------------------------------------------
 
     def know(self, ids: Ids, nodes: npt.NDArray[np.integer]) -> None:
-        """Notes the (n,) nodes that have (n,) files whole. NOBODY changes nothing for a file."""
+        """Notes the (n,) nodes that have (n,) files whole. NOBODY leaves a file unchanged."""
         known = nodes != NOBODY
         if not known.any():
             return
@@ -77,7 +77,7 @@ class RouteChooser:
         who[inside] = self._who[ids[inside]]
         for node in np.unique(who[who != NOBODY]).tolist():
             # If the connection broke, the daemon may have been restarted and have lost the file. A
-            # daemon that only answers late has not lost it.
+            # daemon that was only late has not lost it.
             if self._peers[node].last_failure == PeerStatus.CUT:
                 self._who[self._who == node] = NOBODY
                 who[who == node] = NOBODY
@@ -86,10 +86,10 @@ class RouteChooser:
     # --- the choice -----------------------------------------------------------------------------
 
     def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
-        """Chooses for each file between the source and a node that is known to have it. Changes
-        `asked`, (n, MONARCH_ASKED) nodes: a file that is to come from the source asks no node, and
-        nodes that have a file whole are marked for the engine. The source is compared with the node
-        that would be asked first.
+        """Chooses for each file between the source and a node that is known to have it. The source
+        is compared with the node that would be asked first. Changes `asked`, (n, MONARCH_ASKED)
+        nodes: a file that is to come from the source asks no node, and nodes that have the whole
+        file are marked for the engine.
 
         sizes : (n,) [bytes];  due_s : (n,) the time until each file is needed [s]
         """
@@ -105,8 +105,7 @@ class RouteChooser:
         throughput.look()
         queues = engine.queues(len(self._peers) + 1).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
-        # How many peers share the threads, which decides how many threads each of them gets
-        # (schedule.c).
+        # How many peers are in use at once: they share the threads (schedule.c).
         busy = max(1, int((queues > 0).sum()))
         return Routing(
             throughput.each,

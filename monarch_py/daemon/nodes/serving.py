@@ -1,4 +1,4 @@
-"""Serves this node's copies, whole or being filled, to peers (csrc/serving/holdings.c)."""
+"""Serves this node's copies, complete or being filled, to peers (csrc/serving/holdings.c)."""
 
 import socket
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from monarch_py.storage.tiers import Tier
 
 @dataclass(frozen=True)
 class Membership:
-    """What a daemon is told of the other nodes.
+    """What a daemon needs to serve the other nodes.
 
-    listener : the socket at which they reach this daemon;  status : returns this node's status for
-    nodes that ask for it
+    listener : the socket at which they reach this daemon
+    status : returns this node's status for nodes that ask for it
     """
 
     cluster: Cluster
@@ -51,22 +51,22 @@ class ReplicaServer(PeerServer):
         for number, tier in enumerate(tiers):
             if tier is not None:
                 lib.monarch_holdings_tier(self._c, number, tier.fd)
-        # The segment that C reads stays mapped as long as this reference is held.
+        # This reference keeps the segment mapped that C reads.
         self._catalog: CatalogReader | None = None
         self.follow_catalog()
         lib.monarch_engine_holdings(engine.c, self._c)
         super().__init__(party, membership.listener, status=membership.status)
 
     def follow_catalog(self) -> None:
-        """Makes the server answer from the catalog's newest generation."""
+        """Switches the server to the catalog's newest generation."""
         if self._catalog is None or self._catalog.segment is not self._shared.catalog.segment:
             new = self._shared.catalog.reader()
             lib.monarch_holdings_catalog(self._c, new.c)
             self._catalog = new
 
     def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
-        """Sets which of (n,) entries this node keeps. It fills these when a peer asks for them. For
-        entries that it has passed on, peers are told which node keeps them.
+        """Sets which of (n,) entries this node keeps. It fills these when a peer asks for them.
+        Peers that ask for entries which it has passed on are redirected.
 
         moved_to : (n,) the node to which each entry was passed on, NOBODY for none
         """
@@ -78,23 +78,23 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns (n,) entries that this node has come to keep since the last call, because peers
-        have asked it as their owner."""
+        """Returns (n,) entries that this node has come to own since the last call: a peer has asked
+        this node as their owner."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]
 
     def be_patient(self, patience: int) -> None:
         """Sets which requests of peers wait until it is known what this node keeps. With
-        MONARCH_NOBODY_WAITS no request waits: the decision is made, or has taken too long."""
+        MONARCH_NOBODY_WAITS no request waits: it is known, or the wait has taken too long."""
         lib.monarch_holdings_patience(self._c, patience)
 
     def answer(self) -> None:
-        """Ends the wait of peers for files that will not get a copy."""
+        """Answers peers that wait for files which will not get a copy."""
         lib.monarch_holdings_answer(self._c)
 
     def rotten(self) -> tuple[Ids, Uints]:
-        """Returns (n,) entries whose copies are damaged, as requests of peers have shown since the
+        """Returns (n,) entries whose copies were found damaged when peers requested them since the
         last call, and (n,) the words that name these copies."""
         ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
         count = lib.monarch_holdings_rotten(self._c, pointer(ids), pointer(words))
@@ -111,7 +111,7 @@ class ReplicaServer(PeerServer):
         self._catalog = None
 
     def free(self) -> None:
-        """Frees the data from which peers were served. Call it when no thread of the engine can
-        report a fill any more."""
+        """Frees the data for serving peers. Call it when no thread of the engine can report a fill
+        any more."""
         lib.monarch_holdings_free(self._c)
         self._c = ffi.NULL

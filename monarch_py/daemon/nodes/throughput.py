@@ -1,7 +1,7 @@
-"""Measures the rate that one reader gets from each place, by the number of readers there.
+"""Measures the rate that one reader gets from each place, by the number of concurrent readers.
 
-A place is the sources, or a node. The rates are measured while copies are made, for the performance
-model (NoPFS 4).
+A place is the sources, or a node. The rates are measured while copies are made, and feed the
+performance model (NoPFS 4).
 """
 
 import math
@@ -14,13 +14,13 @@ from monarch_py.config.performance import Performance
 from monarch_py.native import Uints, lib
 from monarch_py.policies.routing import SOURCES
 
-# Numbers of readers are grouped by powers of two.
+# Numbers of readers are grouped into levels by powers of two.
 LEVELS: int = lib.MONARCH_LEVELS
-# Rates that were measured longer ago than MEMORY_S count for little. LOOK_S : the shortest interval
-# between two measurements [s].
+# Measured rates lose weight exponentially with the time constant MEMORY_S. LOOK_S : the shortest
+# interval between two measurements [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
-# A place's rate for one number of readers is out of date if it is this much older than the place's
-# latest rate for any number [s].
+# A place's rate at one level is out of date if it is this much older than the place's latest rate
+# at any level [s].
 PAST_S = 3.0
 # A place that has given nothing for SILENT_NS [ns] gets the rate SILENT_RATE [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3
@@ -32,7 +32,8 @@ class Throughput:
     """The rates of `places` places, numbered as in `policies.routing`.
 
     look : returns (places, 2, LEVELS) the bytes and times [ns] of all readers together since the
-    start;  performance : rates from the configuration, used until any is measured
+        start
+    performance : rates from the configuration, used until any is measured
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Throughput:
         self._looked_at = -math.inf
 
     def look(self) -> None:
-        """Takes in what was measured since the last call."""
+        """Adds what was measured since the last call."""
         now = self._clock()
         if now - self._looked_at < LOOK_S:
             return
@@ -58,11 +59,11 @@ class Throughput:
         counts = self._ask()
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
-        # A time without bytes belongs to an open whose bytes are still to come, or to a failure.
+        # Time without bytes belongs to an open whose bytes are still to come, or to a failure.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
-        # The mean is geometric, so that a change from fast to slow counts as much as one from slow
+        # The mean is geometric, so that a change from fast to slow weighs as much as one from slow
         # to fast.
         weight = -np.expm1((self._when[fresh] - now) / MEMORY_S)
         with np.errstate(invalid="ignore"):
@@ -72,12 +73,12 @@ class Throughput:
         self._seen = np.where(fresh[:, None, :], counts, self._seen)
 
     def each(self, place: int, readers: int) -> float | None:
-        """Returns the rate that each of so many readers gets from a place [bytes/s]; None where
-        nothing is known.
+        """Returns the rate that each of `readers` concurrent readers gets from a place [bytes/s];
+        None if no rate is known.
 
-        If no rate was measured for this number of readers, they share what readers of the nearest
-        smaller number had together. If none was measured for a smaller number either, each gets
-        what a reader had at the nearest larger number: fewer readers get no less.
+        If no rate was measured at this number of readers, the total rate at the nearest smaller
+        number is divided among them. If none was measured at a smaller number either, each gets the
+        rate of one reader at the nearest larger number: fewer readers get no less each.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

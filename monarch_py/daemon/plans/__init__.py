@@ -1,1 +1,1 @@
-"""Access plans: how far programs are, what is kept where, and what is fetched ahead."""
+"""Access plans: the programs' progress, placement of files, and fetches ahead."""

@@ -1,4 +1,4 @@
-"""Follows access plans: compares what programs open with what the plans say.
+"""Follows access plans: compares what programs open with what the plans predict.
 
 While a plan agrees with what programs open, this node keeps the files that the plan places on it
 (`placement.py`), and fetches files before they are needed (`prefetch.py`). A plan that disagrees is
@@ -30,18 +30,18 @@ from monarch_py.policies.node import NOBODY
 
 log = logging.getLogger("monarch.planned")
 
-# Interval between two checks whether a dropped plan may be tried again [s].
+# Interval between two checks whether a dropped plan may be retried [s].
 RENEW_S = 1.0
-# For this long after a program has opened a file, the loop turns often, to see what is opened next
-# [s].
+# For this long after a program has opened a file, the loop iterates often, to see soon which files
+# are opened next [s].
 AWAKE_S = 2.0
 
 
 class PlanManager:
-    """Follows all plans of this daemon. Runs in turns of the daemon's loop.
+    """Follows all plans of this daemon. Runs in the daemon's loop.
 
     plans : the plans that `load_plan` returned, each with its file. If several jobs read one
-    dataset, each has a plan, and they share the tiers
+        dataset, each has a plan, and they share the tiers
     """
 
     def __init__(self, plans: Sequence[tuple[Path, Loaded]], filler: Filler) -> None:
@@ -52,7 +52,8 @@ class PlanManager:
         self._to_place: list[PlanTracker] = []  # the plans whose files are being placed
         self._placed = False
         self._renewing: Future[dict[PlanTracker, PlanTracker]] | None = None
-        self._jobs: dict[PlanTracker, Job] = {}  # the jobs that did not follow the dropped plans
+        # for each dropped plan, the job that did not follow it
+        self._jobs: dict[PlanTracker, Job] = {}
         self._renew_at = float("-inf")
         self._is_new_job = False
         self._prefetch = PlanPrefetch(filler, self.trackers)
@@ -64,12 +65,13 @@ class PlanManager:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is a plan that was not dropped. Such a plan is followed, or will be."""
+        """Whether there is a plan that was not dropped. Such a plan is followed now, or will be
+        soon."""
         return any(tracker.state != "dropped" for tracker in self.trackers)
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should turn often, to see what programs open."""
+        """Whether the loop should iterate often, to see soon which files programs open."""
         return self._placed and time.monotonic() - self._opened_at < AWAKE_S
 
     def _tracker(self, file: Path, version: Version, plan: Plan) -> PlanTracker:
@@ -78,10 +80,10 @@ class PlanManager:
     # --- in the loop ----------------------------------------------------------------------------
 
     def observe(self, opened: Ids) -> None:
-        """Takes note of (n,) entries that programs have opened since the last turn. It is called
-        before a turn drops anything, because the copies of these entries are to be dropped first.
-        Without this call they would still count as needed next, and copies that are needed later
-        would be dropped instead."""
+        """Notes (n,) entries that programs have opened since the last iteration. It must be called
+        before an iteration drops copies: the copies of these entries should be dropped first.
+        Otherwise they would still count as needed next, and copies that are needed later would be
+        dropped instead."""
         if len(opened):
             self._seen_at = time.monotonic()
         if not self.is_active or not len(opened):
@@ -95,7 +97,7 @@ class PlanManager:
             self._give_up()
 
     def step(self) -> None:
-        """Runs one turn."""
+        """Runs one iteration."""
         self._renew()
         if not self.is_active:
             return
@@ -114,12 +116,13 @@ class PlanManager:
 
     @contextmanager
     def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
-        """Drops the plan if the body raises an error, so that a faulty plan does not end the
-        daemon. If the plan was dropped meanwhile, for this or another reason, logs the reason."""
+        """Drops the plan if the body of the `with` statement raises an error, so that a faulty plan
+        does not end the daemon. If the plan was dropped in the body, for whatever reason, logs the
+        reason."""
         was_dropped = tracker.state == "dropped"
         try:
             yield
-        except Exception:  # also an error of the thread
+        except Exception:  # including an error that the thread raised
             log.exception("the plan %s cannot be followed", tracker.file)
             tracker.drop("computing its next accesses failed (see the log)")
         if tracker.state == "dropped" and not was_dropped:
@@ -128,13 +131,13 @@ class PlanManager:
     def _evict(self) -> None:
         try:
             self.evictions.step()
-        except Exception:  # an error of the thread: the copies stay where they are
+        except Exception:  # an error in the thread: the copies stay where they are
             log.exception("eviction from the tiers has ended")
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
         """Tells `routes` which files all nodes have used by now. The nodes that own these files
-        have them whole."""
+        have the whole of them."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)
@@ -147,20 +150,20 @@ class PlanManager:
         log.warning("the plan %s is no longer followed: %s", tracker.file, tracker.why)
 
     def _give_up(self) -> None:
-        """Goes back to keeping files as without a plan, after all plans were dropped."""
+        """Returns to keeping files as without a plan, after all plans were dropped."""
         self.filler.policy.forget_plan()
-        # Files of the dropped plans are not to be fetched while another plan is being placed.
+        # Files of the dropped plans must not be fetched while another plan is being placed.
         self._prefetch.begin(NO_IDS)
 
     # --- another job ----------------------------------------------------------------------------
 
     def new_job(self) -> None:
-        """Notes that a job begins. Dropped plans are then tried again, and plan files that have
-        changed are loaded again."""
+        """Notes that a job begins. Dropped plans are then retried, and plan files that have changed
+        are loaded again."""
         self._is_new_job = True
 
     def _renew(self) -> None:
-        """Tries dropped plans again when it is time (`retry`)."""
+        """Retries dropped plans when the time has come (`retry`)."""
         now = time.monotonic()
         if self._renewing is not None:
             if self._renewing.done():
@@ -179,8 +182,8 @@ class PlanManager:
     def _find_renewed(
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
-        """Returns the trackers whose plans are tried again, each with the tracker that takes its
-        place. Runs in the thread."""
+        """Returns the trackers whose plans are to be retried, each with its new tracker. Runs in
+        the thread."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)
@@ -188,7 +191,7 @@ class PlanManager:
             if is_other or (
                 tracker.state == "dropped" and (is_new_job or self._has_other(tracker))
             ):
-                tracker.version = version  # a file that cannot be loaded is not tried twice
+                tracker.version = version  # a failed load is not repeated
                 try:
                     found[tracker] = self._tracker(tracker.file, *self._load(tracker.file))
                 except MonarchError as error:
@@ -197,7 +200,7 @@ class PlanManager:
 
     def _has_other(self, tracker: PlanTracker) -> bool:
         """Whether the job that did not follow a dropped plan has ended, and programs have opened
-        files since."""
+        files since then."""
         job = self._jobs.setdefault(tracker, Job(f"{self.shared.session.path}/catalog."))
         return tracker.misled and job.is_over() and self._seen_at > job.over_at
 
@@ -208,7 +211,7 @@ class PlanManager:
         self._renewing = None
         try:
             found = renewing.result()
-        except Exception:  # an error of the thread: the trackers stay as they are
+        except Exception:  # an error in the thread: the trackers stay as they are
             log.exception("dropped plans cannot be tried again now")
             return
         for old, new in found.items():
@@ -219,8 +222,8 @@ class PlanManager:
     # --- placement ------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Has the thread find the plans' files and place them, once everything is scanned. Takes
-        over the result when it is there."""
+        """Has the thread find the plans' files and place them, once everything is scanned. Applies
+        the result when it is there."""
         if self._task is None:
             waits = any(tracker.state == "waiting" for tracker in self.trackers)
             is_decided = self._nodes is None or self._nodes.is_decided
@@ -267,7 +270,7 @@ class PlanManager:
         if not self.is_active:
             return
         if self._nodes is not None:
-            self._nodes.step(scanned=True)  # the catalog may have grown since the thread began
+            self._nodes.step(scanned=True)  # the catalog may have grown since the thread started
             self._nodes.follow(placed.ids, placed.tier, entries, placed.holders)
         else:
             self.filler.policy.follow(placed.ids, placed.tier, entries)
@@ -276,8 +279,8 @@ class PlanManager:
     # --- eviction -------------------------------------------------------------------------------
 
     def _foresee(self) -> Future[Distances] | None:
-        """Returns the next two uses of all files, in the form that `Evictions` takes, as if all
-        plans went on at the same pace; None as long as too little is known."""
+        """Returns the next two uses of all files, as input for `Evictions`, under the assumption
+        that all plans advance at the same pace; None while too little is known."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         if not active or not all(tracker.sees_far for tracker in active):
             return None
@@ -285,8 +288,8 @@ class PlanManager:
         return self._executor.submit(_nearest, followed, len(self.filler.policy.planned))
 
     def _may_go(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the copy of each file may be evicted. Files of a followed plan may,
-        except those that this node owns, because other nodes fetch them from here."""
+        """Returns (n,) whether the copy of each file may be evicted. Copies of files in a followed
+        plan may be, except those that this node owns, because other nodes fetch them from here."""
         known = np.zeros(len(self.filler.policy.planned), dtype=bool)
         for tracker in self.trackers:
             known[tracker.entries] |= tracker.is_active
@@ -298,8 +301,8 @@ class PlanManager:
     # --- the ranks ------------------------------------------------------------------------------
 
     def due_bytes(self) -> Floats | None:
-        """Returns (ranks of this node,) the sizes of the files that each rank needs next and that
-        have no copy here yet, summed [bytes]. Returns None without a plan, and with several plans,
+        """Returns (ranks of this node,) the total size of the files that each rank needs next and
+        that have no copy here yet [bytes]. Returns None without a plan, and with several plans,
         because it is not known which plan a rank follows."""
         following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:
@@ -313,7 +316,7 @@ class PlanManager:
     # --- status ---------------------------------------------------------------------------------
 
     def told(self) -> list[dict[str, Any]]:
-        """Returns what `status` says of each plan."""
+        """Returns the status fields of each plan."""
         return [tracker.told() for tracker in self.trackers]
 
 

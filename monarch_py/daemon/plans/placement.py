@@ -1,7 +1,7 @@
 """Places the files of access plans: on which nodes, and in which tier of this node.
 
-Each file has one owner; other nodes hold it as well where room is left. The files that are used
-most lie in the fastest class of storage (NoPFS, 5.1; `policies.nopfs`).
+Each file has one owner; other nodes hold the file as well where they have room left. The most
+frequently used files lie in the fastest class of storage (NoPFS, 5.1; `policies.nopfs`).
 """
 
 import logging
@@ -31,11 +31,13 @@ log = logging.getLogger("monarch.planned")
 
 @dataclass(frozen=True, eq=False)
 class PlacementResult:
-    """Where the files of the plans are placed.
+    """The placement of the plans' files.
 
-    found : what each tracker has found;  ids : (n,) entries of all files;  holders : for each file
-    the nodes that keep it, owner first;  tier : (n,) int32, the tier in which this node keeps each
-    file, or NOWHERE;  order : files that this node keeps and has no copy of yet, by their first use
+    found : the result of each tracker's `find`
+    ids : (n,) entries of all files
+    holders : for each file the nodes that keep it, owner first
+    tier : (n,) int32, the tier in which this node keeps each file, or NOWHERE
+    order : files that this node keeps and has no copy of yet, by their first use
     """
 
     found: list[Found]
@@ -47,12 +49,13 @@ class PlacementResult:
 
 @dataclass(frozen=True, eq=False)
 class PlacementTask:
-    """What a placement is made from. The thread calls `make`.
+    """The input of a placement, which the thread computes with `make`.
 
-    words : (entries,) a copy of the catalog's words;  rooms : the room of this node's tiers,
-    without the staging area;  nodes : None for one node alone;  is_first : whether no placement was
-    made before. In a later placement, files stay with the nodes that keep them now, because not all
-    nodes may place at the same time
+    words : (entries,) a copy of the catalog's words
+    rooms : the room of this node's tiers, without the staging area
+    nodes : None for one node alone
+    is_first : whether this is the first placement. In a later one, files stay with the nodes that
+        keep them now, because not all nodes may place at the same time
     """
 
     trackers: Sequence[PlanTracker]
@@ -79,13 +82,13 @@ class PlacementTask:
             used, first_use = _uses(self.trackers[i])
             np.add.at(frequency, at, used)
             np.minimum.at(first, at, first_use)
-        # The order of files breaks ties. Nodes may have met the files in different orders, so all
-        # nodes use the order of the files' hashes.
+        # The order of files breaks ties. The nodes' catalogs may list the files in different
+        # orders, so all nodes use the order of the files' hashes.
         order = np.argsort(self.catalog.entries["hash"][ids], kind="stable")
         back = np.argsort(order, kind="stable")
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
         holders, mine = agreed[0][back], agreed[1][back]
-        # Present copies stay in their tiers, and their room is counted already.
+        # Present copies stay in their tiers; their size is already counted there.
         here = word.state(self.words[ids]) == State.PRESENT
         tier = np.where(here, word.tier(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
         todo = np.flatnonzero(mine & ~here)
@@ -130,15 +133,15 @@ class PlacementTask:
         return placed.holders(), mine
 
     def _check_quotas(self, good: list[int]) -> None:
-        """Warns if a plan deals more files to a node than some node has room for."""
+        """Warns if a plan assigns more files to a node than some node has room for."""
         assert self.nodes is not None
         room = min(sum(member.quotas) for member in self.nodes.cluster.members)
         loaders = [part.loader for i in good for part in self.trackers[i].timeline.parts]
         quota = max((each.quota for each in loaders if each.holders is not None), default=0)
         if quota > room:
             log.warning(
-                "a plan deals samples to nodes that hold %s, and the tiers of a node have %s: what"
-                " finds no room is read from the source; make the plan with their quota",
+                "a plan assigns samples to nodes that hold %s, but a node's tiers have %s: files"
+                " without room are read from the source; make the plan with the tiers' quota",
                 format_size(quota),
                 format_size(room),
             )
@@ -146,9 +149,9 @@ class PlacementTask:
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
-        """Returns the holders by which the plans deal samples to the nodes, as `_share_out` does.
-        Files of which no plan tells stay where their hashes put them, also those of a further plan
-        that does not deal by holders."""
+        """Returns the same as `_share_out`, by the plans that assign samples to nodes. Files that
+        no such plan names stay where their hashes put them, including those of another plan that
+        does not assign samples by holders."""
         assert self.nodes is not None
         holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]
         for parts, at in zip(told, where, strict=True):
@@ -162,7 +165,7 @@ class PlacementTask:
 
 def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
     """Returns (files,) how often this node uses each file of a plan, and (files,) the position of
-    this node's first use of the file, or of any node's first use if this node never uses it."""
+    this node's first use of the file; if this node never uses it, of the first use by any node."""
     access = analyse(tracker.timeline, tracker.node)
     first = access.first_use
     if tracker.timeline.nodes > 1:

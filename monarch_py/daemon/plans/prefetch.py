@@ -1,9 +1,8 @@
 """Fetches files ahead along the plans.
 
 Files are fetched in the exact order of access (NoPFS 2, Rule 1), after files that readers wait for.
-Kept files go into the tiers, and all others into the staging area, as far ahead as the area can
-hold them. Behind this window, kept files that are used later are fetched in the order of their
-first use.
+Files that this node keeps go into the tiers, and all others into the staging area, as far ahead as
+the area can hold them. Beyond this window, kept files are fetched in the order of their first use.
 """
 
 import math
@@ -18,25 +17,25 @@ from monarch_py.daemon.plans.tracker import PlanTracker
 from monarch_py.native import NO_IDS, Bools, Floats, Ids, State
 from monarch_py.plan import NEVER
 
-# At most this many coming files of a plan are looked at. The window ends earlier if the staging
-# area cannot hold more.
+# At most this many coming files of a plan are examined. The window ends earlier if the staging area
+# cannot hold more.
 LOOK = 65536
-# The window takes all of the staging area but 1/WINDOW_LEAVES, which is left for files that readers
-# demand and for files that were used just now.
+# The window takes all of the staging area except 1/WINDOW_LEAVES, which is left for files that
+# readers demand and for files that were used just now.
 WINDOW_LEAVES = 8
-# How much is being fetched ahead at a time, at least and at most [files, files, bytes]. It is
-# little, because files that are used sooner may become known a moment later.
+# Limits on the fetches ahead at a time: at least LEAST_FILES, at most MOST_FILES and MOST_BYTES
+# [bytes]. They are low because files that are used sooner may become known at any moment.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
-# The shortest time between two looks at what lies ahead [s].
+# The shortest interval between two computations of the window [s].
 LOOK_S = 0.02
-# An open that is longer ago than this counts for little. After this time without any open, no use
+# Opens lose weight exponentially with this time constant. After this time without any open, no use
 # is predicted [s].
 MEMORY_S = 2.0
 
 
 class PlanPrefetch:
-    """Orders fetches ahead, and tells the policy which files are used next. Runs in turns of the
-    daemon's loop and never waits."""
+    """Orders fetches ahead, and tells the policy which files are used next. Runs in the daemon's
+    loop and never blocks."""
 
     def __init__(self, filler: Filler, trackers: Sequence[PlanTracker]) -> None:
         self.filler, self.shared, self._trackers = filler, filler.shared, trackers
@@ -46,7 +45,7 @@ class PlanPrefetch:
         self.begin(NO_IDS)
 
     def begin(self, order: Ids) -> None:
-        """Begins with a new placement.
+        """Starts with a new placement.
 
         order : files that are kept here and have no copy yet, by their first use
         """
@@ -54,27 +53,27 @@ class PlanPrefetch:
         self._kept_order = order  # kept files that are not ordered yet
         self._queue: Ids = NO_IDS
         self._paged: Ids = NO_IDS  # files with copies in slow tiers that are used next
-        self._horizon = 0  # where the window ends, in files from now
+        self._horizon = 0  # the end of the window, in files from now
         self._begun: Ids = NO_IDS
 
     def opened(self, ids: Ids) -> None:
-        """Takes note of (n,) entries that programs have opened, so that nothing is fetched for
-        these uses any more."""
+        """Notes (n,) entries that programs have opened, so that nothing more is fetched for these
+        uses."""
         self._pace.note(len(ids), time.monotonic())
         self.filler.readahead.opened(ids)
         self._paged = self._paged[~np.isin(self._paged, ids)]
         self._policy.used(ids)
 
     def seconds_to_use(self, ids: Ids) -> Floats:
-        """Returns (n,) the time until the next use of each file [s], if programs go on at their
-        present pace; infinite for a file whose next use is not known, or while the pace is not
-        known."""
+        """Returns (n,) the time until the next use of each file [s] at the programs' present pace;
+        infinity for a file whose next use is not known, or while the pace is not known."""
         uses = self._policy.next_use(ids)
         files = np.where(uses == NEVER, np.inf, uses.astype(np.float64))
         return self._pace.seconds(files, time.monotonic())
 
     def _look_ahead(self) -> None:
-        """Finds the files that come next in all plans, as if all plans went on at the same pace."""
+        """Finds the files that come next in all plans, under the assumption that all plans advance
+        at the same pace."""
         now = time.monotonic()
         if now - self._looked_at < LOOK_S:
             return
@@ -96,8 +95,8 @@ class PlanPrefetch:
         inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
         self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
-        # Of the copies in slow tiers, those used next are brought into the page cache: `window`
-        # bytes at most, as in the staging area.
+        # Of the copies in slow tiers, those used next are read into the page cache: at most
+        # `window` bytes, as in the staging area.
         paged = ids[self.filler.readahead.is_for(ids)]
         sizes = catalog.entries["size"][paged]
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
@@ -108,7 +107,7 @@ class PlanPrefetch:
         return np.asarray((word.state(words) == State.ABSENT) & (word.copy(words) == 0))
 
     def step(self) -> None:
-        """Runs one turn: orders as much as may be under way at a time, first the files that are
+        """Runs one iteration: orders as many fetches as may run at a time, first the files that are
         used next, then the kept files that are used later."""
         self._look_ahead()
         self.filler.readahead.order(self._paged)
@@ -145,11 +144,11 @@ class PlanPrefetch:
         self.filler.order_planned(ids, self._horizon)
         left = ids[self.shared.catalog.states(ids) == State.ABSENT]
         kept = self._policy.keeps(left)
-        # A tier may be fuller than the placement assumed. The file is then staged when its use
-        # comes near.
+        # A tier may be fuller than the placement assumed. The file is then staged shortly before
+        # its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # The staging area has no room yet for these files, so it has none for files used later.
+            # The staging area has no room for these files yet, so it has none for files used later.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 
@@ -157,7 +156,7 @@ class Pace:
     """Measures how fast programs go through their files."""
 
     def __init__(self) -> None:
-        self._files = 0.0  # files opened; older opens count for less
+        self._files = 0.0  # number of files opened, where older opens weigh less
         self._began = self._last = -math.inf
 
     def note(self, files: int, now_s: float) -> None:
@@ -170,12 +169,12 @@ class Pace:
         self._last = now_s
 
     def seconds(self, files: Floats, now_s: float) -> Floats:
-        """Returns (n,) how long programs will take to open so many more files [s]; infinite where
-        they have just begun, or open none."""
+        """Returns (n,) how long programs will take to open so many more files [s]; infinity if they
+        have just begun, or open none."""
         since = now_s - self._began
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)
-        # At a steady pace r, the count is r M (1 - exp(-t / M)) at the time t after the beginning,
-        # with M = MEMORY_S. So the count stands for `span` seconds.
+        # At a steady pace r, the weighted count at time t after the start is r M (1 - exp(-t / M)),
+        # with M = MEMORY_S. So the count corresponds to `span` seconds.
         span = -MEMORY_S * math.expm1(-since / MEMORY_S)
         return np.asarray(files * span / self._files)

@@ -1,9 +1,9 @@
-"""Tells when a dropped plan is tried again.
+"""Decides when a dropped plan is retried.
 
-A plan was dropped because a job did not do what the plan says. Another job may follow the plan.
-Therefore the plan is tried again when all processes that used the session at that time have ended
-and other processes open files, at the next `monarch run`, and when its file has changed. These
-checks run in a thread.
+A plan was dropped because a job did not do what the plan predicts. Another job may follow the plan.
+So the plan is retried in three cases: all processes that used the session at that time have ended
+and other processes open files; a `monarch run` begins; the plan's file has changed. These checks
+run in a thread.
 """
 
 import time
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from monarch_py.util.processes import began, mapping
 
-# The version of a plan's file: its inode, size and mtime. If another plan is written to the file,
-# one of them changes.
+# The version of a plan's file: its inode, size and mtime. At least one of them changes if another
+# plan is written to the file.
 Version = tuple[int, int, int] | None
 
 
 def version_of(file: Path) -> Version:
-    """Returns the version of a plan's file; None when the file cannot be looked at."""
+    """Returns the version of a plan's file, or None if stat(2) of the file fails."""
     try:
         found = file.stat()
     except OSError:
@@ -30,9 +30,9 @@ def version_of(file: Path) -> Version:
 class Job:
     """The processes that use a session when `is_over` is first called.
 
-    prefix : the beginning of the paths of the session's catalogs. A process that has looked for a
-    file of the sources has a catalog mapped;  over_at : when all these processes were found to have
-    ended [s of time.monotonic]
+    prefix : the beginning of the paths of the session's catalogs. A process that has looked up a
+        file of the sources has a catalog mapped
+    over_at : when all these processes were found to have ended [s of time.monotonic]
     """
 
     prefix: str

@@ -1,7 +1,7 @@
-"""One access plan on this node: the catalog entries of its files, and how far programs are in it.
+"""One access plan on this node: the catalog entries of its files, and the programs' progress.
 
-Work that takes long (finding the files, drawing an epoch, searching the programs' position) runs in
-a thread. The loop asks now and then whether it is done, and never waits for it.
+Slow work (finding the files, drawing an epoch, searching for the programs' position) runs in a
+thread. The loop polls for its results and never waits for them.
 """
 
 import os
@@ -29,17 +29,18 @@ from monarch_py.plan.samplers import NONE
 # The version of a plan's file, and the plan.
 Loaded = tuple[Version, Plan]
 
-# A plan is dropped once at least this many searches have found nothing, and the plan looked wrong
-# during the last one.
+# A plan is dropped after at least this many searches without a result, if the plan disagreed with
+# the accesses during the last search.
 SEARCHES = 2
 
-# While the plan's files are not known yet, at most this many accesses are kept.
+# Until the plan's files are known, at most this many accesses are kept.
 EARLY = 1 << 20
 
 
 def load_plan(file: Path, nodes: int) -> Loaded:
-    """Loads the plan of a training on `nodes` nodes. Its accesses are those to whole files, because
-    a daemon copies whole files only. A single node (1) follows node 0 of any plan.
+    """Loads the plan of a training on `nodes` nodes. Its accesses are converted to accesses of
+    whole files, because a daemon copies whole files only. A single node (1) follows node 0 of any
+    plan.
 
     Raises ConfigError, which names the file, if the plan cannot be followed.
     """
@@ -74,12 +75,13 @@ class Found:
 
 
 class PlanTracker:
-    """Follows how far a node is in one plan.
+    """Tracks a node's progress in one plan.
 
-    version : the version of the file that the plan was loaded from;  state : 'waiting' until the
-    files are known, 'following', 'searching' for the programs' position, or 'dropped';  why : the
-    reason why the plan was dropped, "" otherwise;  misled : whether it was dropped because a job
-    did not do what the plan says
+    version : the version of the file that the plan was loaded from
+    state : 'waiting' until the files are known, 'following', 'searching' for the programs'
+        position, or 'dropped'
+    why : the reason why the plan was dropped, "" otherwise
+    misled : whether it was dropped because a job did not do what the plan predicts
     """
 
     def __init__(
@@ -97,11 +99,11 @@ class PlanTracker:
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
         self._in_vain = 0  # searches without a result since the position was lost
-        self._search_at = 0  # the next search is made at this number of judged accesses
+        self._search_at = 0  # the next search starts when this many accesses were judged
         self._is_last = False  # whether the plan is dropped if this search finds nothing
         self._early: list[Ids] = []
         self._over: list[Future[Ids]] = []
-        self._is_from_its_beginning = True  # whether the run is followed from its start
+        self._is_from_its_beginning = True  # whether the run has been followed from its start
 
     @property
     def is_active(self) -> bool:
@@ -132,13 +134,13 @@ class PlanTracker:
         return used
 
     def begin(self, found: Found, catalog_entries: int) -> None:
-        """Begins to follow the plan, with the accesses that were seen until now."""
+        """Starts following the plan, beginning with the accesses that were noted until now."""
         if self.state == "dropped":
             return
         self.entries = found.entries
         self._of_entry = np.full(catalog_entries, -1, dtype=np.int32)
-        # Only files that the training uses are followed. Reads of others, for example for a
-        # validation, say nothing about where the training is.
+        # Only files that the training uses are tracked. Reads of other files, for example for
+        # validation, say nothing about the training's position.
         used = np.flatnonzero(found.used).astype(np.int32)
         self._of_entry[found.entries[used]] = used
         self.estimator = PositionEstimator(found.runs[0], ranks=self.timeline.ranks_per_node)
@@ -161,8 +163,7 @@ class PlanTracker:
         return Run.of(self.timeline.section(epoch, part.name), self.node, self.timeline.units)
 
     def step(self) -> None:
-        """Runs one turn: takes in what the thread has found, and gives it the work that is needed
-        next."""
+        """Runs one iteration: collects the thread's results, and gives the thread its next work."""
         estimator = self.estimator
         if estimator is None or self.state == "dropped":
             return
@@ -187,8 +188,8 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on with the next run. Files that any node has used in the last run are copied by now
-        on the nodes that keep them."""
+        """Goes on to the next run. Files that any node has used in the last run now have copies on
+        the nodes that keep them."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1
@@ -202,8 +203,8 @@ class PlanTracker:
 
     def take_used(self) -> Ids:
         """Returns (n,) entries that nodes have used in a run that all nodes have finished. Each run
-        is reported once. A run counts as finished by all nodes when this node is far enough in the
-        next one."""
+        is reported once. All nodes are assumed to have finished a run when this node is far enough
+        into the next one."""
         estimator = self.estimator
         if not self._over or estimator is None or estimator.front <= estimator.run.window:
             return NO_IDS
@@ -213,7 +214,8 @@ class PlanTracker:
 
     def _search_if_lost(self, estimator: PositionEstimator) -> None:
         if self.state == "following":
-            # Accesses that do not fit may belong to the next run while that is being drawn.
+            # While the next run is being drawn, accesses that do not fit this run may belong to the
+            # next.
             if not estimator.is_lost or (estimator.is_ending and self._drawing is not None):
                 return
             self.state, self._in_vain, self._search_at = "searching", 0, estimator.judged
@@ -222,15 +224,15 @@ class PlanTracker:
             return
         self._is_last = self._in_vain + 1 >= SEARCHES and estimator.is_wrong
         if self._is_last or estimator.judged >= self._search_at:
-            # Just after a job has jumped, some of its last accesses, those that fit, are from its
-            # old position; and after a jump to the end of an epoch the accesses are from two
-            # epochs. Either may hide the new position. So a search that finds nothing is made
-            # again, but ever more rarely, because it draws all runs of the plan.
+            # Right after a job has jumped to another position, some of its last accesses fit the
+            # old position, and after a jump to the end of an epoch the accesses are from two
+            # epochs. Either may hide the new position. So a search without a result is repeated, at
+            # growing intervals, because each search draws all runs of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
-        """Returns the run that holds the largest share of the last accesses close together, as
+        """Returns the run in which the largest share of the last accesses lie close together, as
         (number, run, position); None if there is none. Runs in the thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
@@ -251,8 +253,8 @@ class PlanTracker:
             self.number, run, place = found
             self._over, self._is_from_its_beginning = [], False
             recent = estimator.recent
-            # The job has gone on during the search, so the position is looked for again in this
-            # run.
+            # The job has advanced during the search, so its position in this run is determined
+            # again.
             share, now = locate(run, recent)
             estimator.enter(run, now if share else place)
             estimator.observe(np.unique(recent))
@@ -266,10 +268,10 @@ class PlanTracker:
         else:
             self._in_vain += 1
 
-    # --- what is seen ---------------------------------------------------------------------------
+    # --- accesses -------------------------------------------------------------------------------
 
     def observe(self, ids: Ids) -> Bools:
-        """Takes in (n,) entries that were opened since the last call. Returns (n,) whether each
+        """Processes (n,) entries that were opened since the last call. Returns (n,) whether each
         fits the plan."""
         fits = np.zeros(len(ids), dtype=bool)
         if self.estimator is None:
@@ -284,7 +286,8 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the plan's job has opened each entry a short time ago."""
+        """Returns (n,) whether the plan's job has opened each entry a short time ago, so that this
+        open repeats an access and is not a new one."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
             known = self._is_known(ids)
@@ -292,7 +295,7 @@ class PlanTracker:
         return again
 
     def judge(self, ids: Ids, fits: Bools, *, alone: bool = True) -> None:
-        """Takes note of how well (n,) entries, which no other plan explains, fit this plan.
+        """Counts how well (n,) entries, which no other plan explains, fit this plan.
 
         alone : whether there is no other plan
         """
@@ -312,13 +315,13 @@ class PlanTracker:
         return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, Ints]:
-        """Returns (n,) entries that the workers of this node's ranks may be reading by now, and for
+        """Returns (n,) entries that the workers of this node's ranks may be reading now, and for
         each entry the rank that needs it, numbered from 0 on this node."""
         if self.estimator is None:
             return NO_IDS, np.zeros(0, dtype=np.int64)
         run = self.estimator.run
         places = self.estimator.due(run.window)
-        # The positions of a plan go round the node's ranks in turn.
+        # Consecutive positions of a plan belong to the node's ranks in rotation.
         return self.entries[run.units[places]], run.starts[places] % self.timeline.ranks_per_node
 
     @property
@@ -330,7 +333,7 @@ class PlanTracker:
         return known and self.state == "following"
 
     def told(self) -> dict[str, Any]:
-        """Returns what `status` says of the plan."""
+        """Returns the status fields of the plan."""
         estimator = self.estimator
         return {
             "file": str(self.file),
@@ -348,12 +351,12 @@ def observe(
     opened: Ids,
     at_risk: Callable[[PlanTracker], AbstractContextManager[object]] = nullcontext,
 ) -> None:
-    """Tells plans which (n,) entries programs have opened since the last call. Each access is
-    explained by at most one plan; plans that have fitted best so far are asked first. An explained
-    access is not held against the other plans, and neither is a file that the job of one plan opens
-    again.
+    """Assigns to the plans the (n,) entries that programs have opened since the last call. Each
+    access is explained by at most one plan; plans that have fitted best so far are asked first. An
+    explained access does not count against the other plans. Neither does a file that the job of one
+    plan opens again.
 
-    at_risk : returns the context in which each plan is told
+    at_risk : returns the context in which each plan handles the accesses
     """
     trackers = sorted(trackers, key=lambda c: -c.estimator.fits if c.estimator else 0)
     left = np.ones(len(opened), dtype=bool)
@@ -373,7 +376,8 @@ def observe(
 def _find_files(
     shared: Shared, catalog: CatalogReader, sources: tuple[SourceConfig, ...], index: Index
 ) -> tuple[Ids, str]:
-    """Returns (files,) the files' entries, and why the plan cannot be followed, "" if it can."""
+    """Returns (files,) the files' entries, and the reason why the plan cannot be followed ("" if it
+    can)."""
     root = Path(os.path.realpath(index.root))
     entries = np.full(index.files, -1, dtype=np.int64)
     for number, source in enumerate(sources):

@@ -1,2 +1,1 @@
-"""The scan of the sources into the catalog: what is listed, how fast, and when it is compared
-again."""
+"""The scan of the sources into the catalog: its order, its pace, and the later revalidation."""

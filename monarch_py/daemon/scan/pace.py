@@ -1,27 +1,27 @@
-"""Sets how far the scan goes while programs read: as far as fills ahead need, and little beyond."""
+"""Limits how far the scan runs ahead of programs: as far as fills ahead need, and little beyond."""
 
 from monarch_py.scan.walk import ALL_NAMES
 
-# The scan stays ahead of fills by the number of files that are filled in AHEAD_S [s], but at least
-# by LEAST names. The kernel keeps a file's attributes for about a second after the scan has asked
-# for them; a fill that comes later has to ask the source again.
+# The scan stays ahead of fills by the number of files that are filled in AHEAD_S [s], but by at
+# least LEAST names. The kernel caches a file's attributes for about a second after the scan has
+# requested them; a later fill has to request them from the source again.
 AHEAD_S, LEAST = 0.4, 8
-# Within this time the scan has looked at as many names as it was allowed, unless the source is slow
-# [s].
+# The scan is allowed more names once it has found entries since the last allowance, or after this
+# time without any [s].
 LOOK_S = 0.2
-# For every OPENS_A_NAME opens of programs at the source, the scan may look at one name in
-# directories that programs do not read.
+# The scan may examine one name in directories that programs do not read for every OPENS_A_NAME
+# opens of programs at the source.
 OPENS_A_NAME = 16
 # If programs have opened nothing at the source for this long, the scan runs without a limit [s].
 IDLE_S = 1.0
-# After this time the scan runs without a limit even while programs read, because directories are
-# not compared with the source (`revalidate`) until everything is known [s].
+# After this time the scan runs without a limit even while programs read, because the comparison of
+# directories with the source (`revalidate`) starts only when the scan is complete [s].
 MOST_S = 120.0
 
 
 class ScanPace:
-    """Keeps the scan from running far ahead of programs. If the scan looks at a file long before
-    the file is read or filled, the source is asked about the file twice.
+    """Keeps the scan from running far ahead of programs. If the scan examines a file long before
+    the file is read or filled, the file's attributes are requested from the source twice.
 
     awaits_job : whether a program is about to begin
     """
@@ -37,12 +37,12 @@ class ScanPace:
     def step(
         self, now_s: float, *, opens: int, filled: int, waiting: int, found: int
     ) -> tuple[int, int]:
-        """Returns how many names the scan may look at until the next call, in the form that
-        `Scan.allow` takes.
+        """Returns how many names the scan may examine until the next call, as arguments of
+        `Scan.allow`.
 
-        opens : opens of programs at the source so far;  filled, waiting : how many files were
-        filled ahead so far, and how many still wait for it;  found : entries that the scan has
-        found so far
+        opens : opens of programs at the source so far
+        filled, waiting : how many files were filled ahead so far, and how many still wait for it
+        found : entries that the scan has found so far
         """
         before_s, opens_before, filled_before = self._seen
         self._seen = now_s, opens, filled

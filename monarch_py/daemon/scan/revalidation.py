@@ -1,9 +1,9 @@
-"""Compares the names and attributes in the catalog with the source, again and again.
+"""Revalidates the names and attributes in the catalog against the source, periodically.
 
-The scan leaves a listing for each directory. From then on, while clients use the listings, the
-directories are compared with the source at least every `revalidate` seconds. A directory that has
-changed, and every file in it that is gone or replaced, is left to the source for the rest of the
-session.
+The scan creates a listing of each directory. From then on, while clients use the listings, the
+directories are compared with the source at least every `revalidate` seconds. If a directory has
+changed, the source answers for it for the rest of the session, and likewise for every file in it
+that is gone or replaced.
 """
 
 import logging
@@ -22,32 +22,31 @@ from monarch_py.native import Kind, ffi, lib
 log = logging.getLogger("monarch.metadata")
 
 # Timestamps of file systems may be as coarse as this [s]. A directory that changed less than this
-# before its listing may have changed again after the listing, and still have the same timestamp.
+# time before its listing may have changed again after the listing without a new timestamp.
 YOUNG_S = 2.0
-# How many directories and files are compared in one call. Between two calls the thread keeps to the
-# configured rate, and sees whether it is to stop.
+# How many directories and files are compared in one call. Between two calls the thread applies the
+# configured rate limit, and checks whether it should stop.
 SLICE = 256
 
 
 class Metadata:
-    """Compares directories with the source. It runs in turns of the daemon's loop, and asks the
-    source in a thread, which it starts for each comparison."""
+    """Compares directories with the source. It runs in the daemon's loop, and accesses the source
+    in a thread, which it starts for each comparison."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._is_ready = False
-        self._listed = 0  # how many sources have their listings
-        self._young: list[int] = []  # young directories, to be looked at again
+        self._listed = 0  # the number of sources that have their listings
+        self._young: list[int] = []  # young directories, to be compared again
         self._young_at = 0.0
         self._held: deque[int] = deque()  # young directories that were found unchanged
         self._hits = 0
         self._caught_up = 0.0
 
     def step(self) -> None:
-        """Runs one turn: takes in what the thread has found, and begins a comparison if one is
-        due."""
+        """Runs one iteration: processes the thread's result, and starts a comparison if due."""
         if self.config.metadata != "cached" or not self.config.revalidate_s:
             return
         if not self._is_ready:
@@ -69,8 +68,8 @@ class Metadata:
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread. It waits for a second at most, because the source may not answer the
-        thread's call."""
+        """Ends the thread, but waits for at most a second, because the thread may hang in a call to
+        the source."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout=1)
@@ -80,7 +79,7 @@ class Metadata:
     def _list(self) -> None:
         first, self._listed = self._listed, len(self.scanner.sources)
         catalog = self.shared.catalog
-        # A listing may be as old as the beginning of the scan.
+        # A listing may be as old as the start of the scan.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         lib.monarch_catalog_list(catalog.c, young_ns, first)
@@ -93,7 +92,7 @@ class Metadata:
             self.shared.control.source[source.number].up_ino = source.up_ino()
 
     def _begin(self) -> None:
-        """Begins comparisons. All that is known was looked at after the scanner began, so it counts
+        """Begins comparisons. Everything known was examined after the scanner's start, so it counts
         as compared at that time."""
         self._is_ready = True
         self._read_filesystems()
@@ -117,7 +116,7 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """Returns how many answers to clients rest on comparisons: answers about names, and opens
+        """Returns how many answers to clients rely on comparisons: answers about names, and opens
         of copies. An open that finds no copy is answered by the source itself."""
         totals = self.shared.totals()
         return totals["metadata_hits"] + totals["hits"]

@@ -1,6 +1,6 @@
-"""Takes files that scans find, or that clients open, into the catalog; finds their earlier copies.
+"""Adds files that scans find, or that clients open, to the catalog, and finds their earlier copies.
 
-Earlier copies are those of earlier sessions, as the tiers' manifests name them.
+Earlier copies are those of earlier sessions, which the tiers' manifests list.
 """
 
 import logging
@@ -25,21 +25,22 @@ from monarch_py.storage.opening import OpenTiers
 
 log = logging.getLogger("monarch.scanner")
 
-# At most this many batches are taken in one turn of the daemon's loop, so that wanted files do not
-# wait for a long scan.
+# At most this many batches are processed in one iteration of the daemon's loop, so that requested
+# files do not wait for a long scan.
 BATCHES_A_TURN = 8
 # A directory is listed before others once programs have opened this many files in it, however much
-# they read of each. With `scan: lazy` only these directories are listed, and those that a command
-# or a plan asks for.
+# they read of each. With `scan: lazy` only such directories are listed, and those that a command or
+# a plan requests.
 NAMES = 4
-# Of the files that the engine has taken into the catalog between two turns, at most this many are
-# counted as opened in their directories.
+# Of the files that the engine has added to the catalog between two iterations, at most this many
+# are counted as opened in their directories.
 LOOKS = 64
-# Opens are counted for at most this many directories; then all counts begin anew.
+# Opens are counted for at most this many directories; beyond that, all counts are reset.
 MOST_COUNTED = 65536
 
 
-# One file that was looked at: its source, its entry (1,), and the pool that holds its path.
+# One file as the source has described it: its source, its entry (1,), and the pool that holds its
+# path.
 Seen = tuple[Source, Array, Any]
 # Copies of earlier sessions that match their sources: entries, rows of the manifest, the tier.
 Adopted = tuple[Ids, Array, int]
@@ -51,7 +52,10 @@ class Validator:
     def __init__(
         self, tier_number: int, rows: Array, known: dict[str, int], sources: list[Source]
     ) -> None:
-        """known : the manifest's numbers of sources, by their paths"""
+        """Prepares the rows of one tier's manifest for matching.
+
+        known : the source numbers that the manifest uses, by the sources' paths
+        """
         self.tier_number = tier_number
         here = {str(source.config.real_path): source.number for source in sources}
         numbers = {n: here.get(path, -1) for path, n in known.items()}
@@ -68,13 +72,13 @@ class Validator:
         self.matched = np.zeros(len(self.rows), dtype=bool)
 
     def match(self, entries: Array) -> tuple[npt.NDArray[np.intp], Array]:
-        """Returns which of these entries have a copy in the tier, as places in `entries`, and the
-        copies' rows."""
+        """Returns which of these entries have a copy in the tier, as indices into `entries`, and
+        the copies' rows."""
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
             return none, self.rows[:0]
-        # Of two copies of a file the newer one is taken. Both are there if a daemon ended before it
-        # had removed the older one.
+        # Of two copies of a file the newer one is taken. Both exist if a daemon ended before it had
+        # removed the older one.
         at = np.maximum(np.searchsorted(self.hashes, entries["hash"], side="right") - 1, 0)
         rows = self.rows[at]
         same = (self.hashes[at] == entries["hash"]) & (entries["kind"] == Kind.FILE)
@@ -92,9 +96,9 @@ class Validator:
 
 
 class Scanner:
-    """Drives the scans of all sources, one after the other, in turns of the daemon's loop.
+    """Drives the scans of all sources, one after the other, in the daemon's loop.
 
-    told : what one node has scanned for all nodes; None where this daemon scans itself
+    told : the record that one node has scanned for all nodes; None if this daemon scans by itself
     """
 
     def __init__(
@@ -115,54 +119,53 @@ class Scanner:
             Validator(i, keeper.take_rows(), keeper.sources, self.sources)
             for i, keeper in self.keepers.items()
         ]
-        # Rows of copies of earlier sessions, by tier. Foreign copies belong to datasets that are
+        # By tier, rows of copies of earlier sessions. Foreign copies belong to datasets that are
         # not configured. Stale copies belong to files that are gone or were replaced; they are
         # known once everything is scanned.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, Array] = {}
-        # Whether a plan or a command waits for all that was asked for; and how many names the scan
-        # may look at.
+        # Whether a plan or a command waits for the requested listings; the number of names that the
+        # scan may examine.
         self._is_in_a_hurry = False
         self._allowed = ALL_NAMES
-        self._known = 0  # entries that `note_met` or `_insert` has seen
-        self.has_more = False  # whether work is left for which nobody will ring the doorbell
+        self._known = 0  # entries that `note_met` or `_insert` has handled
+        self.has_more = False  # whether work is left that no client will wake the loop for
         self.full = False  # whether shared memory has no room for more entries
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
-        # For each directory: how many opens of its files have met a file that the catalog did not
-        # know.
+        # By directory: the number of opens of its files that the catalog did not know.
         self._opened: Counter[Path] = Counter()
-        # For each directory: how many of its subdirectories were asked for because programs read
+        # By directory: the number of its subdirectories that were requested because programs read
         # in them.
         self._asked: Counter[Path] = Counter()
         self._unlisted = UnlistedFiles(self.look, shared.ring)
 
     @property
     def scanned(self) -> bool:
-        """Whether all that the scan was asked for is known. Unless the scan is lazy, it was asked
-        for everything."""
+        """Whether all requested listings are complete. Unless the scan is lazy, everything is
+        requested."""
         return all(source.scanned for source in self.sources)
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything is known."""
+        """Whether all files of all sources are known."""
         return all(source.is_whole for source in self.sources)
 
     @property
     def met_by_engine(self) -> int:
-        """A bit for each source whose files the engine may take into the catalog by itself when
-        programs hand them over. The engine may do so if the configuration leaves no file out, no
-        copy of an earlier session can belong to such a file, no directory was renamed in this
-        session, and shared memory has room for more entries."""
+        """Bits of the sources whose files the engine may add to the catalog by itself when programs
+        hand them over. It may do so if the configuration excludes no file, no copy of an earlier
+        session can belong to such a file, no directory was renamed in this session, and shared
+        memory has room for more entries."""
         has_earlier = any(len(validator.rows) for validator in self.validators)
         if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
             return 0
         return sum(1 << source.number for source in self.sources if source.takes_all)
 
     def add(self, config: Config) -> Source:
-        """Takes in the last source of this configuration, which the daemon did not have before.
-        Raises OSError if it cannot be opened."""
+        """Adds the last source of `config`, which must be new to the daemon. Raises OSError if it
+        cannot be opened."""
         number, is_lazy = len(self.sources), config.scan == "lazy"
         source = Source(number, config.sources[number], None, is_lazy=is_lazy)
         self.config = config
@@ -176,11 +179,12 @@ class Scanner:
         return source
 
     def ask_for(self, number: int, directory: str, *, is_deep: bool, is_read: bool = True) -> None:
-        """Has a directory of a source listed, unless it was asked for before.
+        """Has a directory of a source listed, unless it was requested before.
 
-        is_deep : whether everything below it is listed too;  is_read : whether programs read it. It
-        is then listed before others, and once NAMES directories in one directory are read,
-        everything below that directory is listed
+        is_deep : whether all its subdirectories are listed too
+        is_read : whether programs read it. It is then listed before others, and once NAMES
+            directories in one directory are read, that directory is listed with all its
+            subdirectories
         """
         if number >= len(self.sources) or directory.startswith("/"):
             return
@@ -194,13 +198,14 @@ class Scanner:
                 self.ask_for(*above, is_deep=True)
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
-        """Notes that programs read through a directory, and with `is_deep` through everything below
-        it. A lazy scan lists only directories in which files were read, so it ignores deep ones."""
+        """Notes that programs read through a directory, and with `is_deep` through all its
+        subdirectories. A lazy scan lists only directories in which files were read, so it ignores
+        deep ones."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 
     def hurry(self) -> None:
-        """Notes that a plan or a command waits for all that was asked for."""
+        """Notes that a plan or a command waits for the requested listings."""
         self._is_in_a_hurry = True
 
     @property
@@ -214,21 +219,20 @@ class Scanner:
             self.ask_for(source.number, "", is_deep=True, is_read=False)
 
     def has_unmet(self, tier_number: int) -> bool:
-        """Whether a tier may have copies of earlier sessions that are not dealt with: copies of
-        files that no scan has come to, foreign copies, or stale copies that are still to be
-        removed."""
+        """Whether a tier may have unprocessed copies of earlier sessions: copies of files that no
+        scan has reached, foreign copies, or stale copies that are still to be removed."""
         left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
         return not self.is_whole or any(map(len, left))
 
     @property
     def found(self) -> int:
-        """How many entries scans have found so far."""
+        """The number of entries that scans have found so far."""
         return sum(source.found for source in self.sources)
 
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how far the scan may go, as `Scan.allow` does. One source is scanned at a time. If
-        no program reads it, and a source that programs read waits for its turn, it is scanned
-        without a limit."""
+        no program reads that source while a source that programs read waits to be scanned, the scan
+        runs without a limit."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -240,8 +244,8 @@ class Scanner:
             current.scan.allow(*self._allowed)
 
     def note_met(self) -> None:
-        """Notes the files that the engine has taken into the catalog since the last turn. Programs
-        have opened them."""
+        """Counts the files that the engine has added to the catalog since the last iteration as
+        opened."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
         for entry in met[:: len(met) // LOOKS + 1]:
@@ -251,8 +255,8 @@ class Scanner:
     # --- the scan -----------------------------------------------------------------------------
 
     def take_foreign(self) -> dict[int, Array]:
-        """Returns, by tier, the rows (n,) of copies that belong to datasets which are not
-        configured, and forgets them."""
+        """Returns, by tier, the rows (n,) of copies of datasets that are not configured, and
+        forgets them."""
         foreign, self.foreign = self.foreign, {}
         return foreign
 
@@ -269,7 +273,7 @@ class Scanner:
         return adopted
 
     def step(self) -> None:
-        """Runs one turn."""
+        """Runs one iteration."""
         self.note_met()
         self.has_more = False
         for _ in range(BATCHES_A_TURN):
@@ -282,7 +286,7 @@ class Scanner:
             elif source.scan.is_finished:
                 self._end(source, source.scan)
             else:
-                break  # the scan's threads ring when they have found more
+                break  # the scan's threads wake the loop when they have found more
         else:
             self.has_more = True
 
@@ -315,8 +319,8 @@ class Scanner:
         self.shared.control.scanned = 1
 
     def _insert(self, source: Source, entries: Array, pool: Any) -> None:
-        """Takes files into the catalog that it does not know, and finds their copies of earlier
-        sessions. Files that the configuration leaves out become BYPASS."""
+        """Adds new files to the catalog, and finds their copies of earlier sessions. Files that the
+        configuration excludes become BYPASS."""
         catalog = self.shared.catalog
         if self.full:
             return
@@ -346,8 +350,8 @@ class Scanner:
         self._validate(new[catalog.states(new) == State.ABSENT])
 
     def _look_again(self, source: Source, ids: Ids) -> None:
-        """Looks at files again after a directory was renamed during the session. A file that does
-        not lie at its path any more is left to the source."""
+        """Examines files again after a directory was renamed during the session. A file that is no
+        longer at its path is left to the source."""
         catalog = self.shared.catalog
         for entry in ids:
             try:
@@ -370,8 +374,8 @@ class Scanner:
     # --- single files ------------------------------------------------------------------------
 
     def take_hints(self) -> Ids:
-        """Takes in files that clients opened before the catalog knew them. Returns the entries of
-        the files that the catalog knows by now. These files are to be filled."""
+        """Processes files that clients opened before the catalog knew them. Returns the entries of
+        those that the catalog knows by now, to be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for path in told:
@@ -391,18 +395,18 @@ class Scanner:
         return self.shared.catalog.find(number, path) if number < len(self.sources) else -1
 
     def look(self, number: int, path: str) -> Seen | None:
-        """Asks the source about one file. Returns what it says; None if the path is no file. The
-        call may take long. It does not touch the catalog, so any thread may make it."""
+        """Examines one file at the source; returns None if the path is not a file. The call may
+        take long. It does not touch the catalog, so any thread may make it."""
         if number >= len(self.sources) or not path or path.startswith("/"):
             return None
         source = self.sources[number]
         full = source.config.real_path / path
-        # Only the name that the scan would give the file is accepted. A file behind a link is found
-        # through the link.
+        # Only the canonical path, which the scan would use too, is accepted. A file behind a
+        # symbolic link has its entry under its own path.
         try:
             if os.path.realpath(full) != str(full):
                 return None
-        except OSError:  # a link that was removed while it was followed
+        except OSError:  # the link was removed while it was resolved
             return None
         raw = os.fsencode(path)
         entries = np.zeros(1, dtype=ENTRY)
@@ -414,15 +418,14 @@ class Scanner:
         return source, entries, pool
 
     def meet(self, seen: Seen) -> int:
-        """Takes a file into the catalog that it does not know. Returns the file's entry; -1 if it
-        was not taken."""
+        """Adds a new file to the catalog. Returns the file's entry, or -1 if it was not added."""
         known = len(self.shared.catalog)
         self._insert(*seen)
         return known if len(self.shared.catalog) > known else -1
 
     def meet_read(self, source: Source, entries: Array, pool: Any) -> Ids:
-        """Takes in (n,) files that programs have read; their paths lie in `pool`. Those that the
-        catalog does not know are added to it. Returns the entries of the files."""
+        """Processes (n,) files that programs have read; their paths lie in `pool`. Adds new ones to
+        the catalog. Returns the entries of the files."""
         paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
         for path in paths:
             self._note_opened(source.number, path)
@@ -431,8 +434,8 @@ class Scanner:
         return np.array([entry for entry in found if entry >= 0], dtype=np.uint64)
 
     def _note_opened(self, number: int, path: str) -> None:
-        """Counts an open of a file that was not known. After NAMES of them in one directory, that
-        directory is listed."""
+        """Counts an open of a file that was not in the catalog. After NAMES of them in one
+        directory, that directory is listed."""
         if not self.is_whole:
             place = number, os.path.dirname(path)
             if self._count(self._opened, place) == NAMES:
@@ -447,12 +450,12 @@ class Scanner:
 
     @staticmethod
     def stat_entry(source: Source, path: bytes, entry: Array) -> int:
-        """Fills entry[0] with the attributes of a file; returns 0 or -errno."""
+        """Writes a file's attributes to entry[0]; returns 0 or -errno."""
         target, e = ffi.new("char[]", 4096), pointer(entry)
         return int(lib.monarch_stat_entry(source.fd, source.number, path, e, target, 4096))
 
     def close(self, limit_s: float) -> int:
-        """Ends the scan's threads. Returns how many of them have not ended within limit_s."""
+        """Ends the scan's threads. Returns how many threads did not end within limit_s."""
         self._unlisted.close()
         left = 0
         for source in self.sources:

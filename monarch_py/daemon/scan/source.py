@@ -1,4 +1,4 @@
-"""One configured source: which directories are listed, and which of its files are left out."""
+"""One configured source: which directories are listed, and which of its files are excluded."""
 
 import logging
 import os
@@ -15,8 +15,8 @@ from monarch_py.scan.walk import Batch, Walk, read_up
 
 log = logging.getLogger("monarch.scanner")
 
-# The source remembers the directories that programs read last, at most this many. A scan remembers
-# as many (csrc/scan/scan.h).
+# The source remembers at most this many directories that programs read last. A scan remembers as
+# many (csrc/scan/scan.h).
 WANTS = 16
 
 
@@ -26,7 +26,7 @@ class Parts:
 
     def __init__(self) -> None:
         self._flat: set[str] = set()
-        self._deep: set[str] = set()  # directories to be listed with everything below
+        self._deep: set[str] = set()  # directories to be listed with all their subdirectories
         self._left: list[tuple[str, bool]] = []
 
     def __len__(self) -> int:
@@ -41,20 +41,21 @@ class Parts:
         return True
 
     def _covers(self, directory: str) -> bool:
-        """Whether the directory, or one above it, is listed with everything below."""
+        """Whether the directory, or one above it, is listed with all its subdirectories."""
         while directory and directory not in self._deep:
             directory = os.path.dirname(directory)
         return directory in self._deep
 
     def take(self) -> tuple[list[str], bool]:
-        """Takes out the directories that one walk can list together, oldest first. Returns them,
-        and whether the walk goes below them."""
+        """Removes and returns the directories that one walk can list together, oldest first, and
+        whether the walk includes their subdirectories."""
         is_deep = self._left[0][1]
         taken = [directory for directory, deep in self._left if deep == is_deep]
         if is_deep:
             taken = [part for part in taken if not part or not self._covers(os.path.dirname(part))]
         rest = [part for part in self._left if part[1] != is_deep]
-        # Directories below one that is listed with everything below need no walk of their own.
+        # Directories below one that is listed with all its subdirectories need no walk of their
+        # own.
         self._left = [part for part in rest if part[1] or not self._covers(part[0])]
         return taken, is_deep
 
@@ -62,8 +63,8 @@ class Parts:
 class Source:
     """One source: its root's descriptor, its filter, its scan.
 
-    recorded : the scan that another node has made; None where this node scans itself;  is_lazy :
-    whether nothing is listed until it is asked for
+    recorded : the scan that another node has made; None if this node scans by itself
+    is_lazy : whether directories are listed only on request
     """
 
     def __init__(
@@ -87,12 +88,12 @@ class Source:
 
     @property
     def is_asked(self) -> bool:
-        """Whether any directory is to be listed whose scan has not begun."""
+        """Whether a directory was requested whose scan has not begun."""
         return len(self._parts) > 0
 
     @property
     def scanned(self) -> bool:
-        """Whether all that was asked for is known."""
+        """Whether all requested listings are complete."""
         return self.scan is None and not self.is_asked
 
     @property
@@ -101,11 +102,11 @@ class Source:
         return len(self._read) > 0
 
     def ask_for(self, directory: str, *, is_deep: bool, is_read: bool = False) -> bool:
-        """Has a directory, relative to the root, listed. Returns False if it was asked for before,
+        """Has a directory, relative to the root, listed. Returns False if it was requested before,
         so that it is not listed again.
 
-        is_deep : whether everything below it is listed too;  is_read : whether programs read it, so
-        that it is listed before others
+        is_deep : whether all its subdirectories are listed too
+        is_read : whether programs read it, so that it is listed before others
         """
         if is_read:
             self._read.append((directory, is_deep))
@@ -116,11 +117,11 @@ class Source:
     def begin(
         self, config: Config, doorbell: Any, known: tuple[Any, Any, int], allowed: tuple[int, int]
     ) -> bool:
-        """Begins to list what was asked for. Returns False if the root cannot be looked at. It logs
-        that, and unknown files of the source get no copies."""
+        """Starts listing the requested directories. Returns False if the root cannot be opened;
+        that is logged, and unknown files of the source get no copies."""
         directories, is_deep = self._parts.take()
         self._becomes_whole = is_deep and "" in directories
-        recorded, self._recorded = self._recorded, None  # it is large, and needed once
+        recorded, self._recorded = self._recorded, None  # it is large, and used once
         try:
             if recorded is not None:
                 self.scan = RecordedScan(self.number, recorded)
@@ -150,7 +151,7 @@ class Source:
         return True
 
     def take_batch(self) -> Batch | None:
-        """Returns the next part of what the scan has found; None if nothing waits."""
+        """Returns the next batch of scan results, or None if there is none yet."""
         batch = self.scan.take() if self.scan is not None else None
         if batch is not None:
             self.found += len(batch.entries)
@@ -175,12 +176,12 @@ class Source:
 
     @property
     def takes_all(self) -> bool:
-        """Whether the configuration leaves none of the source's files out."""
+        """Whether the configuration excludes none of the source's files."""
         sizes_fit = self.config.min_size_bytes <= 1 and self.config.max_size_bytes is None
         return sizes_fit and self.filter.trivial
 
     def excluded(self, entries: Array, paths: Any) -> Bools:
-        """Returns (n,) True for files that the configuration leaves out.
+        """Returns (n,) True for files that the configuration excludes.
 
         paths : returns the path of an entry
         """

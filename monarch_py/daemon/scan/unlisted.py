@@ -1,4 +1,4 @@
-"""Asks the source about files that programs open before the scan has come to them."""
+"""Looks up, at the source, files that programs open before the scan has found them."""
 
 import logging
 import queue
@@ -13,31 +13,30 @@ Seen = TypeVar("Seen")
 # The number of a source, and a path relative to it.
 Path = tuple[int, str]
 
-# At most this many files are asked about at the same time.
+# At most this many files are looked up at the same time.
 THREADS = 4
-# At most this many files wait. Further files are forgotten; the scan will meet them, or their next
-# open tells of them again.
+# At most this many files wait. Further files are forgotten; the scan will find them, or their next
+# open reports them again.
 WAITING = 1024
-# How long a running scan has to come to a file before the source is asked about this file alone
-# [s].
+# How long a running scan has to find a file before the file is looked up separately [s].
 SCAN_S = 0.1
-# If more files than this wait, only those about which the source is to be asked now are looked up
-# in the catalog.
+# If more files than this wait, only those that are due to be looked up at the source are searched
+# for in the catalog.
 FEW = 32
 
 
 class UnlistedFiles(Generic[Seen]):
-    """Asks the source for unlisted files in threads of its own, because the source may take long,
+    """Looks up unlisted files at the source in separate threads, because the source may be slow,
     and the loop must never wait for it.
 
-    look : asks the source about one file. It returns None if there is no file, or none that belongs
-        in the catalog
-    ring : called in these threads when an answer can be taken, but not after `close`
+    look : looks up one file. It returns None if there is no file, or none that belongs in the
+        catalog
+    ring : called in these threads when an answer is available, but not after `close`
     """
 
     def __init__(self, look: Callable[[int, str], Seen | None], ring: Callable[[], None]) -> None:
         self._look, self._ring = look, ring
-        self._since: dict[Path, float] = {}  # since when each file has waited, oldest first
+        self._since: dict[Path, float] = {}  # when each file began to wait, oldest first
         self._asked: set[Path] = set()
         self._orders: queue.SimpleQueue[Path] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Path, Seen | None]] = queue.SimpleQueue()
@@ -49,8 +48,7 @@ class UnlistedFiles(Generic[Seen]):
         return len(self._since) + len(self._asked)
 
     def add(self, paths: Iterable[Path]) -> list[Path]:
-        """Adds files that programs have opened and that have no entry. Returns those that it has
-        added."""
+        """Adds files that programs have opened and that have no entry. Returns the files added."""
         now, added = time.monotonic(), []
         for path in paths:
             is_new = path not in self._since and path not in self._asked
@@ -60,7 +58,7 @@ class UnlistedFiles(Generic[Seen]):
         return added
 
     def take_met(self, find: Callable[[int, str], int], *, is_scanned: bool) -> list[int]:
-        """Removes the files that the scan has met meanwhile. Returns their entries."""
+        """Removes the files that the scan has found meanwhile. Returns their entries."""
         looked = self._since if len(self._since) <= FEW else self._due(is_scanned=is_scanned)
         met = {path: entry for path in looked if (entry := find(*path)) >= 0}
         for path in met:
@@ -68,7 +66,7 @@ class UnlistedFiles(Generic[Seen]):
         return list(met.values())
 
     def ask(self, *, is_scanned: bool) -> None:
-        """Has the threads ask the source about files that have waited long enough."""
+        """Has the threads look up the files that have waited long enough."""
         for path in self._due(is_scanned=is_scanned)[: THREADS - len(self._asked)]:
             del self._since[path]
             self._asked.add(path)
@@ -94,7 +92,8 @@ class UnlistedFiles(Generic[Seen]):
         while self._threads < min(THREADS, len(self._asked)):
             try:
                 threading.Thread(target=self._work, name="unmet", daemon=True).start()
-            except RuntimeError:  # out of threads: the others do it, or the next call tries again
+            # no thread can be started: others do the work, or the next call tries again
+            except RuntimeError:
                 return
             self._threads += 1
 
@@ -108,7 +107,7 @@ class UnlistedFiles(Generic[Seen]):
                 seen = self._look(*path)
             except Exception:
                 log.exception(
-                    "the source could not be asked about a file that the scan has not reached"
+                    "a file that the scan has not reached could not be looked up at the source"
                 )
             self._answers.put((path, seen))
             with self._lock:
@@ -116,8 +115,8 @@ class UnlistedFiles(Generic[Seen]):
                     self._ring()
 
     def close(self) -> None:
-        """Ends the threads, without waiting for threads that wait for the source. `ring` is not
-        called any more from here on."""
+        """Ends the threads, without waiting for those that hang in the source. `ring` is not called
+        after this."""
         with self._lock:
             self._is_closed = True
         for _ in range(self._threads):

@@ -1,8 +1,8 @@
 """Samplers: the orders in which samples are accessed, known before the training starts.
 
-Every sampler gives the very indices of the library that it stands for. If an order depends on what
-else the program does, the sampler says for how many epochs the order is known (`reach`), or the
-order must be recorded (Recorded, Listed).
+Every sampler yields exactly the same indices as the library's sampler of that name. If an order
+depends on what else the program does, the sampler states for how many epochs the order is known
+(`reach`), or the order must be recorded (Recorded, Listed).
 """
 
 from monarch_py.plan.samplers._base import MAX_SAMPLES, NONE, Order, Sampler, check_choice

@@ -1,4 +1,4 @@
-"""The base class of all samplers. A sampler yields the order of one epoch after the other."""
+"""The base class of all samplers. A sampler yields the orders of epochs, one after the other."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -17,11 +17,11 @@ from monarch_py.util.units import counted
 # million samples holds many of them.
 Order = npt.NDArray[np.int32]
 
-# Marks a place without an access, for example at the end of a rank with one sample fewer than
+# Marks a position without an access, for example at the end of a rank with one sample fewer than
 # others.
 NONE = -1
 
-# The least number of chained orders that are held in memory at a time when `backwards` yields them.
+# The least number of chained orders that `backwards` holds in memory at a time.
 BLOCK_EPOCHS = 8
 
 # The largest number of samples: an Order holds that many different numbers besides NONE.
@@ -43,10 +43,10 @@ def check_choice(key: str, value: str, known: Collection[str]) -> None:
 
 
 class Buffers:
-    """Arrays for one order after the other. An array is reused once no reference to it is left.
+    """Arrays for a sequence of orders. An array is reused once no reference to it is left.
 
-    Fresh pages for 14 million numbers take the kernel as long as it takes to shuffle the numbers.
-    Two arrays are kept, because a loop holds one order while the next one is made.
+    The kernel takes as long to supply fresh pages for 14 million numbers as it takes to shuffle
+    them. Two arrays are kept, because a loop holds one order while the next one is made.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Buffers:
         """Returns an array (n,) with arbitrary content, to which no other reference exists."""
         for i in range(len(self._kept)):
             # One reference is the list's, and one is the argument of getrefcount. A caller that
-            # still uses the array, or a view of it, would add another reference.
+            # still uses the array, or a view of it, holds another reference.
             if len(self._kept[i]) == n and sys.getrefcount(self._kept[i]) == 2:
                 return self._kept[i]
         fresh = np.empty(n, dtype=np.int32)
@@ -68,17 +68,17 @@ class Sampler(ABC):
     """A sampler whose order is known before it runs.
 
     Subclasses are frozen dataclasses. Their fields determine the orders: two samplers with equal
-    fields give the same orders, whichever orders they gave before. Samplers that have arrays as
-    fields cannot be compared.
+    fields yield the same orders, whatever they yielded before. Samplers that have arrays as fields
+    cannot be compared.
 
     length : number of samples in the dataset, which are numbered from 0
     reach : for how many epochs, from epoch 0 on, the order is known; None for all
-    is_chained : whether an order is made from the order of the epoch before, so that no epoch can
-        be skipped
+    is_chained : whether an order is derived from the order of the previous epoch, so that no epoch
+        can be skipped
     ranks_field : name of the field with the number of ranks for which the order is made; None if
         there is no such field
-    own_split : the only Loader.split that deals this order to the ranks as the library does; None
-        for any split
+    own_split : the only Loader.split that distributes this order over the ranks as the library
+        does; None for any split
     by_epoch : True if the sampler counts epochs of the training (set_epoch), even for a part that
         does not run in each epoch; False if it counts the runs of its part
     """
@@ -107,7 +107,8 @@ class Sampler(ABC):
         """
 
     def epoch(self, number: int) -> Order:
-        """The order of one epoch, (count,) int32. Raises ConfigError for an epoch beyond `reach`.
+        """Returns the order of one epoch, (count,) int32. Raises ConfigError for an epoch beyond
+        `reach`.
 
         If a generator runs on from epoch to epoch, the epochs before this one are drawn too.
         """
@@ -116,7 +117,8 @@ class Sampler(ABC):
 
     def backwards(self, start: int, stop: int) -> Iterator[Order]:
         """Yields the orders of the epochs `stop` - 1 down to `start`. Chained orders can only be
-        drawn from the first epoch on, so a block of them is drawn and held in memory at a time."""
+        drawn from the first epoch on, so they are drawn in blocks, with one block in memory at a
+        time."""
         block = max(BLOCK_EPOCHS, isqrt(stop - start)) if self.is_chained else 1
         for low in range((stop - 1) // block * block, start - block, -block):
             first, last = max(low, start), min(low + block, stop)

@@ -1,9 +1,9 @@
-"""NVIDIA DALI's readers without DALI: the order in which DALI 2.4 reads and delivers.
+"""NVIDIA DALI's readers without DALI: the order in which DALI 2.4 reads and delivers samples.
 
 With random_shuffle, a reader fills a buffer ahead of time and delivers samples from it at random.
-So the storage sees the order in which the buffer is filled. The file reader fills it in the order
-of its list, which is shuffled once with a fixed seed. Readers of records fill it in the order of
-the file.
+So the storage system sees the order in which the buffer is filled. The file reader fills it in the
+order of its list, which is shuffled once with a fixed seed. Readers of records fill it in the order
+of the file.
 """
 
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ _WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DALIReader(Sampler):
-    """One reader per rank, which reads the rank's shard in every epoch. The order of a shard with
-    one sample fewer than others ends with NONE.
+    """One reader per rank, which reads the rank's shard in every epoch. In the order of a shard
+    with one sample fewer than others, the last element is NONE.
 
     random_shuffle, stick_to_shard, initial_fill : DALI's arguments of these names
     delivered : True for the order in which samples are delivered, which depends on `seed`; False
         for the order in which they are read
-    seed_step : added to `seed` from one rank to the next
+    seed_step : difference between the seeds of consecutive ranks
     """
 
     length: int
@@ -97,8 +97,8 @@ class DALIReader(Sampler):
 
 
 def _minstd_state(seed: int) -> int:
-    """The initial state of a std::minstd_rand0 that was seeded with std::seed_seq{seed}: the last
-    of four words that the standard's formula gives ([rand.util.seedseq])."""
+    """Returns the initial state of a std::minstd_rand0 that was seeded with std::seed_seq{seed}:
+    the last of four words that the standard's formula yields ([rand.util.seedseq])."""
     words, n = [0x8B8B8B8B] * 4, 4
 
     def mixed(value: int) -> int:

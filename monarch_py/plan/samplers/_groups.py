@@ -13,12 +13,12 @@ from monarch_py.plan.samplers._base import Order, Sampler, check_length
 
 @dataclass(frozen=True)
 class GroupShuffle(Sampler):
-    """Contiguous groups of samples in random order, dealt to the ranks in equal runs, and shuffled
-    inside. The order is that of rank 0, then that of rank 1, and so on.
+    """Contiguous groups of samples in random order, shuffled inside, and divided among the ranks in
+    equal contiguous runs. The order is that of rank 0, then that of rank 1, and so on.
 
-    A group at the border of two ranks is divided before it is shuffled. So every rank reads a
-    contiguous range of each of its groups. Every sample comes once, except that the first
-    (-length) % ranks samples of the epoch come again at its end, on the last ranks. With
+    A group on the border of two ranks is divided before it is shuffled. So every rank reads a
+    contiguous range of each of its groups. Every sample occurs once, except that the first
+    (-length) % ranks samples of the epoch are repeated at its end, on the last ranks. With
     `drop_last`, the epoch leaves out its last length % ranks samples instead.
 
     group : samples in a group
@@ -45,7 +45,7 @@ class GroupShuffle(Sampler):
 
     @property
     def run(self) -> int:
-        """How many samples a rank takes."""
+        """The number of samples that a rank takes."""
         return self.length // self.ranks if self.drop_last else -(-self.length // self.ranks)
 
     @property
@@ -61,8 +61,8 @@ class GroupShuffle(Sampler):
 
 
 def _groups_in_runs(length: int, group: int, run: int, rng: np.random.Generator) -> Order:
-    """(length,) the groups in random order. Each is shuffled inside; one in which a run of `run`
-    samples ends is shuffled on each side of that place by itself."""
+    """Returns (length,) the groups in random order, each shuffled inside. If a group contains the
+    end of a rank's run of `run` samples, its two parts are shuffled separately."""
     count = -(-length // group)
     place = rng.permutation(count)
     rows = place.astype(np.int32)[:, None] * np.int32(group) + np.arange(group, dtype=np.int32)

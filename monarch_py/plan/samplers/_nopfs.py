@@ -16,10 +16,10 @@ _MODULUS = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class NoPFSSampler(Sampler):
-    """Shuffles one array with std::shuffle in each epoch, starting from the order of the epoch
-    before. The engine is std::default_random_engine, which is std::minstd_rand0 in libstdc++.
+    """Shuffles one array with std::shuffle in each epoch, starting from the order of the previous
+    epoch. The engine is std::default_random_engine, which is std::minstd_rand0 in libstdc++.
 
-    Ranks take slices of each global batch (a Loader with `split: slices`).
+    Each rank takes a slice of each global batch (a Loader with `split: slices`).
     """
 
     length: int
@@ -27,8 +27,8 @@ class NoPFSSampler(Sampler):
     is_chained: ClassVar[bool] = True
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        # The engine's seed is an unsigned number. The engine replaces a state of 0 by 1, because a
-        # state of 0 would stay 0 forever.
+        # The engine's seed is unsigned. The engine replaces a state of 0 by 1, because a state of 0
+        # would stay 0 forever.
         state = ffi.new("uint32_t *", (self.seed & 0xFFFFFFFFFFFFFFFF) % _MODULUS or 1)
         items, buffers = np.arange(self.length, dtype=np.int32), Buffers()
         for number in count():

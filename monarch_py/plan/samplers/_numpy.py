@@ -1,4 +1,4 @@
-"""The sampler of programs that draw their orders with NumPy; it uses NumPy itself."""
+"""The sampler of programs that draw their orders with NumPy. It uses NumPy itself."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 from monarch_py.errors import ConfigError
 from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_choice
 
-# For each name, the function that makes the generator from a seed.
+# For each name, the function that creates the generator from a seed.
 _GENERATORS = {"RandomState": np.random.RandomState, "default_rng": np.random.default_rng}
 _METHODS = ("permutation", "shuffle")
 
@@ -21,9 +21,9 @@ class NumpySampler(Sampler):
 
     generator : 'RandomState' (which np.random.seed seeds) or 'default_rng'
     method : 'permutation' for rng.permutation(length) in each epoch, or 'shuffle' for rng.shuffle
-        of one array, starting from the order of the epoch before
-    reseed : True if the generator is made anew in each epoch, from seed + epoch; False if it runs
-        on from epoch to epoch
+        of one array, starting from the order of the previous epoch
+    reseed : True if a new generator is created in each epoch, from seed + epoch; False if one
+        generator runs on from epoch to epoch
     """
 
     length: int

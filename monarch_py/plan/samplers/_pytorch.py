@@ -1,8 +1,8 @@
-"""The samplers of torch.utils.data without torch: the very indices of torch 2.13 on the CPU.
+"""The samplers of torch.utils.data without torch: the same indices as torch 2.13 on the CPU.
 
 A torch.Generator on the CPU is an MT19937; only the low 32 bits of its seed count. randperm is a
-Fisher-Yates shuffle with one draw per item, or a variant with two draws per item if it has
-2**32 / 20 items or more.
+Fisher-Yates shuffle with one draw per item, or a variant with two draws per item if it has 2**32 /
+20 items or more.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ LARGE_RANDPERM = ((1 << 32) - 1) // 20
 # From this range on, randint takes two draws per number (DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# When a DataLoader draws from the sampler's generator. It does so if this generator was passed to
-# it, because it then draws its workers' seed: two draws before each epoch, or with
+# When a DataLoader draws from the sampler's generator. It does so if the program has passed this
+# generator to it too: it then draws its workers' seed, in two draws before each epoch, or with
 # persistent_workers only before the first epoch.
 LOADER_DRAWS = ("none", "every_epoch", "first_epoch")
 
@@ -42,7 +42,8 @@ def randperm_draws(n: int) -> int:
 
 
 def loader_skips(loader_draws: str, run: int) -> int:
-    """How many numbers a DataLoader has taken from the generator when it begins epoch `run`."""
+    """Returns how many numbers a DataLoader has drawn from the generator when it begins epoch
+    `run`."""
     return {"none": 0, "every_epoch": 2 * (run + 1), "first_epoch": 2}[loader_draws]
 
 
@@ -201,7 +202,7 @@ class GlobalRandomSampler(Sampler):
         return self._drawn().count
 
     def seed(self) -> int:
-        """The seed that the sampler will draw from the global generator."""
+        """Returns the seed that the sampler will draw from the global generator."""
         words, used = _words_of(self.state)
         generator = Mersenne(0)
         generator.handle.state[0 : len(words)] = words
@@ -218,7 +219,7 @@ class GlobalRandomSampler(Sampler):
 
 
 def _words_of(state: bytes) -> tuple[list[int], int]:
-    """The words of a CPU generator's state, and how many of them have been used.
+    """Returns the words of a CPU generator's state, and how many of them have been used.
 
     torch saves the seed (8 bytes), the number of words left (4), whether it is seeded (4), the next
     word's number (8), 624 words of 8 bytes each, and then data for normally distributed numbers.
@@ -231,8 +232,8 @@ def _words_of(state: bytes) -> tuple[list[int], int]:
     left = int(np.frombuffer(state, dtype=np.int32, count=1, offset=8)[0])
     following = int(np.frombuffer(state, dtype=np.uint64, count=1, offset=16)[0])
     words = np.frombuffer(state, dtype=np.uint64, count=624, offset=24)
-    # `left` is 1 when all words are used, and in a fresh generator, which has not made its first
-    # words yet.
+    # `left` is 1 when all words are used. It is also 1 in a fresh generator, which has not computed
+    # its first words yet.
     used = 624 if left <= 1 else following
     return [int(word) for word in words], used
 
@@ -241,7 +242,7 @@ def _words_of(state: bytes) -> tuple[list[int], int]:
 class SubsetRandomSampler(_Generated):
     """torch.utils.data.SubsetRandomSampler(indices, generator=g), with g as in RandomSampler.
 
-    indices : (m,) integers, the samples from which it draws
+    indices : (m,) integers, the samples that may be drawn
     """
 
     length: int
@@ -269,7 +270,7 @@ class WeightedRandomSampler(_Generated):
     RandomSampler.
 
     Without replacement, or for one sample, torch draws exponentially distributed numbers with the
-    math library that it was built with. In these cases torch itself must be installed, or
+    math library that it was built with. In these cases torch itself must be installed; otherwise
     ConfigError is raised.
 
     weights : (length,) float64, 0 or more
@@ -311,7 +312,7 @@ class WeightedRandomSampler(_Generated):
 
     def _with_replacement(self, start: int) -> Iterator[Order]:
         """Yields orders as torch.multinomial draws them: each uniform number is looked up among the
-        cumulative weights, and its place there is the sample."""
+        cumulative weights, and its index there is the sample."""
         sums = np.cumsum(self.weights)
         sums /= sums[-1]
         for generator in self.generators(start, 2 * self.count):
@@ -344,8 +345,8 @@ class WeightedRandomSampler(_Generated):
 
 
 def as_order(key: str, numbers: Array, length: int) -> Order:
-    """`numbers` as an Order. Raises ConfigError, which names `key`, unless all numbers are samples
-    of the dataset."""
+    """Returns `numbers` as an Order. Raises ConfigError, which names `key`, unless all numbers are
+    samples of the dataset."""
     numbers = np.asarray(numbers)
     if numbers.ndim != 1 or len(numbers) == 0 or not np.issubdtype(numbers.dtype, np.integer):
         raise ConfigError(f"{key}: must be a list of whole numbers; write the numbers of samples")

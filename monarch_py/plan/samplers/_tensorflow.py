@@ -1,4 +1,4 @@
-"""tf.data.Dataset.shuffle without TensorFlow: the very indices that TensorFlow 2.21 gives."""
+"""tf.data.Dataset.shuffle without TensorFlow: the same indices as TensorFlow 2.21."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from monarch_py.plan.samplers._base import Order, Sampler, check_length
 
 # The global seed if tf.random.set_seed was not called (random_seed.py).
 _DEFAULT_GLOBAL_SEED = 87654321
-# Seeds are taken modulo this number. If both seeds are 0, it replaces the second one.
+# Seeds are reduced modulo this number. If both seeds are 0, it replaces the second one.
 _SEEDS = (1 << 31) - 1
 
 

@@ -1,4 +1,4 @@
-"""Lobster as a policy: eviction by reuse (4.4), with threads shared among GPUs."""
+"""Lobster as a policy: eviction by reuse (4.4), with the threads divided among the GPUs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Evictions:
 
 
 def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
-    """Nodes cache what they load, and three rules decide what is dropped (Lobster 4.4).
+    """Nodes cache what they load, and three rules decide which copies are dropped (Lobster 4.4).
 
     1. Reuse count: after its last use on the node, a copy is dropped if another node holds one.
     2. Reuse distance: a copy used in iteration h of an epoch's I iterations is dropped if its next
@@ -44,17 +44,17 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     3. Coordination with prefetching: if the cache is full, the copy with the largest reuse distance
        is dropped for the prefetched sample that is used soonest.
 
-    A node that does not hold a sample reads it from a node that does, else from the file system,
-    and keeps it. Threads are shared among the GPUs of a node so that all GPUs have the samples of a
-    step at about the same time (4.1 to 4.3, `_threads`). On a single node every sample is used in
-    every epoch, so only rule 3 can act.
+    A node that does not hold a sample reads it from a node that does, otherwise from the file
+    system, and keeps it. The threads of a node are divided among its GPUs so that all GPUs have the
+    samples of a step at about the same time (4.1 to 4.3, `_threads`). On a single node every sample
+    is used in every epoch, so only rule 3 can act.
 
     Assumptions: samples are loaded shortly before their use. So each loaded sample is the
     prefetched one that is used soonest, and rule 3 decides by the sample's own next use whether it
-    stays. Nodes see what the others held at the start of the step. Rule 2 applies to samples that
-    are used again, rule 1 to the others.
+    is kept. Nodes see which samples the others held at the start of the step. Rule 2 applies to
+    samples that are used again, rule 1 to the others.
 
-    evictions : counts what the rules drop, if it is given
+    evictions : counts the copies that each rule drops, if given
     """
     counted = evictions or Evictions()
     replay = Replay(lambda: _Nodes(job, counted).run())
@@ -67,7 +67,7 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     )
 
 
-# How many straight lines model the time of preprocessing by the number of threads.
+# The number of linear pieces in the model of preprocessing time against threads.
 PIECES = 3
 
 
@@ -76,8 +76,8 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
     step, as `Decision.threads`.
 
     Here a thread loads a sample and then preprocesses it. So the predicted time of a queue includes
-    both, and no threads are set aside for preprocessing as in 4.1. A queue's rate at a source is
-    the rate of its threads while all nodes and threads are at work.
+    both, and no threads are reserved for preprocessing as in 4.1. A queue's rate at a source is the
+    rate of its threads while all nodes and threads are busy.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())
@@ -116,21 +116,27 @@ def _rates(cluster: Cluster, node: int) -> Floats:
 
 
 def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
-    """Returns the time to preprocess a byte [s] as a function of the number of threads (4.1)."""
+    """Returns the time to preprocess one byte [s] as a function of the number of threads (4.1)."""
     threads = np.arange(1, int(cluster.threads[STAGING]) + 1)
     return PiecewiseLinear.fit(threads, 1 / (cluster.preprocess[node] * threads), PIECES)
 
 
 def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
-    """Returns the samples that rule 1 drops.  upcoming : next use on this node, or NEVER;  copies :
-    number of copies on all nodes"""
+    """Returns the samples that rule 1 drops.
+
+    upcoming : next use on this node, or NEVER;  copies : number of copies on all nodes
+    """
     return np.asarray((upcoming == NEVER) & (copies > 1))
 
 
 def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> Bools:
-    """Returns the samples that rule 2 drops.  upcoming : the iteration of the next use on this
-    node, counted over all epochs;  now : this iteration, counted in the same way;  iteration : the
-    number of `now` within its epoch, from 1;  iterations : I, the iterations of an epoch"""
+    """Returns the samples that rule 2 drops.
+
+    upcoming : the iteration of the next use on this node, counted over all epochs
+    now : this iteration, counted in the same way
+    iteration : the number of `now` within its epoch, from 1
+    iterations : I, the iterations of an epoch
+    """
     distance = upcoming - now
     return np.asarray((upcoming != NEVER) & (distance > 2 * iterations - iteration))
 
@@ -142,7 +148,8 @@ class _Nodes:
         self.job, self.evictions = job, evictions
         sizes = job.sizes.tolist()
         self.caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
-        # One past the number of the last access: the next use of a sample that is not used again.
+        # One past the number of the last access. It stands for the next use of a sample that is not
+        # used again.
         self.end = sum(job.orders(epoch).size for epoch in range(job.epochs))
 
     def run(self) -> Iterator[Served]:
@@ -155,14 +162,14 @@ class _Nodes:
             holder = np.full(order.shape, PFS, dtype=np.int32)
             cls, into = np.zeros((2, *order.shape), dtype=np.int8)
             for step in range(steps):
-                # For each node the samples of the step, without the NO_FILE after them.
+                # For each node the samples of the step, without the trailing NO_FILE.
                 parts = [
                     (node, step, slice(np.count_nonzero(order[node, step] != NO_FILE)))
                     for node in range(nodes)
                 ]
                 for part in parts:
                     self._find(part[0], order[part], holder[part], cls[part])
-                # All nodes have looked before any node drops a copy.
+                # All nodes have looked up their samples before any node drops a copy.
                 now = start + (step + 1) * batch * nodes - 1
                 for part in parts:
                     beyond = too_far(
@@ -179,8 +186,8 @@ class _Nodes:
             yield Served(holder.reshape(nodes, -1), cls, into, into)
 
     def _find(self, node: int, files: Ints, holder: Ints, cls: Ints) -> None:
-        """Finds the holders of a step's samples, and their classes there; writes them into `holder`
-        and `cls`."""
+        """Finds the holders of a step's samples, and the storage classes there; writes them into
+        `holder` and `cls`."""
         levels = self._levels(files)
         nearest = np.where(levels[node] != MISS, node, (levels != MISS).argmax(axis=0))
         cls[:] = levels[nearest, np.arange(len(files))]
@@ -194,15 +201,16 @@ class _Nodes:
         """Uses the samples of a step, and keeps or drops them by the rules. Returns (samples,) the
         class that took each sample, MISS for none.
 
-        after : the samples' next uses;  beyond : whether these are too far by rule 2;  now : the
-        last access of the step
+        after : the samples' next uses
+        beyond : whether these uses are too far by rule 2
+        now : the last access of the step
         """
         into = np.zeros(len(files), dtype=np.int8)
         cache = self.caches[node]
         others = np.delete(self._levels(files), node, axis=0) != MISS
         last = no_more_use(after, others.sum(axis=0) + 1)
-        # The only copy of a sample among all nodes is not dropped after its last use here. It gets
-        # the latest next use, so that it is evicted first when room is needed.
+        # The only copy of a sample among all nodes is not dropped after its last use here. It is
+        # given the latest possible next use, so that it is evicted first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
             held = cache.level(file) != MISS

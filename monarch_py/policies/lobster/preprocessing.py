@@ -1,4 +1,4 @@
-"""A piecewise linear model of the time of preprocessing by the number of threads (Lobster 4.1)."""
+"""A piecewise linear model of preprocessing time as a function of threads (Lobster 4.1)."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from monarch_py.policies.view import Floats
 
 @dataclass(frozen=True)
 class PiecewiseLinear:
-    """Straight lines, each for a range of x.
+    """Line segments, each for a range of x.
 
     starts : (pieces,) where each line's range begins, ascending. The first line also applies below
-        its range, the last line has no end
+        its range; the range of the last line has no end
     slope, intercept : (pieces,)
     """
 
@@ -26,10 +26,11 @@ class PiecewiseLinear:
     def fit(cls, x: npt.ArrayLike, y: npt.ArrayLike, pieces: int) -> "PiecewiseLinear":
         """Returns the lines that fit the measurements best, by least squares.
 
-        x : (points,), for example threads;  y : (points,), for example seconds per batch;  pieces :
-        the largest number of lines. Each line has at least two different x, unless all points have
-        the same x. All ways to cut the points are compared (Bellman 1961), so the sum of squares is
-        minimal. Raises PolicyError without points or with no piece.
+        x : (points,), for example threads
+        y : (points,), for example seconds per batch
+        pieces : the largest number of lines. Each line has at least two different x, unless all
+            points have the same x. All ways to split the points are compared (Bellman 1961), so the
+            sum of squares is minimal. Raises PolicyError for no points or `pieces` below 1.
 
         Speed rises with threads until cores or memory are used up, and falls beyond. Two or three
         lines can model that, but not one.
@@ -49,15 +50,15 @@ class PiecewiseLinear:
         )
 
     def __call__(self, x: npt.ArrayLike) -> Floats:
-        """Returns the model's y, which is never below 0, since it is a time. Between the points of
-        two pieces, the line of the lower piece applies."""
+        """Returns the model's y. It is never below 0, since it is a time. Between the ranges of two
+        pieces, the line of the lower one applies."""
         xs = np.asarray(x, dtype=np.float64)
         piece = np.maximum(0, np.searchsorted(self.starts, xs, side="right") - 1)
         return np.maximum(0, self.slope[piece] * xs + self.intercept[piece])
 
 
 def _line(x: Floats, y: Floats) -> tuple[float, float, float]:
-    """Returns the slope, the intercept and the sum of squared deviations of the best line."""
+    """Returns the slope, intercept and sum of squared deviations of the best-fitting line."""
     deviation = x - x.mean()
     spread = float(deviation @ deviation)
     slope = float(deviation @ y) / spread if spread else 0.0
@@ -77,8 +78,8 @@ def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
     }
     if not cost:
         return [0]
-    # least[k][j] : the least cost of all points up to group j (of equal x) with k + 1 pieces, and
-    # the group at which the last piece begins.
+    # least[k][j] : the least cost of all points up to group j (points of equal x) with k + 1
+    # pieces, and the group at which the last piece begins.
     least = [{j: (cost[0, j], 0) for j in range(1, len(starts))}]
     for _ in range(1, pieces):
         before, now = least[-1], {}
@@ -88,7 +89,7 @@ def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
                 now[j] = min(options)
         least.append(now)
     last = len(starts) - 1
-    # Take fewer pieces if more do not help; rounding errors alone must not add one.
+    # Choose fewer pieces if more do not help. Rounding errors alone must not add a piece.
     slack = 1e-12 * float(y @ y)
     count = min(
         (k for k in range(len(least)) if last in least[k]),

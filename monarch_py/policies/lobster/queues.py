@@ -6,8 +6,8 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
-# Bound on how many numbers are in memory at a time. It decides how many windows are tried together.
-# (A simulation asks for all steps of an epoch at once, a daemon for one step.)
+# Bound on the numbers that are in memory at a time. It determines how many windows are tried
+# together. (A simulation requests all steps of an epoch at once, a daemon one step.)
 TOGETHER = 1 << 18
 
 
@@ -17,7 +17,8 @@ def queue_bytes(
     """Returns (..., sources) the bytes that each queue must load in a step, by source.
 
     sizes, source : (..., batch), the bytes of each GPU's samples, and the number of the source that
-    has each sample;  sources : number of sources
+        has each sample
+    sources : number of sources
     """
     *queues, batch = sizes.shape
     cell = np.arange(sizes.size // max(1, batch)).repeat(batch) * sources + source.ravel()
@@ -30,36 +31,37 @@ def queue_seconds(loads: npt.NDArray[np.int64], rates: Floats, most: int) -> Flo
     This is the sum over the sources of bytes / rate, because a thread loads one sample after the
     other.
 
-    loads : (..., sources) [bytes];  rates : (sources,) [bytes/s], the rate of one thread of a queue
-    at each source; n threads are n times as fast;  most : the largest number of threads
+    loads : (..., sources) [bytes]
+    rates : (sources,) [bytes/s], the rate of one thread of a queue at each source; n threads are n
+        times as fast
+    most : the largest number of threads
     """
     threads = np.arange(1, most + 1, dtype=np.float64)
     seconds = np.zeros((*loads.shape[:-1], most))
     for source, rate in enumerate(rates):
         amount = loads[..., source, None].astype(np.float64)
-        # A source from which nothing is read costs nothing, even where it has no rate.
+        # A source from which nothing is read takes no time, even if its rate is unknown or zero.
         with np.errstate(divide="ignore", invalid="ignore"):
             seconds += np.where(amount == 0, 0.0, amount / (rate * threads))
     return seconds
 
 
 def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
-    """Returns the number of threads for each queue, such that all queues end as nearly at the same
-    time as possible.
+    """Returns the number of threads for each queue such that all queues finish as nearly at the
+    same time as possible.
 
     seconds : (..., queues, most), the predicted time of each queue with 1, 2, ... threads
         (`queue_seconds`), for one step or for many
     total : number of loading threads, T_L
 
-    The result is (..., queues) int64, each 1 or more, in sum at most `total`. The difference
-    between the largest and the smallest predicted time is minimal. Of several results with the same
-    difference, the one whose largest time is smallest is taken. Raises PolicyError if there are
-    more queues than threads.
+    The result is (..., queues) int64, each 1 or more, with a sum of at most `total`. It minimises
+    the difference between the largest and the smallest predicted time; ties are broken by the
+    smaller largest time. Raises PolicyError if there are more queues than threads.
 
     This is Algorithm 1 by its intent. It deviates from the printed form:
 
     - Lines 12 to 18 move the lower bound of the search where the upper one should move, and vice
-      versa, so the search runs away from the balance. Here bisection searches for the end of a
+      versa, so the search moves away from the balance. Here bisection searches for the end of a
       window of times. If a window begins later, its end can only be later too.
     - The printed loop never compares the sum of the threads with T_L. Here that is a condition.
     - The printed algorithm starts from shares in proportion to the queues' loads and changes one
@@ -95,11 +97,11 @@ def _best_from(
     """Finds the best window of each step among those that begin at one of these levels (starts,).
     Returns (steps, queues) the threads, (steps,) the difference between the largest and the
     smallest time, and (steps,) the largest time; inf if there is no window."""
-    # Each row stands for one step and one start.
+    # Each row is one step with one start.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
     # Bisection finds the first end at which the window is wide enough. If there is none, the end
-    # lies past the levels.
+    # becomes the number of levels.
     end, beyond = start.copy(), np.full(len(start), levels.shape[1])
     while (end < beyond).any():
         middle = (end + beyond) // 2

@@ -1,10 +1,10 @@
-"""Placement: decides which node holds which files; NoPFS 5.1 made complete.
+"""Decides which node holds which files; NoPFS 5.1 made complete.
 
-In the paper every node fills its classes with the files that it uses most often, and nothing makes
-sure that each file has a holder. If the tiers together just fit the dataset, a sixth of the files
-has no holder and is read from the file system in every epoch (`literal`). Here the sum of frequency
-x size over all copies is maximised, subject to the quotas and to one holder for every file. Further
-holders only get room that is left (`place`).
+In the paper every node fills its storage classes with the files that it uses most often, and
+nothing ensures that each file has a holder. If the tiers together just fit the dataset, a sixth of
+the files has no holder and is read from the file system in every epoch (`literal`). Here the sum of
+frequency x size over all copies is maximised, subject to the quotas and to one holder for every
+file. Further holders only get room that is left (`place`).
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,8 @@ from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, Array, Bools, Floats, Int32s, Ints
 
 # A placement needs memory for two tables of how often each node uses each file: BYTES_OF_USES for
-# each node and file [bytes]. No placement is made where that would be more than MOST_OF_USES
-# [bytes]. Every node must come to the same answer, so the limit does not depend on the memory that
-# a node has left.
+# each node and file [bytes]. No placement is computed if that would exceed MOST_OF_USES [bytes].
+# Every node must decide this equally, so the limit does not depend on a node's free memory.
 BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
@@ -28,7 +27,7 @@ BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 class Placement:
     """Which node holds which files.
 
-    owner : (files,) int32, the node that holds a file for all; PFS if no node has room
+    owner : (files,) int32, the node that holds a file for all nodes; PFS if no node has room
     extra : for each node, the files that it holds in addition to those that it owns
     """
 
@@ -36,9 +35,9 @@ class Placement:
     extra: tuple[npt.NDArray[np.int64], ...]
 
     def holders(self) -> Holders:
-        """Returns (files, ASKED) the nodes that hold each file, the owner first. If a file has
-        several further holders, only one is named. Which one is named differs from file to file, so
-        that all holders are asked."""
+        """Returns (files, ASKED) the nodes that hold each file, the owner first. Of several further
+        holders of a file, only one is named. The choice differs from file to file, so that all
+        holders are asked."""
         holders = np.full((len(self.owner), ASKED), NOBODY, dtype=np.int32)
         holders[:, 0] = self.owner
         for node, extra in enumerate(self.extra):
@@ -52,7 +51,7 @@ class Placement:
 
 
 def is_placeable(nodes: int, files: int) -> bool:
-    """Whether a placement by uses is made for so many nodes and files."""
+    """Whether a placement by uses is feasible for this many nodes and files."""
     return nodes * files * BYTES_OF_USES <= MOST_OF_USES
 
 
@@ -64,29 +63,29 @@ def place(
     weights: Floats | None = None,
     seed: int = 0,
 ) -> Placement:
-    """Gives an owner to every file that fits anywhere, and further holders in the room that is
+    """Assigns an owner to every file that fits anywhere, and further holders in the room that is
     left.
 
     frequencies : for each node (files,), how often it uses each file: an array (nodes, files), or
-        rows made one at a time
+        rows that are computed one at a time
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     weights : (nodes,), what a local read saves on each node, if links or classes differ; None = 1
-    for all
+        for all
 
-    Returns a Placement whose sum of value x size over all copies is within 1 % of the most that is
-    possible, if files are small beside quotas (benchmarks/policies/bound.py).
+    Returns a Placement whose sum of value x size over all copies is within 1 % of the maximum, if
+    files are small compared with quotas (benchmarks/policies/bound.py).
 
     NoPFS 5.1 as a linear program: maximise the sum of f[n, k] s[k] x[n, k] over nodes n and files
     k, subject to sum_k s[k] x[n, k] <= quota[n], and to sum_n x[n, k] >= 1 if the quotas together
-    hold the dataset, <= 1 if they do not (a second copy would then push another file out). Prices
-    of room from the dual (`prices`) decide which node owns what. A full node passes files on, so
-    quotas are kept.
+    hold the dataset, <= 1 if they do not (a second copy would then displace another file). Prices
+    of room from the dual (`prices`) determine which node owns which file. A full node passes files
+    on, so that quotas are respected.
     """
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, weights, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
     owner, left = _own(program, prices)
-    # A file without an owner does not fit into the room that is left, so it gets no further holder
+    # A file without an owner is larger than the room left on any node, so it gets no further holder
     # either.
     extra = [
         _most_used(frequencies[node], sizes, owner == node, int(left[node]))
@@ -98,9 +97,9 @@ def place(
 def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64]]:
     """Returns (files,) the owner of each file, and (nodes,) the room that is left [bytes].
 
-    If there is room for further holders, a node at first keeps the room free that it wants for
-    copies of other nodes' files. Otherwise all spare room would be on the nodes that are filled
-    last. Files that get no owner in this way then get one in all room.
+    If there is room for further holders, each node first reserves the room that it wants for copies
+    of other nodes' files. Otherwise all spare room would be on the nodes that are filled last.
+    Files that get no owner in this way then get one in the whole room.
     """
     owner = np.full(len(program.sizes), PFS, dtype=np.int32)
     left = np.array(program.quotas, dtype=np.int64)
@@ -115,8 +114,8 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
-    """Returns (nodes,) the bytes of the files that each node wants besides its own: files whose
-    value there is above the price, but whose best node is another one."""
+    """Returns (nodes,) the bytes of the files that each node wants in addition to its own: files
+    whose value there is above the price, but whose best node is another one."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)
@@ -127,7 +126,7 @@ def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
 
 
 def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[np.int64]) -> None:
-    """Gives owners to files that have none, within the room that is left. Changes `owner` and
+    """Assigns owners to files that have none, within the room that is left. Changes `owner` and
     `left`.
 
     In each round every file goes to the node where value - price is largest. A full node keeps the
@@ -138,7 +137,7 @@ def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[n
     while len(waiting) and open_nodes.any():
         nodes = np.flatnonzero(open_nodes)
         best, gain, second = _two_best(program, prices, nodes, waiting)
-        # Elsewhere means the second-best node. If room is short, it may also mean no node, which is
+        # "Elsewhere" is the second-best node. If room is short, it may also be no node, which is
         # worth 0.
         loss = gain - (second if program.everything else np.maximum(second, 0))
         for node in np.unique(best):
@@ -185,13 +184,13 @@ def _squeeze(owner: Int32s, sizes: Ints, left: npt.NDArray[np.int64]) -> None:
 
 def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDArray[np.int64]:
     """Returns the files that the node uses but does not own and that fit into the room, the most
-    used first."""
+    frequently used first."""
     others = np.flatnonzero((np.asarray(frequency) > 0) & ~own)
     if not len(others) or room < int(sizes[others].min()):
         return np.zeros(0, dtype=np.int64)
     used = np.asarray(frequency)[others]
     most = used.max()
-    # NumPy sorts small unsigned numbers by radix, ten times as fast as others.
+    # NumPy sorts small unsigned integers by radix sort, ten times as fast as others.
     rank = (most - used).astype(np.min_scalar_type(int(most)))
     others = others[np.argsort(rank, kind="stable")]
     return others[take(sizes[others], room)]

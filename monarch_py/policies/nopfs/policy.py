@@ -1,4 +1,4 @@
-"""NoPFS as a policy: frequencies decide which node holds a file, first uses when it is fetched.
+"""NoPFS as a policy: access frequencies place files, and first uses order the fetches.
 
 `planned` is our variant, in which only a file's owner reads the file from the source.
 """
@@ -16,7 +16,7 @@ from monarch_py.policies.node import NodePolicy, planned_tiers
 from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
-# If the standard deviation of the frequencies divided by their mean is below this, the best
+# If the frequencies' coefficient of variation (standard deviation / mean) is below this, the best
 # placement is hardly better than any other one.
 LEAST_SPREAD = 0.1
 
@@ -25,11 +25,11 @@ def nopfs(job: Job) -> Decision:
     """Clairvoyant placement (NoPFS 5.1), made complete: every file that fits anywhere has an owner.
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
-    no node holds (the paper's scenario 4). Each fetch takes the fastest of the local copy, a remote
-    copy and the file system (4). A node does not ask whether another node has a file by now. It
-    assumes so once it has itself come as far as the access by which the other node needs the file
-    (5.2.2). Classes fill during training, in order of first use, so that files that are late
-    already come before all others. A read that finds its file missing in the node's class fills it.
+    no node holds (the paper's scenario 4). Each fetch uses the fastest of the local copy, a remote
+    copy and the file system (4). A node does not query whether another node has a file by now. It
+    assumes so once it has itself reached the access by which the other node needs the file (5.2.2).
+    Classes are filled during training, in order of first use, so that files that are already late
+    come before all others. A read that does not find its file in the node's class fills it there.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -37,13 +37,13 @@ def nopfs(job: Job) -> Decision:
 
 
 def planned(job: Job) -> Decision:
-    """NoPFS's placement, but each file is read from the source once for all nodes. This is the
-    policy of several nodes with a plan.
+    """NoPFS's placement, but each file is read from the source once for all nodes. The daemon uses
+    this policy on several nodes with a plan.
 
-    Only a file's owner reads the file from the source, when the file's turn comes in order of first
-    use or when a node asks for it, and sends it on. (In NoPFS each node reads the source until a
-    copy exists.) The source is not read a second time, even if it is idle, because others use it
-    too. The rest, including errors, is as in `nopfs`.
+    Only a file's owner reads the file from the source, in the order of first use or when a node
+    requests it, and sends it to other nodes. (In NoPFS each node reads the source until a copy
+    exists.) The source is not read a second time even if it is idle, because others use it too. The
+    rest, including errors, is as in `nopfs`.
     """
     decision, wanted = _placed(job, "planned")
     # Without `due`, nodes ask the owner even if it does not have the file yet.
@@ -87,19 +87,19 @@ def _decision(job: Job, copies: Copies) -> Decision:
 def _needed(job: Job, first: npt.NDArray[np.int64], files: Ints) -> npt.NDArray[np.int64]:
     """Returns when copies are needed.  first : when each copy's node first uses the file
 
-    A file that the copy's node never uses is needed when any node first uses it.
+    If the copy's node never uses the file, the copy is needed when any node first uses the file.
     """
     return np.where(first == NEVER, job.first_use.min(axis=0)[files], first)
 
 
 def need_differences(job: Job, name: str) -> None:
-    """Checks that the nodes do not all use every file about equally often, epoch after epoch.
-    Raises PolicyError if they do.
+    """Checks that access frequencies differ between files and nodes. Raises PolicyError if all
+    nodes use every file about equally often, epoch after epoch.
 
     If files have many samples and are used as a whole, they are used about equally often: the
-    relative spread of their frequencies is sqrt(1 - 1 / nodes), divided by the root of the number
-    of samples that a node reads of a file (binomial, NoPFS 3.1). A node uses a file of one sample
-    less than once an epoch, so such files are never refused.
+    relative spread of their frequencies is sqrt(1 - 1 / nodes), divided by the square root of the
+    number of samples that a node reads of a file (binomial, NoPFS 3.1). A node uses a file of one
+    sample less than once an epoch, so such files are never refused.
     """
     used = job.frequencies
     mean = float(used.mean())
@@ -111,9 +111,9 @@ def need_differences(job: Job, name: str) -> None:
 
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
-    """Returns (nodes,) what each node saves by having a file itself instead of reading it from
+    """Returns (nodes,) what each node saves by holding a file itself instead of reading it from
     another node, relative to the mean over the nodes (NoPFS 4: the remote case less the local one);
-    1 for all nodes if there is nothing to weigh.
+    1 for all nodes if the saving cannot be compared.
 
     size : the mean size of the files [bytes]
     """
@@ -128,16 +128,17 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     best_other = np.where(np.arange(cluster.nodes) == reach.argmax(), second, first)
     with np.errstate(divide="ignore"):
         saved = size / np.minimum(link, best_other) - size / own
-    # If a node would save nothing, its link is at least as fast as its class, and there is nothing
-    # to weigh.
+    # If a node would save nothing, its link is at least as fast as its class, and a comparison is
+    # meaningless.
     if not np.isfinite(saved).all() or saved.min() <= 0:
         return np.ones(cluster.nodes)
     return np.asarray(saved / saved.mean(), dtype=np.float64)
 
 
 def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
-    """Returns the copies: every node's files, put into its classes. A file that fits into no class
-    of its node, because the room is in pieces, goes to another node that has room."""
+    """Returns the copies: every node's files, assigned to its classes. If a file fits into no class
+    of its node, because the room left is split over several classes, it goes to another node with
+    room."""
     parts, lost = [], []
     for node, files in enumerate(held):
         parts.append(classes_of(policy_of(job, node, files), job.cluster, job.sizes))
@@ -160,8 +161,11 @@ def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
 
 
 def _rehouse(job: Job, parts: list[list[Ints]], lost: Ints, first: Ints) -> None:
-    """Puts files without a copy into any class that has room, or that gets enough room if a file is
-    dropped that other nodes hold too. Changes `parts`.  first : (files,), first use by any node"""
+    """Puts each file without a copy into the first class that has room for it, or in which one file
+    can be dropped for it because other nodes hold that file too. Changes `parts`.
+
+    first : (files,), first use by any node
+    """
     count = np.zeros(job.files, dtype=np.int64)
     for files in (each for classes in parts for each in classes):
         count[files] += 1

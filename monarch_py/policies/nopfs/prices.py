@@ -2,8 +2,8 @@
 
 The placement is a linear program with two kinds of constraints: quotas of nodes, and one holder for
 every file. Lagrangian prices of room, one per node, move the quotas into the objective. The problem
-then separates into one problem per file, which is solved by comparing numbers. For any prices, the
-value of the solution bounds what any placement can reach (weak duality). At the best prices it is
+then separates into one problem per file, which comparisons alone can solve. For any prices, the
+value of the solution is an upper bound for every placement (weak duality). At the best prices it is
 the linear program's optimum.
 """
 
@@ -15,16 +15,16 @@ import numpy.typing as npt
 
 from monarch_py.policies.view import Array, Floats, Ints
 
-# For each node an array (files,): a table, or a sequence that makes each row when it is asked for.
+# For each node an array (files,): a table, or a sequence that computes each row on access.
 Rows = Sequence[Array]
 
-# Prices are sought on samples of the files, in two stages: first roughly, then on enough files to
-# meet the quotas of single nodes closely. Each stage is (table entries, that is files x nodes;
+# Prices are optimised on samples of the files, in two stages: first roughly, then on enough files
+# to meet the quotas of single nodes closely. Each stage is (table entries, that is files x nodes;
 # steps).
 STAGES = ((320_000, 150), (2_000_000, 60))
-# The width of the noise that breaks ties, as a part of the mean of the files' largest values. The
-# noise makes the result worse by at most this part. Values are small whole numbers, so without
-# noise thousands of files would tie, and a change of a price would move them all at once.
+# The width of the noise that breaks ties, relative to the mean of the files' largest values. The
+# noise makes the result worse by at most this fraction. Values are small integers, so without noise
+# thousands of files would tie, and a change of a price would move them all at once.
 NOISE = 0.01
 
 
@@ -46,17 +46,17 @@ class Program:
     everything: bool
 
     def values(self, node: int) -> npt.NDArray[np.float32]:
-        """Returns (files,) what a byte of each file is worth at a node."""
+        """Returns (files,) the value of a byte of each file at a node."""
         row = np.asarray(self.uses[node], dtype=np.float32)
         return row if self.weights is None else row * np.float32(self.weights[node])
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of room, and the noise that goes with them.
+    """Prices of room, and the noise that they were computed with.
 
-    room : (nodes,), what a byte of room is worth;  width : the width of the noise that breaks ties;
-    draws : (files,) uniform in [0, 1), from which the noise is made
+    room : (nodes,), the price of a byte of room;  width : the width of the noise that breaks ties;
+    draws : (files,) uniform in [0, 1), from which the noise is derived
     """
 
     room: Floats
@@ -65,17 +65,18 @@ class Prices:
 
     def noise(self, node: int, files: Ints | slice = slice(None)) -> Floats:
         """Returns the noise that is added to the values of these files at the node: uniform in [0,
-        width), and practically independent from node to node."""
+        width), and practically independent between nodes."""
         turned = self.draws[files] * (1009.0 + 613.0 * node)
         turned -= np.floor(turned)
         return np.asarray(turned * self.width)
 
 
 def find_prices(program: Program, rng: np.random.Generator) -> Prices:
-    """Returns prices at which each node wants about as much as it has room for.
+    """Returns prices at which each node's demand is about equal to its quota.
 
     They are found by subgradient steps on samples of the files: the price of a node rises while the
-    node wants more than its quota. Steps shrink, and the prices with the least bound are kept.
+    node demands more than its quota. Steps shrink, and the prices with the least bound are
+    returned.
     """
     sizes, nodes = program.sizes, len(program.quotas)
     draws = rng.random(len(sizes))
@@ -88,8 +89,8 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
         rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
-        # In the second stage prices are already right except for ties, which lie within the noise,
-        # so steps are small.
+        # In the second stage prices are already right except for ties, whose values lie within the
+        # noise, so steps are small.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)
@@ -104,8 +105,10 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 class _Sample:
     """A sample of the files.
 
-    table : (nodes, files), values;  weights : (files,), sizes scaled to a sum of 1;  share :
-    (nodes,), quotas as parts of all files' sizes;  everything : as in `Program`
+    table : (nodes, files), values
+    weights : (files,), sizes scaled to a sum of 1
+    share : (nodes,), quotas relative to the size of all files
+    everything : as in `Program`
     """
 
     table: npt.NDArray[np.float32]
@@ -114,12 +117,12 @@ class _Sample:
     everything: bool
 
     def at(self, prices: Floats) -> tuple[float, Floats]:
-        """Returns the bound, and (nodes,) how much each node wants at these prices."""
+        """Returns the bound, and (nodes,) each node's demand at these prices."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
-        # If every file must be held, a file is wanted by its best node even at a loss, and by all
-        # nodes that gain by it. If files are held at most once, a file is wanted by its best node
-        # alone, and only if that node gains.
+        # If every file must be held, a file is demanded by its best node even at a loss, and by all
+        # nodes with a positive gain. If files are held at most once, a file is demanded by its best
+        # node alone, and only if the gain there is positive.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
         # Every node must compute the same prices. NumPy's sum adds in a fixed order, while a BLAS
@@ -139,8 +142,8 @@ def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats
         if value < best_value:
             best, best_value = prices, value
         excess = (used - sample.share) / np.maximum(sample.share, 1e-12)
-        # The excess is clipped, because a tiny quota makes any excess huge. If the excess is small
-        # for all nodes, it is scaled up, because prices would hardly move otherwise.
+        # The excess demand is clipped, because a tiny quota makes any excess huge. If the excess is
+        # small for all nodes, it is scaled up, because prices would hardly move otherwise.
         most = min(1.0, 4 * float(np.abs(excess).max()) + 1e-12)
         direction = np.clip(excess / most, -1, 1)
         prices = np.maximum(0, prices + pace / (1 + step / 3) * direction)

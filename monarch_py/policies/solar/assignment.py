@@ -8,12 +8,12 @@ from monarch_py.policies.view import Floats
 
 def assign(costs: Floats) -> npt.NDArray[np.int64]:
     """Returns (n,) int64, a column for each row: all columns differ, and the sum of the costs is
-    least.
+    minimal.
 
     costs : (n, n)
 
     It uses the Hungarian method by shortest augmenting paths with potentials (Jonker and Volgenant
-    1987): n paths of at most n steps, each of which handles all columns at once.
+    1987): n paths of at most n steps, each of which processes all columns at once.
     """
     n = len(costs)
     row_price, column_price = np.zeros(n), np.zeros(n)
@@ -48,7 +48,7 @@ def assign(costs: Floats) -> npt.NDArray[np.int64]:
 def _take(
     row_of: npt.NDArray[np.int64], came_from: npt.NDArray[np.int64], column: int, row: int
 ) -> None:
-    """Augments along the path that ends at `column`: every row on it gets the column after it."""
+    """Augments the path that ends at `column`: each row is reassigned to the next column on it."""
     while True:
         before = int(came_from[column])
         had = np.flatnonzero(row_of == before)

@@ -30,14 +30,14 @@ class Reads:
 
 
 def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:
-    """Returns the reads that bring these samples.
+    """Returns the reads that cover these samples.
 
     samples : (samples,), numbers of samples within the dataset, in any order, each once
     gap : a read may include at most this many unwanted samples between two wanted ones
     chunk : how many samples a chunk of the file has. A read ends with its chunk, since chunks need
         not lie one after the other
-    vain : how many unwanted samples all reads together may bring at most. Reads are joined over the
-        narrowest gaps first
+    vain : the largest number of unwanted samples that all reads together may include. Reads are
+        joined over the narrowest gaps first
 
     Raises PolicyError for a negative gap or a chunk without samples.
     """

@@ -1,17 +1,17 @@
 """Chooses the order in which whole epochs run (SOLAR 4.2).
 
 The order of samples within an epoch follows from the epoch's seed, but the order of epochs is free.
-SOLAR lets an epoch follow another one if it begins with samples with which the other one has ended.
+SOLAR chooses it such that an epoch begins with samples with which the previous epoch ended.
 
 With independent shuffles this gains little. First_C and Last_C are random subsets of c of the n
 samples, so an edge costs c (1 - c / n) with a standard deviation of c (1 - c / n) / sqrt(n)
-(hypergeometric): 0.34 % of the mean for 88,064 samples. The best of 100 edges lies 2.5 deviations
-below the mean, and the whole path is 0.7 to 0.8 % cheaper than the given order. LRU then loads 0.1
-to 0.3 % less (benchmarks/policies). A buffer that drops the samples used last saves nothing, since
-it loads D - C whatever epoch came before. SOLAR reports savings of 25.6 and 59.4 %. With
-independent shuffles these cannot come from the order alone. But SOLAR also replaces the buffer by
-one that knows the future. In the same benchmark, this reduces loads from 1.3 to 2.6 times (D - C)
-to once (D - C).
+(hypergeometric): 0.34 % of the mean for 88,064 samples. The best of 100 edges lies 2.5 standard
+deviations below the mean, and the whole path is 0.7 to 0.8 % cheaper than the given order. LRU then
+loads 0.1 to 0.3 % less (benchmarks/policies). A buffer that drops the samples with the farthest
+next use saves nothing, since it loads D - C whatever epoch came before. SOLAR reports savings of
+25.6 and 59.4 %. With independent shuffles these cannot come from the order alone. But SOLAR also
+replaces the buffer by one that knows the future. In the same benchmark, this reduces loads from
+between 1.3 and 2.6 times D - C to exactly D - C.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ from monarch_py.policies.replay import in_time
 from monarch_py.policies.solar.assignment import assign
 from monarch_py.policies.view import Floats, Ints
 
-# How many files are in one block when every epoch is compared with every other. For 100 epochs a
-# block takes 50 MB.
+# How many files are in one block of the comparison of every epoch with every other. For 100 epochs
+# a block takes 50 MB.
 BLOCK_FILES = 1 << 16
-# The longest segment of epochs that is moved elsewhere in the path.
+# The longest segment of epochs that is moved at a time.
 LONGEST_SEGMENT = 3
 ROUNDING = 1e-9
 
@@ -38,8 +38,9 @@ def edge_costs(
     (SOLAR 4.2): how many samples are loaded at the start of epoch v if epoch u ran before it. The
     diagonal is 0 and has no meaning.
 
-    orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time;  capacity :
-    C, how many samples the buffers of all nodes hold together;  files : the number of files
+    orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time
+    capacity : C, how many samples the buffers of all nodes hold together
+    files : the number of files
 
     It takes 2 bytes of memory for each epoch and file.
     """
@@ -52,7 +53,7 @@ def edge_costs(
     common = np.zeros((epochs, epochs))
     for begin in range(0, files, BLOCK_FILES):
         block = slice(begin, begin + BLOCK_FILES)
-        # float32 holds the counts of one block exactly.
+        # float32 represents the counts of one block exactly.
         common += last[:, block].astype(np.float32) @ first[:, block].astype(np.float32).T
     costs = first.sum(axis=1)[None, :] - np.rint(common).astype(np.int64)
     np.fill_diagonal(costs, 0)
@@ -65,9 +66,9 @@ def path_cost(costs: npt.NDArray[np.integer], path: Ints) -> int:
 
 
 def lower_bound(costs: npt.NDArray[np.integer]) -> float:
-    """Returns a lower bound on the cost of a path through all epochs: the cost of the cheapest way
-    to give every epoch but one a successor of its own. The successors need not form a path
-    (assignment bound)."""
+    """Returns a lower bound on the cost of a path through all epochs (assignment bound): the lowest
+    cost of giving every epoch but one a successor of its own. The successors need not form a path.
+    """
     successor, table = _successors(costs)
     return float(table[np.arange(len(table)), successor].sum())
 
@@ -77,10 +78,10 @@ def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
     costs : (epochs, epochs), u by v, as in `edge_costs`
 
-    Two paths are made, by nearest neighbours and by joining the cycles of the cheapest assignment
-    (Karp 1979). Both are improved by moving segments while that helps (Or 1976), and the better one
-    is returned. The paper uses a particle swarm instead. How far the results are above
-    `lower_bound` is in benchmarks/policies.
+    Two paths are constructed, by nearest neighbours and by joining the cycles of the cheapest
+    assignment (Karp 1979). Both are improved by moving segments while that helps (Or 1976), and the
+    better one is returned. The paper uses a particle swarm instead. benchmarks/policies measures
+    how far the results are above `lower_bound`.
     """
     epochs = len(costs)
     if epochs < 3:
@@ -93,8 +94,8 @@ def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _successors(costs: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Returns the cheapest successors, and the table of costs. The table has one more epoch,
-    without costs, which marks the end of the path."""
+    """Returns the cheapest successors, and the cost table. The table has one additional epoch of
+    cost 0, which marks the end of the path."""
     n = len(costs)
     table = np.zeros((n + 1, n + 1))
     table[:n, :n] = costs
@@ -104,8 +105,8 @@ def _successors(costs: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], 
 
 
 def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
-    """Returns the path that begins with the cheapest edge and always goes on to the cheapest next
-    epoch."""
+    """Returns the path that starts with the cheapest edge and continues with the cheapest next
+    epoch each time."""
     open_costs = costs.copy()
     np.fill_diagonal(open_costs, np.inf)
     current = int(open_costs.min(axis=1).argmin())
@@ -119,7 +120,7 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """Returns the path that results from joining the cycles of the cheapest assignment, always the
-    two whose joining costs least."""
+    two that are cheapest to join."""
     successor, table = _successors(costs)
     n = len(table)
     while True:
@@ -140,7 +141,7 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _cycles(successor: Ints) -> npt.NDArray[np.int64]:
-    """Returns the number of the cycle in which each epoch lies."""
+    """Returns the number of the cycle that contains each epoch."""
     cycle = np.full(len(successor), -1)
     for start in range(len(successor)):
         at, number = start, int(cycle.max()) + 1
@@ -151,7 +152,7 @@ def _cycles(successor: Ints) -> npt.NDArray[np.int64]:
 
 
 def _move_segments(costs: Floats, path: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Moves short segments of the path to the places where the path becomes cheapest, while that
+    """Moves short segments of the path to the positions where the path becomes cheapest, while that
     helps. Returns the improved path."""
     improved = True
     while improved:
@@ -167,8 +168,7 @@ def _move_segments(costs: Floats, path: npt.NDArray[np.int64]) -> npt.NDArray[np
 def _moved(
     costs: Floats, path: npt.NDArray[np.int64], begin: int, length: int
 ) -> npt.NDArray[np.int64] | None:
-    """Returns the path with this segment at its best place; None if the segment is there
-    already."""
+    """Returns the path with this segment at its best position; None if it is there already."""
     segment = path[begin : begin + length]
     rest = np.concatenate([path[:begin], path[begin + length :]])
     into = np.concatenate([[0.0], costs[rest, segment[0]]])

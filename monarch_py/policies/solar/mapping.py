@@ -1,8 +1,8 @@
-"""Deals the samples of a step to nodes (SOLAR 4.3).
+"""Assigns the samples of a step to nodes (SOLAR 4.3).
 
-The gradients of a step are summed over all nodes, so it does not matter which node takes which of
-the step's samples. Each sample goes to the node that holds it. Samples that must be loaded are
-dealt so that all nodes load about equally many. The nodes' batches then differ in size, up to a
+The gradients of a step are summed over all nodes, so it does not matter which node processes which
+of the step's samples. Each sample goes to the node that holds it. Samples that must be loaded are
+assigned so that all nodes load about equally many. The nodes' batches then differ in size, up to a
 cap.
 """
 
@@ -28,7 +28,7 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
     room = cap - np.asarray(held, dtype=np.int64)
     share = np.zeros(len(room), dtype=np.int64)
     # Water-filling: each round adds the same number to all nodes with room, up to the cap, until
-    # all loads are dealt.
+    # all loads are assigned.
     while loads > 0:
         open_ = np.flatnonzero(share < room)
         level = loads // len(open_)
@@ -43,13 +43,14 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
 
 
 def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, Bools]:
-    """Deals the samples of one step. Returns (samples,) the node of each sample, and (samples,)
-    bool, whether it must be loaded: because no node holds it, or because its holder takes `cap`
-    other samples already. Loads are dealt in runs of neighbouring numbers, which lie beside each
-    other in their file (see `chunks`).
+    """Assigns the samples of one step to nodes. Returns (samples,) the node of each sample, and
+    (samples,) bool, whether it must be loaded: because no node holds it, or because its holder
+    takes `cap` other samples already. Loads are assigned in runs of neighbouring numbers, which lie
+    next to each other in their file (see `chunks`).
 
-    files : (samples,);  holder : (samples,), the node that holds each sample, or PFS;  cap : as in
-    `balanced`
+    files : (samples,)
+    holder : (samples,), the node that holds each sample, or PFS
+    cap : as in `balanced`
     """
     # The rank of each sample among those of its holder.
     by_holder = np.argsort(holder, kind="stable")

@@ -1,4 +1,4 @@
-"""SOLAR as a policy: buffers know the future, and batches follow what the buffers hold."""
+"""SOLAR as a policy: buffers that know the future, and batches that follow the buffers' content."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -29,22 +29,23 @@ from monarch_py.policies.view import (
 
 @dataclass(frozen=True)
 class Solar:
-    """Deals samples to the nodes that hold them, balances loads, and drops the samples used last.
+    """Assigns samples to the nodes that hold them, balances loads, and drops the samples with the
+    farthest next use.
 
     cap : the largest number of samples that a node takes in a step, as a multiple of its batch.
         (SOLAR lets batches differ between ranks, bounded by the memory of a GPU.)
     chunk, gap : as in `chunks.join`; with gap 0, no unwanted samples are read
-    vain : how many unwanted samples a node may read, as a part of the samples that it loads. A
-        larger part saves more reads, but loads more bytes than D - C
+    vain : how many unwanted samples a node may read, relative to the samples that it loads. A
+        larger value saves more reads, but loads more bytes than D - C
     reorder : whether the epochs are reordered too. It is off by default: with independent shuffles
-        all edges cost nearly the same, and buffers that drop the samples used last load D - C in an
-        epoch whatever epoch came before it
+        all edges cost nearly the same, and buffers that drop the samples with the farthest next use
+        load D - C in an epoch whatever epoch came before it
 
-    A sample is held by one node, which has loaded it; the mapping lets that node use it again.
-    A sample that a node holds beyond the cap is loaded by another node, and stays where it is.
-    Assumptions: all classes of a node together are its buffer; every node has the same cap.
-    Raises PolicyError for a cap below 1, for what `chunks.join` refuses, and if nodes have
-    different numbers of ranks.
+    A sample is held by one node, the one that loaded it; the mapping lets that node use it again.
+    If its holder has reached the cap, another node loads the sample for this use, and the holder
+    keeps it. Assumptions: all classes of a node together are its buffer; every node has the same
+    cap. Raises PolicyError for a cap below 1, for arguments that `chunks.join` refuses, and if
+    nodes have different numbers of ranks.
     """
 
     cap: float = 1.5
@@ -85,7 +86,7 @@ class Solar:
         buffers = _Buffers(job)
         # The offset of each sample in the file [bytes].
         offset = np.concatenate([[0], np.cumsum(job.sizes)])
-        # How many unwanted samples each node may still read.
+        # How many more unwanted samples each node may read.
         spare = np.zeros(nodes)
         start = 0
         for epoch in range(job.epochs):
@@ -114,8 +115,8 @@ class Solar:
     def _redundant(
         self, files: Ints, node: Ints, loaded: Bools, offset: Ints, spare: Floats
     ) -> npt.NDArray[np.int64]:
-        """Returns (samples,) the redundant bytes, at the first sample of each read. Reduces `spare`
-        by the unwanted samples that are read."""
+        """Returns (samples,) the redundant bytes, counted at the first sample of each read. Reduces
+        `spare` by the unwanted samples that are read."""
         answer = np.zeros(len(files), dtype=np.int64)
         if self.gap == 0:
             return answer
@@ -133,7 +134,7 @@ class Solar:
 
 
 def _places(node: Ints) -> npt.NDArray[np.int64]:
-    """Returns the place of each sample in its node's batch. Samples keep their order."""
+    """Returns the position of each sample in its node's batch. Samples keep their order."""
     by_node = np.argsort(node, kind="stable")
     rank = np.empty(len(node), dtype=np.int64)
     rank[by_node] = np.arange(len(node)) - np.searchsorted(node[by_node], node[by_node])
@@ -156,16 +157,17 @@ class _Buffers:
         none).
 
         after, node, loaded : (samples,), the next use of each sample, the node that uses it, and
-        whether it is loaded;  now : the last access of the step
+            whether it is loaded
+        now : the last access of the step
         """
         cls, into = answer = np.zeros((2, len(files)), dtype=np.int8)
         owner = self.holder[files].tolist()
-        # Lists are used, because access to single elements of arrays is slow.
+        # Lists, because access to single elements of arrays is slow.
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
         for at, (file, upcoming, who, had) in enumerate(rows):
             if had == PFS:
-                # If a sample comes twice in a step (sampling with replacement), a node may hold it
-                # by now.
+                # If a sample occurs twice in a step (sampling with replacement), a node may hold it
+                # already.
                 if self.holder[file] != PFS:
                     self._caches[self.holder[file]].used(file, upcoming)
                     continue
@@ -175,7 +177,7 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # If a load of this step has evicted the sample, the sample counts as read before.
+            # If a load of this step has evicted the sample, it was read before its eviction.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = STAGING + 1

@@ -1,8 +1,8 @@
-"""Does what its standard input says, one operation a line, and prints what came of it.
+"""Performs the file operations on its standard input, one per line, and prints their results.
 
-The words of an operation are its name, then its arguments; paths are relative to the directory that
-is the program's one argument, and are given to the system absolute, relative to the working
-directory or to a directory's descriptor, as the first word says.
+A line has the operation's name, then its arguments. Paths are relative to the directory that is the
+program's only argument. The first word selects whether they are passed to the system as absolute
+paths, relative to the working directory, or relative to a directory's descriptor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def create(at: Any, path: Any, flags: Any, text: Any = "") -> Any:
 
 
 def touch(at: Any, path: Any) -> Any:
-    """Makes it without the right to write."""
+    """Creates the file without write permission."""
     os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644, **at))
 
 
@@ -70,7 +70,7 @@ def bind(at: Any, path: Any) -> Any:
 
 
 def temporary(at: Any, path: Any, kind: Any) -> Any:
-    """Made with a random name, which is then changed to one that all know."""
+    """Creates a file with a random name, and renames it to a known one."""
     made = ctypes.create_string_buffer(os.fsencode(path) + b"/XXXXXX")
     if kind == "mkdtemp":
         failed = not libc.mkdtemp(made)

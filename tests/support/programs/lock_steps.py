@@ -1,6 +1,7 @@
-"""Takes and lets go of locks on one file as its standard input says, one operation a line.
+"""Acquires and releases locks on one file as its standard input says, one operation per line.
 
-Descriptors have slots. The program's arguments are the file and the flags that it is opened with.
+Descriptors are numbered by slots. The program's arguments are the file and the flags for opening
+it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def dup2(slot: Any, to: Any) -> Any:
 
 
 def command(slot: Any, name: Any, kind: Any, start: Any, length: Any) -> Any:
-    """F_SETLK and the like; F_GETLK tells the lock that is in the way."""
+    """F_SETLK and related commands. F_GETLK returns the conflicting lock."""
     asked = struct.pack(FLOCK, getattr(fcntl, kind), os.SEEK_SET, start, length, 0)
     found = struct.unpack(FLOCK, fcntl.fcntl(slots[slot], getattr(fcntl, name), asked))
     return [*found[:4], {0: "nobody", -1: "an open file"}.get(found[4], "a process")]
@@ -60,7 +61,7 @@ def lease(slot: Any, kind: Any) -> Any:
 
 
 def forked(slot: Any, what: Any) -> Any:
-    """A child does it with what it has inherited, and ends."""
+    """Performs the operation in a forked child, with the descriptors that it has inherited."""
     child = os.fork()
     if child == 0:
         try:
@@ -81,7 +82,7 @@ def read(slot: Any) -> Any:
 
 
 def other(_slot: Any) -> Any:
-    """Any other descriptor of the file, opened and closed."""
+    """Opens and closes another descriptor of the file."""
     os.close(os.open(PATH, FLAGS))
 
 

@@ -1,4 +1,4 @@
-"""Reads every file below a directory once, and prints what a program gets to see of each, as JSON.
+"""Reads every file below a directory once, and prints what a program sees of each as JSON.
 
 usage: read_all.py DIRECTORY
 """

@@ -1,9 +1,9 @@
-"""Reads files over and over, compares their bytes and says after each pass how that went, as JSON.
+"""Reads files repeatedly, compares their bytes and prints the result of each pass as JSON.
 
 usage: read_loop.py DIRECTORY EXPECTED     EXPECTED: JSON, relative path -> SHA-256
 
-Ends when its standard input does. Readers differ in how they read: one plainly, one with offsets,
-one through a mapping, one through stdio's own buffer.
+The program ends when its standard input does. It has four readers: plain reads, reads with offsets,
+a mapping, and stdio with its buffer.
 """
 
 import hashlib
