@@ -111,40 +111,60 @@ static uint64_t hash_upto_240(const unsigned char *in, size_t len) {
     return avalanche(acc);
 }
 
-/* The three long-input steps keep `acc` in a local array: the compiler can then hold it in vector
- * registers, which a pointer that may alias the input forbids. */
+/* The three long-input steps keep the eight sums in a local variable: the compiler can then hold
+ * them in vector registers, which a pointer that may alias the input forbids. */
 #ifdef __SSE2__
-/* Works on two lanes at a time with intrinsics, because the compiler does not see that the product
- * of two halves is one instruction. */
-static inline void accumulate(uint64_t acc[8], const unsigned char *in, const unsigned char *sec) {
-    for (int i = 0; i < 8; i += 2) {
-        __m128i value = _mm_loadu_si128((const __m128i *)(in + 8 * i));
-        __m128i keyed = _mm_xor_si128(value, _mm_loadu_si128((const __m128i *)(sec + 8 * i)));
-        __m128i product = _mm_mul_epu32(keyed, _mm_srli_epi64(keyed, 32));
+#define VECTORS 4
+typedef __m128i sums[VECTORS];
+
+static inline __m128i vector(const unsigned char *p, int i) {
+    return _mm_loadu_si128((const __m128i *)p + i);
+}
+
+/* Written with intrinsics, because the compiler does not see that the product of two halves is one
+ * instruction. The loop is unrolled, because sums that an index selects are kept in memory, and
+ * each addition then waits for the one before to be stored. */
+static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {
+#pragma GCC unroll 4
+    for (int i = 0; i < VECTORS; i++) {
+        __m128i value = vector(in, i), keyed = _mm_xor_si128(value, vector(sec, i));
+        __m128i product = _mm_mul_epu32(keyed, _mm_shuffle_epi32(keyed, 0x31));
         __m128i sum = _mm_add_epi64(product, _mm_shuffle_epi32(value, 0x4e));
-        __m128i *to = (__m128i *)(acc + i);
-        _mm_storeu_si128(to, _mm_add_epi64(_mm_loadu_si128(to), sum));
+        acc[i] = _mm_add_epi64(acc[i], sum);
+    }
+}
+
+static inline void scramble(sums acc) {
+    const __m128i prime = _mm_set1_epi64x(P32_1);
+#pragma GCC unroll 4
+    for (int i = 0; i < VECTORS; i++) {
+        __m128i v = _mm_xor_si128(acc[i], _mm_srli_epi64(acc[i], 47));
+        v = _mm_xor_si128(v, vector(secret + sizeof secret - STRIPE, i));
+        __m128i high = _mm_mul_epu32(_mm_srli_epi64(v, 32), prime);
+        acc[i] = _mm_add_epi64(_mm_mul_epu32(v, prime), _mm_slli_epi64(high, 32));
     }
 }
 #else
-static inline void accumulate(uint64_t acc[8], const unsigned char *in, const unsigned char *sec) {
+typedef uint64_t sums[8];
+
+static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {
     for (int i = 0; i < 8; i++) {
         uint64_t value = get64(in + 8 * i), keyed = value ^ get64(sec + 8 * i);
         acc[i ^ 1] += value;
         acc[i] += (uint64_t)(uint32_t)keyed * (keyed >> 32);
     }
 }
-#endif
 
-static inline void scramble(uint64_t acc[8]) {
+static inline void scramble(sums acc) {
     for (int i = 0; i < 8; i++) {
         uint64_t v = acc[i];
         acc[i] = (v ^ (v >> 47) ^ get64(secret + sizeof secret - STRIPE + 8 * i)) * P32_1;
     }
 }
+#endif
 
 static void eat_blocks(uint64_t state[8], const unsigned char *in, size_t blocks) {
-    uint64_t acc[8];
+    sums acc;
     memcpy(acc, state, sizeof acc);
     for (; blocks; blocks--, in += XXH3_BLOCK) {
         for (int n = 0; n < XXH3_BLOCK / STRIPE; n++)
@@ -159,10 +179,12 @@ static void eat_blocks(uint64_t state[8], const unsigned char *in, size_t blocks
 static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len,
                        uint64_t total) {
     uint64_t acc[8], h = total * P64_1;
-    memcpy(acc, state, sizeof acc);
+    sums all;
+    memcpy(all, state, sizeof all);
     for (size_t n = 0; n < (len - 1) / STRIPE; n++)
-        accumulate(acc, in + STRIPE * n, secret + 8 * n);
-    accumulate(acc, in + len - STRIPE, secret + sizeof secret - STRIPE - 7);
+        accumulate(all, in + STRIPE * n, secret + 8 * n);
+    accumulate(all, in + len - STRIPE, secret + sizeof secret - STRIPE - 7);
+    memcpy(acc, all, sizeof acc);
     for (int i = 0; i < 4; i++)
         h += fold_product(acc[2 * i] ^ get64(secret + 11 + 16 * i),
                           acc[2 * i + 1] ^ get64(secret + 11 + 16 * i + 8));
