@@ -2,7 +2,8 @@
 
 #include <string.h>
 #ifdef __SSE2__
-#include <emmintrin.h>
+#include <cpuid.h>
+#include <immintrin.h>
 #endif
 
 #define P32_1 0x9E3779B1U
@@ -174,6 +175,73 @@ static void eat_blocks(uint64_t state[8], const unsigned char *in, size_t blocks
     memcpy(state, acc, sizeof acc);
 }
 
+#ifdef __SSE2__
+#define AVX2 __attribute__((target("avx2")))
+
+AVX2 static inline __m256i wide(const unsigned char *p, int i) {
+    return _mm256_loadu_si256((const __m256i *)p + i);
+}
+
+AVX2 static inline __m256i accumulate_wide(__m256i acc, __m256i value, __m256i key) {
+    __m256i keyed = _mm256_xor_si256(value, key);
+    __m256i product = _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32));
+    return _mm256_add_epi64(_mm256_add_epi64(acc, _mm256_shuffle_epi32(value, 0x4e)), product);
+}
+
+AVX2 static inline __m256i scramble_wide(__m256i acc, __m256i key) {
+    const __m256i prime = _mm256_set1_epi64x(P32_1);
+    __m256i v = _mm256_xor_si256(_mm256_xor_si256(acc, _mm256_srli_epi64(acc, 47)), key);
+    __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(v, 32), prime);
+    return _mm256_add_epi64(_mm256_mul_epu32(v, prime), _mm256_slli_epi64(high, 32));
+}
+
+AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, size_t blocks) {
+    const unsigned char *last = secret + sizeof secret - STRIPE;
+    __m256i low = _mm256_loadu_si256((const __m256i *)state);
+    __m256i high = _mm256_loadu_si256((const __m256i *)state + 1);
+    for (; blocks; blocks--, in += XXH3_BLOCK) {
+#pragma GCC unroll 16
+        for (int n = 0; n < XXH3_BLOCK / STRIPE; n++) {
+            low = accumulate_wide(low, wide(in + STRIPE * n, 0), wide(secret + 8 * n, 0));
+            high = accumulate_wide(high, wide(in + STRIPE * n, 1), wide(secret + 8 * n, 1));
+        }
+        low = scramble_wide(low, wide(last, 0));
+        high = scramble_wide(high, wide(last, 1));
+    }
+    _mm256_storeu_si256((__m256i *)state, low);
+    _mm256_storeu_si256((__m256i *)state + 1, high);
+}
+
+/* Whether processor and system have AVX2. __builtin_cpu_supports would add a constructor to the
+ * preload library, which asks the processor in every process that a job starts: on a virtual
+ * machine that takes as long as all else that a start does. */
+static int has_avx2(void) {
+    static int known; /* atomic: 1 for no, 2 for yes */
+    int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    unsigned a, b, c, d, saved = 0;
+    if (answer)
+        return answer > 1;
+    if (__get_cpuid(1, &a, &b, &c, &d) && c & bit_OSXSAVE)
+        __asm__("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
+    const unsigned registers = 6; /* the system saves xmm and ymm */
+    answer = (saved & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+             (b & bit_AVX2) != 0;
+    __atomic_store_n(&known, answer + 1, __ATOMIC_RELAXED);
+    return answer;
+}
+#endif
+
+/* Only streams choose by the processor, because they hash whole files. */
+static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) {
+#ifdef __SSE2__
+    if (has_avx2()) {
+        eat_blocks_wide(state, in, blocks);
+        return;
+    }
+#endif
+    eat_blocks(state, in, blocks);
+}
+
 /* `in` holds the last 1 to 1024 bytes. When there are fewer than 64, the 64 bytes before them must
  * be readable. */
 static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len,
@@ -227,7 +295,7 @@ void monarch_xxh3_add(struct xxh3_stream *s, const void *data, size_t len) {
         }
         if (s->held == 0 && len > XXH3_BLOCK) {
             size_t blocks = (len - 1) / XXH3_BLOCK;
-            eat_blocks(s->acc, in, blocks);
+            eat_many(s->acc, in, blocks);
             in += blocks * XXH3_BLOCK;
             len -= blocks * XXH3_BLOCK;
             memcpy(s->hold, in - 64, 64);
