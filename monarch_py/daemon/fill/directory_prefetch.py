@@ -165,9 +165,8 @@ class DirectoryPrefetch:
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
         begun = False
-        for entry in read[:: len(read) // LOOKS + 1].tolist():
-            source = int(self.shared.catalog.entries["source"][entry])
-            if self._directories.note(source, self.shared.catalog.path(entry)):
+        for place in self.shared.catalog.places(read[:: len(read) // LOOKS + 1]):
+            if self._directories.note(*place):
                 begun, newest = True, self._directories.filled[0]
                 self.filler.scanner.read_through(*newest.place, is_deep=newest.is_deep)
         if begun:
