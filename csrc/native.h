@@ -92,8 +92,6 @@ void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
 /* Returns the directory that a file lies in; -1 for the root itself, or if the directory is not
  * known. */
 int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct monarch_entry *e);
-/* Returns the inode number that the root's listing gives to ".."; 0 if it is unknown. */
-uint64_t monarch_read_up(int root);
 /* Reads what statx and statfs say of the file system of `root`. */
 void monarch_read_filesystem(int root, struct monarch_filesystem *f);
 /* Compares directories of a source, from entry *at on, with what they are at the source now, until
@@ -166,6 +164,9 @@ struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished);
 void monarch_batch_free(struct monarch_batch *b);
 /* Returns how many directories and files could not be read; *error is the first errno. */
 uint64_t monarch_scan_errors(struct monarch_scan *s, int *error);
+/* Returns the inode number that the root's listing gives to ".."; 0 if the scan has not listed the
+ * root. */
+uint64_t monarch_scan_up(const struct monarch_scan *s);
 /* Joins the threads, frees the scan and returns 0. If threads have not ended within `limit_ms`,
  * because the source does not answer, returns how many they are, and frees nothing. */
 int monarch_scan_stop(struct monarch_scan *s, int limit_ms);

@@ -129,6 +129,7 @@ class DirectoryPrefetch:
         self._is_waiting = self._has_given_way = False
         # How many files were ordered so far, and how many are being filled or wait for their turn.
         self.ordered = self.waiting = 0
+        self._ordered_bytes = 0.0
         self._is_followed = bool(self.shared.control.follow_opens)  # on for other parts anyway
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -139,6 +140,11 @@ class DirectoryPrefetch:
         """Whether the loop should turn often. More is filled once programs have used what is there,
         and opens of copies do not ring the doorbell."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
+
+    @property
+    def mean_bytes(self) -> float:
+        """The mean size of the files that were ordered so far."""
+        return self._ordered_bytes / max(self.ordered, 1)
 
     # --- what programs read ---------------------------------------------------------------------
 
@@ -197,6 +203,7 @@ class DirectoryPrefetch:
         taken = self._take(queue, home)
         self._order(taken, home)
         self.ordered += len(taken)
+        self._ordered_bytes += self.shared.catalog.entries["size"][taken].sum(dtype=np.float64)
         self.waiting = unsettled + len(taken) + len(self._next[_Home.HERE])
         return more
 
