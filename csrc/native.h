@@ -95,8 +95,6 @@ void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
 /* Returns the directory in which a file lies; -1 for the root itself, or if the catalog does not
  * know the directory. */
 int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct monarch_entry *e);
-/* Returns the inode number that a listing of the root shows for "..", or 0 if it is unknown. */
-uint64_t monarch_read_up(int root);
 /* Reads the answers of statx and statfs for the file system of `root`. */
 void monarch_read_filesystem(int root, struct monarch_filesystem *f);
 /* Compares directories of a source in the catalog with the source itself, from entry *at on, until
@@ -169,6 +167,9 @@ void monarch_batch_free(struct monarch_batch *b);
 /* Returns how many directories and files could not be read. *error gets the errno of the first
  * failure. */
 uint64_t monarch_scan_errors(struct monarch_scan *s, int *error);
+/* Returns the inode number that the root's listing shows for "..", or 0 if the scan has not listed
+ * the root. */
+uint64_t monarch_scan_up(const struct monarch_scan *s);
 /* Joins the threads, frees the scan and returns 0. If some threads have not ended within
  * `limit_ms`, because the source does not answer, returns their number and frees nothing. */
 int monarch_scan_stop(struct monarch_scan *s, int limit_ms);

@@ -68,8 +68,10 @@ int monarch_tier_status(int error) {
 }
 
 void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]) {
-    snprintf(name, MONARCH_COPY_NAME + 4, "%0*llx", MONARCH_COPY_NAME,
-             (unsigned long long)job->result.copy);
+    uint64_t number = job->result.copy;
+    for (int i = MONARCH_COPY_NAME; i--; number >>= 4)
+        name[i] = "0123456789abcdef"[number & 15];
+    name[MONARCH_COPY_NAME] = 0;
 }
 
 void monarch_remove_copy(struct job *job) {

@@ -156,17 +156,6 @@ static DIR *open_names(int root, const char *path) {
     return names;
 }
 
-uint64_t monarch_read_up(int root) {
-    uint64_t ino = 0;
-    DIR *names = open_names(root, "");
-    for (struct dirent *found; names && !ino && (found = readdir(names));)
-        if (strcmp(found->d_name, "..") == 0)
-            ino = found->d_ino;
-    if (names)
-        closedir(names);
-    return ino;
-}
-
 static int is_same(int root, const struct monarch_catalog *c, const struct monarch_entry *e) {
     struct monarch_entry now;
     char target[MONARCH_PATH_MAX];

@@ -140,6 +140,10 @@ uint64_t monarch_scan_errors(struct monarch_scan *s, int *error) {
     return n;
 }
 
+uint64_t monarch_scan_up(const struct monarch_scan *s) {
+    return __atomic_load_n(&s->up_ino, __ATOMIC_RELAXED);
+}
+
 int monarch_scan_stop(struct monarch_scan *s, int limit_ms) {
     int finished, left = 0;
     struct timespec until = monarch_join_limit(limit_ms);

@@ -61,6 +61,7 @@ struct monarch_scan {
     int is_deep, is_whole; /* is_deep: walks subdirectories; is_whole: scans the whole source */
     unsigned source;
     uint64_t dev, errors;
+    uint64_t up_ino; /* atomic: the inode that the root's listing gives to ".."; 0 if unknown */
     struct monarch_pace pace;
     int is_all_wanted;
     /* How many names may still be looked at: [1] in wanted directories, [0] in others

@@ -174,8 +174,11 @@ static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch,
             errno = ECANCELED;
             break;
         }
-        if (is_dot(entry->d_name))
+        if (is_dot(entry->d_name)) {
+            if (!*path && entry->d_name[1])
+                __atomic_store_n(&s->up_ino, entry->d_ino, __ATOMIC_RELAXED);
             continue;
+        }
         size_t n = strlen(entry->d_name) + 1;
         if (t &&
             (t->names == PORTION || t->text + sizeof(uint64_t) + n > strlen(path) + 1 + room)) {

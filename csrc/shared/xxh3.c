@@ -2,7 +2,8 @@
 
 #include <string.h>
 #ifdef __SSE2__
-#include <emmintrin.h>
+#include <cpuid.h>
+#include <immintrin.h>
 #endif
 
 #define P32_1 0x9E3779B1U
@@ -111,40 +112,60 @@ static uint64_t hash_upto_240(const unsigned char *in, size_t len) {
     return avalanche(acc);
 }
 
-/* The three long-input steps keep `acc` in a local array: the compiler then holds it in vector
- * registers. It could not if `acc` were a pointer that may alias the input. */
+/* The three long-input steps keep the eight sums in a local variable: the compiler then holds them
+ * in vector registers. It could not if the sums lay behind a pointer that may alias the input. */
 #ifdef __SSE2__
-/* Intrinsics for two lanes at a time: the compiler does not recognize that the product of two
- * halves is a single instruction. */
-static inline void accumulate(uint64_t acc[8], const unsigned char *in, const unsigned char *sec) {
-    for (int i = 0; i < 8; i += 2) {
-        __m128i value = _mm_loadu_si128((const __m128i *)(in + 8 * i));
-        __m128i keyed = _mm_xor_si128(value, _mm_loadu_si128((const __m128i *)(sec + 8 * i)));
-        __m128i product = _mm_mul_epu32(keyed, _mm_srli_epi64(keyed, 32));
+#define VECTORS 4
+typedef __m128i sums[VECTORS];
+
+static inline __m128i vector(const unsigned char *p, int i) {
+    return _mm_loadu_si128((const __m128i *)p + i);
+}
+
+/* Intrinsics, because the compiler does not recognize that the product of two halves is a single
+ * instruction. The loop is unrolled: the compiler would keep sums that are selected by an index in
+ * memory, where each addition waits until the addition before it has been stored. */
+static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {
+#pragma GCC unroll 4
+    for (int i = 0; i < VECTORS; i++) {
+        __m128i value = vector(in, i), keyed = _mm_xor_si128(value, vector(sec, i));
+        __m128i product = _mm_mul_epu32(keyed, _mm_shuffle_epi32(keyed, 0x31));
         __m128i sum = _mm_add_epi64(product, _mm_shuffle_epi32(value, 0x4e));
-        __m128i *to = (__m128i *)(acc + i);
-        _mm_storeu_si128(to, _mm_add_epi64(_mm_loadu_si128(to), sum));
+        acc[i] = _mm_add_epi64(acc[i], sum);
+    }
+}
+
+static inline void scramble(sums acc) {
+    const __m128i prime = _mm_set1_epi64x(P32_1);
+#pragma GCC unroll 4
+    for (int i = 0; i < VECTORS; i++) {
+        __m128i v = _mm_xor_si128(acc[i], _mm_srli_epi64(acc[i], 47));
+        v = _mm_xor_si128(v, vector(secret + sizeof secret - STRIPE, i));
+        __m128i high = _mm_mul_epu32(_mm_srli_epi64(v, 32), prime);
+        acc[i] = _mm_add_epi64(_mm_mul_epu32(v, prime), _mm_slli_epi64(high, 32));
     }
 }
 #else
-static inline void accumulate(uint64_t acc[8], const unsigned char *in, const unsigned char *sec) {
+typedef uint64_t sums[8];
+
+static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {
     for (int i = 0; i < 8; i++) {
         uint64_t value = get64(in + 8 * i), keyed = value ^ get64(sec + 8 * i);
         acc[i ^ 1] += value;
         acc[i] += (uint64_t)(uint32_t)keyed * (keyed >> 32);
     }
 }
-#endif
 
-static inline void scramble(uint64_t acc[8]) {
+static inline void scramble(sums acc) {
     for (int i = 0; i < 8; i++) {
         uint64_t v = acc[i];
         acc[i] = (v ^ (v >> 47) ^ get64(secret + sizeof secret - STRIPE + 8 * i)) * P32_1;
     }
 }
+#endif
 
 static void eat_blocks(uint64_t state[8], const unsigned char *in, size_t blocks) {
-    uint64_t acc[8];
+    sums acc;
     memcpy(acc, state, sizeof acc);
     for (; blocks; blocks--, in += XXH3_BLOCK) {
         for (int n = 0; n < XXH3_BLOCK / STRIPE; n++)
@@ -154,15 +175,84 @@ static void eat_blocks(uint64_t state[8], const unsigned char *in, size_t blocks
     memcpy(state, acc, sizeof acc);
 }
 
+#ifdef __SSE2__
+#define AVX2 __attribute__((target("avx2")))
+
+AVX2 static inline __m256i wide(const unsigned char *p, int i) {
+    return _mm256_loadu_si256((const __m256i *)p + i);
+}
+
+AVX2 static inline __m256i accumulate_wide(__m256i acc, __m256i value, __m256i key) {
+    __m256i keyed = _mm256_xor_si256(value, key);
+    __m256i product = _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32));
+    return _mm256_add_epi64(_mm256_add_epi64(acc, _mm256_shuffle_epi32(value, 0x4e)), product);
+}
+
+AVX2 static inline __m256i scramble_wide(__m256i acc, __m256i key) {
+    const __m256i prime = _mm256_set1_epi64x(P32_1);
+    __m256i v = _mm256_xor_si256(_mm256_xor_si256(acc, _mm256_srli_epi64(acc, 47)), key);
+    __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(v, 32), prime);
+    return _mm256_add_epi64(_mm256_mul_epu32(v, prime), _mm256_slli_epi64(high, 32));
+}
+
+AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, size_t blocks) {
+    const unsigned char *last = secret + sizeof secret - STRIPE;
+    __m256i low = _mm256_loadu_si256((const __m256i *)state);
+    __m256i high = _mm256_loadu_si256((const __m256i *)state + 1);
+    for (; blocks; blocks--, in += XXH3_BLOCK) {
+#pragma GCC unroll 16
+        for (int n = 0; n < XXH3_BLOCK / STRIPE; n++) {
+            low = accumulate_wide(low, wide(in + STRIPE * n, 0), wide(secret + 8 * n, 0));
+            high = accumulate_wide(high, wide(in + STRIPE * n, 1), wide(secret + 8 * n, 1));
+        }
+        low = scramble_wide(low, wide(last, 0));
+        high = scramble_wide(high, wide(last, 1));
+    }
+    _mm256_storeu_si256((__m256i *)state, low);
+    _mm256_storeu_si256((__m256i *)state + 1, high);
+}
+
+/* Whether the processor and the operating system support AVX2. __builtin_cpu_supports would add a
+ * constructor to the preload library, which would run cpuid in every process of a job. On a virtual
+ * machine, cpuid takes as long as the rest of the library's start. */
+static int has_avx2(void) {
+    static int known; /* atomic: 0: not asked yet, 1: no, 2: yes */
+    int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    unsigned a, b, c, d, saved = 0;
+    if (answer)
+        return answer > 1;
+    if (__get_cpuid(1, &a, &b, &c, &d) && c & bit_OSXSAVE)
+        __asm__("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
+    const unsigned registers = 6; /* the system saves xmm and ymm */
+    answer = (saved & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+             (b & bit_AVX2) != 0;
+    __atomic_store_n(&known, answer + 1, __ATOMIC_RELAXED);
+    return answer;
+}
+#endif
+
+/* Uses AVX2 where the processor has it. Only streams do so, because only they hash whole files. */
+static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) {
+#ifdef __SSE2__
+    if (has_avx2()) {
+        eat_blocks_wide(state, in, blocks);
+        return;
+    }
+#endif
+    eat_blocks(state, in, blocks);
+}
+
 /* Hashes the last 1 to 1024 bytes, which `in` holds. If there are fewer than 64, the 64 bytes
  * before them must be readable too. */
 static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len,
                        uint64_t total) {
     uint64_t acc[8], h = total * P64_1;
-    memcpy(acc, state, sizeof acc);
+    sums all;
+    memcpy(all, state, sizeof all);
     for (size_t n = 0; n < (len - 1) / STRIPE; n++)
-        accumulate(acc, in + STRIPE * n, secret + 8 * n);
-    accumulate(acc, in + len - STRIPE, secret + sizeof secret - STRIPE - 7);
+        accumulate(all, in + STRIPE * n, secret + 8 * n);
+    accumulate(all, in + len - STRIPE, secret + sizeof secret - STRIPE - 7);
+    memcpy(acc, all, sizeof acc);
     for (int i = 0; i < 4; i++)
         h += fold_product(acc[2 * i] ^ get64(secret + 11 + 16 * i),
                           acc[2 * i + 1] ^ get64(secret + 11 + 16 * i + 8));
@@ -204,7 +294,7 @@ void monarch_xxh3_add(struct xxh3_stream *s, const void *data, size_t len) {
         }
         if (s->held == 0 && len > XXH3_BLOCK) {
             size_t blocks = (len - 1) / XXH3_BLOCK;
-            eat_blocks(s->acc, in, blocks);
+            eat_many(s->acc, in, blocks);
             in += blocks * XXH3_BLOCK;
             len -= blocks * XXH3_BLOCK;
             memcpy(s->hold, in - 64, 64);

@@ -330,6 +330,7 @@ class Daemon:
             filled=ahead.ordered - ahead.waiting,
             waiting=ahead.waiting,
             found=self.scanner.found,
+            size_bytes=ahead.mean_bytes,
         )
         is_urgent = self.scanner.is_in_a_hurry or self.plan_manager.is_active or not ahead.is_on
         self.scanner.allow(*(ALL_NAMES if is_urgent else allowed))

@@ -66,6 +66,13 @@ class CatalogReader:
         at = int(self.c.pool_at + row["path"])
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
+    def places(self, ids: Ids) -> list[tuple[int, str]]:
+        """The source and the path, decoded by os.fsdecode, of each of (n,) entries."""
+        rows, memory = self._table[ids], self.segment.memory
+        begins = (rows["path"] + np.uint64(self.c.pool_at)).tolist()
+        ends = zip(rows["source"].tolist(), begins, rows["path_len"].tolist(), strict=True)
+        return [(source, os.fsdecode(memory[at : at + n])) for source, at, n in ends]
+
     def beginnings(self, ids: Ids, length: int) -> Array:
         """Returns (n,) bytes: the first `length` bytes, 1 or more, of each entry's path. Every path
         must be at least that long."""

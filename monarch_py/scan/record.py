@@ -15,7 +15,7 @@ import numpy as np
 from monarch_py.config.schema import Config
 from monarch_py.native import Kind, ffi
 from monarch_py.scan.columns import pack, unpack
-from monarch_py.scan.walk import END_LIMIT_S, Batch, Walk, read_up
+from monarch_py.scan.walk import END_LIMIT_S, Batch, Walk
 
 # The pause between two polls of a scan that has no batch yet [s].
 PAUSE_S = 0.002
@@ -76,8 +76,8 @@ def _listed(fd: int, number: int, config: Config) -> Listed:
     with closing(Walk(fd, number, config.scan_threads, rate, nobody)) as walk:
         batches, samples = _packed(walk)
         chosen = samples[:: max(1, len(samples) // SAMPLES)][:SAMPLES]
-        root_ino, up_ino = os.fstat(fd).st_ino, read_up(fd)
-        return Listed(*walk.errors(), walk.seconds, root_ino, up_ino, chosen, batches)
+        root_ino = os.fstat(fd).st_ino
+        return Listed(*walk.errors(), walk.seconds, root_ino, walk.up_ino, chosen, batches)
 
 
 def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
@@ -105,6 +105,7 @@ class RecordedScan:
 
     def __init__(self, number: int, listed: Listed) -> None:
         self._number, self._listed, self.seconds = number, listed, listed.seconds
+        self.up_ino = listed.up_ino
         self._batches = iter(listed.batches)
         self.is_finished = False
 

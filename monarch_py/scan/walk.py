@@ -115,6 +115,11 @@ class Walk:
         first = ffi.new("int *")
         return int(lib.monarch_scan_errors(self._scan, first)), int(first[0])
 
+    @property
+    def up_ino(self) -> int:
+        """The inode that the root's listing gives to ".."; 0 if the root has not been listed."""
+        return int(lib.monarch_scan_up(self._scan))
+
     def close(self, limit_s: float = END_LIMIT_S) -> int:
         """Ends the scan. Returns the number of threads that did not end within `limit_s` because
         the source does not answer. A second call has no effect."""
@@ -128,11 +133,3 @@ class Walk:
     def _free(self) -> None:
         lib.monarch_batch_free(self._batch)
         self._batch = ffi.NULL
-
-
-def read_up(directory: int) -> int:
-    """Lists a source's root once more. Returns the inode of the root's ".."; 0 if it is unknown.
-
-    directory : the root's descriptor
-    """
-    return int(lib.monarch_read_up(directory))

@@ -6,7 +6,9 @@ room is never more than what the cgroup leaves.
 """
 
 import os
+import re
 import time
+from functools import lru_cache
 from pathlib import Path
 
 # Share of a limit on memory that stays free for the job's own growth.
@@ -19,37 +21,48 @@ NO_LIMIT = 1 << 60
 LOOK_S = 1.0
 
 
-def _number(path: Path) -> int | None:
+def _read(path: str | Path) -> bytes:
+    """The whole file; nothing if it cannot be read. It costs system calls alone: a RAM tier asks 20
+    times a second while it is filled."""
     try:
-        text = path.read_text().strip()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return None
+        return b""
+    try:
+        parts = []
+        while part := os.read(fd, 1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _number(path: str) -> int | None:
+    text = _read(path).strip()
     return int(text) if text.isdigit() else None
 
 
-def _stats(path: Path, *keys: str) -> list[int]:
-    """The numbers that follow these keys in the file; 0 for a key that the file lacks."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        lines = []
-    told = [words for line in lines if (words := line.split())[1:] and words[0] in keys]
-    found = {words[0]: int(words[1]) for words in told}
-    return [found.get(key, 0) for key in keys]
+def _stat(text: bytes, key: str) -> int:
+    """The number that follows the key at the beginning of a line; 0 if there is none."""
+    found = re.search(rb"^%s\s+(\d+)" % key.encode(), text, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
-def _groups(cgroup_file: Path, mounts_file: Path) -> list[tuple[Path, bool]]:
+@lru_cache(maxsize=1)
+def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
     """The directories of our memory cgroup and its ancestors, each with whether it belongs to
-    cgroup v2."""
+    cgroup v2. They are looked for again when we, or the mounts, have moved."""
     mounts: dict[str, Path] = {}
-    for line in os.fsdecode(mounts_file.read_bytes()).splitlines():
+    for line in os.fsdecode(mount_lines).splitlines():
         _, where, kind, options, *_ = line.split()
         if kind == "cgroup2":
             mounts.setdefault("v2", Path(where))
         elif kind == "cgroup" and "memory" in options.split(","):
             mounts.setdefault("v1", Path(where))
-    found: list[tuple[Path, bool]] = []
-    for line in os.fsdecode(cgroup_file.read_bytes()).splitlines():
+    found: list[tuple[str, bool]] = []
+    for line in os.fsdecode(cgroups).splitlines():
         number, controllers, path = line.split(":", 2)
         version = "v2" if number == "0" else "v1" if "memory" in controllers.split(",") else ""
         if version not in mounts:
@@ -57,17 +70,20 @@ def _groups(cgroup_file: Path, mounts_file: Path) -> list[tuple[Path, bool]]:
         root, here = mounts[version], Path(path.lstrip("/"))
         # In a container the path may lie outside the mount; the mount itself is our group then.
         chain = [here, *here.parents] if (root / here).is_dir() else [Path(".")]
-        found += [(root / part, version == "v2") for part in chain]
+        found += [(str(root / part), version == "v2") for part in chain]
     return found
 
 
-def _left_in(group: Path, v2: bool) -> int | None:
-    limit = _number(group / ("memory.max" if v2 else "memory.limit_in_bytes"))
-    used = _number(group / ("memory.current" if v2 else "memory.usage_in_bytes"))
-    if limit is None or used is None or limit >= NO_LIMIT:
+def _left_in(group: str, v2: bool) -> int | None:
+    limit = _number(f"{group}/{'memory.max' if v2 else 'memory.limit_in_bytes'}")
+    if limit is None or limit >= NO_LIMIT:
+        return None
+    used = _number(f"{group}/{'memory.current' if v2 else 'memory.usage_in_bytes'}")
+    if used is None:
         return None
     # The kernel frees clean page cache on demand, so it counts as available.
-    (cache,) = _stats(group / "memory.stat", "inactive_file" if v2 else "total_inactive_file")
+    stats = _read(f"{group}/memory.stat")
+    cache = _stat(stats, "inactive_file" if v2 else "total_inactive_file")
     return limit - used + min(cache, used) - int(limit * HEADROOM)
 
 
@@ -79,11 +95,12 @@ def available_bytes(
     """Bytes that may still be written to a tmpfs: the minimum over our memory cgroups and the
     machine, each less its headroom; never negative."""
     try:
-        groups = _groups(cgroup_file, mounts_file)
-    except (OSError, ValueError):
+        groups = _groups(_read(cgroup_file), _read(mounts_file))
+    except ValueError:
         groups = []
     left = [here for group in groups if (here := _left_in(*group)) is not None]
-    total, machine = _stats(meminfo_file, "MemTotal:", "MemAvailable:")
+    meminfo = _read(meminfo_file)
+    total, machine = _stat(meminfo, "MemTotal:"), _stat(meminfo, "MemAvailable:")
     if total:
         left.append(machine * 1024 - int(total * 1024 * HEADROOM))
     return max(0, min(left, default=NO_LIMIT))

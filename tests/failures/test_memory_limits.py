@@ -123,6 +123,15 @@ def test_version_2(machine: Machine) -> None:
     assert machine.left() == left_of(4 * GIB, GIB)
 
 
+def test_a_process_that_was_moved_to_another_group_asks_that_group(machine: Machine) -> None:
+    root = machine.mount("cgroup2", "v2")
+    for name, limit in (("a", 4 * GIB), ("b", 2 * GIB)):
+        group_v2(root / name, limit, GIB)
+    for name, limit in (("a", 4 * GIB), ("b", 2 * GIB), ("a", 4 * GIB)):
+        machine.cgroup.write_text(f"0::/{name}\n")
+        assert machine.left() == left_of(limit, GIB)
+
+
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_the_tightest_ancestor_decides(machine: Machine, version: str) -> None:
     make = group_v1 if version == "v1" else group_v2

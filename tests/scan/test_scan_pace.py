@@ -37,7 +37,9 @@ FILES = 200
 
 
 def step(pace: ScanPace, now_s: float, **more: int) -> tuple[int, int]:
-    return pace.step(now_s, **{"opens": 0, "filled": 0, "waiting": 0, "found": 0} | more)
+    return pace.step(
+        now_s, **{"opens": 0, "filled": 0, "waiting": 0, "found": 0, "size_bytes": 1} | more
+    )
 
 
 # --- the rule -------------------------------------------------------------------------------
@@ -79,6 +81,15 @@ def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
     # Fills that have ended ask for less, by and by.
     later = step(pace, at + 0.1 + AHEAD_S, opens=1, filled=rate, waiting=0, found=100)
     assert later[0] <= full / 2
+
+
+@pytest.mark.parametrize(("size", "more"), [(64 << 10, True), (8 << 20, False)])
+def test_only_small_files_that_end_together_send_it_far_ahead(size: int, more: bool) -> None:
+    pace = ScanPace(0.0, awaits_job=True)
+    step(pace, 0.05, opens=1)
+    at_once = LEAST // 2
+    allowed, _ = step(pace, 0.1, filled=at_once, found=1, size_bytes=size)
+    assert allowed == (int(at_once / 0.05 * AHEAD_S) if more else LEAST)
 
 
 def test_what_is_being_looked_at_is_not_allowed_again() -> None:

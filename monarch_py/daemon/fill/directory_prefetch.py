@@ -128,6 +128,7 @@ class DirectoryPrefetch:
         self._is_waiting = self._has_given_way = False
         # How many files were ordered so far, and how many are being filled or wait for their turn.
         self.ordered = self.waiting = 0
+        self._ordered_bytes = 0.0
         # whether other parts need it on anyway
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
@@ -139,6 +140,11 @@ class DirectoryPrefetch:
         """Whether the loop should iterate often. More is prefetched once programs have used what is
         there, and opens of copies do not wake the loop."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
+
+    @property
+    def mean_bytes(self) -> float:
+        """The mean size of the files that were ordered so far."""
+        return self._ordered_bytes / max(self.ordered, 1)
 
     # --- what programs read ---------------------------------------------------------------------
 
@@ -165,9 +171,8 @@ class DirectoryPrefetch:
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
         begun = False
-        for entry in read[:: len(read) // LOOKS + 1].tolist():
-            source = int(self.shared.catalog.entries["source"][entry])
-            if self._directories.note(source, self.shared.catalog.path(entry)):
+        for place in self.shared.catalog.places(read[:: len(read) // LOOKS + 1]):
+            if self._directories.note(*place):
                 begun, newest = True, self._directories.filled[0]
                 self.filler.scanner.read_through(*newest.place, is_deep=newest.is_deep)
         if begun:
@@ -198,6 +203,7 @@ class DirectoryPrefetch:
         taken = self._take(queue, home)
         self._order(taken, home)
         self.ordered += len(taken)
+        self._ordered_bytes += self.shared.catalog.entries["size"][taken].sum(dtype=np.float64)
         self.waiting = unsettled + len(taken) + len(self._next[_Home.HERE])
         return more
 

@@ -1,11 +1,17 @@
 """Limits how far the scan runs ahead of programs: as far as fills ahead need, and little beyond."""
 
+from collections import deque
+
 from monarch_py.scan.walk import ALL_NAMES
 
 # The scan stays ahead of fills by the number of files that are filled in AHEAD_S [s], but by at
 # least LEAST names. The kernel caches a file's attributes for about a second after the scan has
-# requested them; a later fill has to request them from the source again.
+# requested them; a fill that begins or ends later has to request them from the source again.
 AHEAD_S, LEAST = 0.4, 8
+# The rate of fills may also be measured over less time than AHEAD_S, because a job soon has many
+# fills of small files. A few fills of large files, however, always end together and look like a
+# high rate: on the word of such a rate, the scan looks at names of this many bytes at most [bytes].
+RISING_BYTES = 4 << 20
 # The scan is allowed more names once it has found entries since the last allowance, or after this
 # time without any [s].
 LOOK_S = 0.2
@@ -29,13 +35,22 @@ class ScanPace:
     def __init__(self, now_s: float, *, awaits_job: bool) -> None:
         self._until = now_s + MOST_S
         self._active_until = now_s + IDLE_S if awaits_job else now_s
-        self._seen = now_s, 0, 0
+        self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
+        # When how many files had been filled, for the last AHEAD_S and one moment before.
+        self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
 
     def step(
-        self, now_s: float, *, opens: int, filled: int, waiting: int, found: int
+        self,
+        now_s: float,
+        *,
+        opens: int,
+        filled: int,
+        waiting: int,
+        found: int,
+        size_bytes: float,
     ) -> tuple[int, int]:
         """Returns how many names the scan may examine until the next call, as arguments of
         `Scan.allow`.
@@ -43,23 +58,33 @@ class ScanPace:
         opens : opens of programs at the source so far
         filled, waiting : how many files were filled ahead so far, and how many still wait for it
         found : entries that the scan has found so far
+        size_bytes : mean size of the files that are filled ahead
         """
-        before_s, opens_before, filled_before = self._seen
-        self._seen = now_s, opens, filled
-        if (opens, filled) != (opens_before, filled_before):
+        before, self._seen = self._seen, (opens, filled)
+        if before != self._seen:
             self._active_until = now_s + IDLE_S
         elif now_s >= self._active_until:
-            self._rate = 0.0
+            self._rate, self._filled = 0.0, deque([(now_s, filled)])
             return ALL_NAMES
         if now_s >= self._until:
             return ALL_NAMES
-        took_s = max(now_s - before_s, 1e-3)
-        self._rate = max((filled - filled_before) / took_s, self._rate * 0.5 ** (took_s / AHEAD_S))
-        self._others += (opens - opens_before) / OPENS_A_NAME
+        self._others += (opens - before[0]) / OPENS_A_NAME
         more_others = int(self._others)
         self._others -= more_others
-        wanted = max(LEAST, int(self._rate * AHEAD_S)) - waiting
+        wanted = max(LEAST, self._soon_filled(now_s, filled, size_bytes)) - waiting
         if wanted <= 0 or (found == self._found and now_s < self._found_by_s):
             return 0, more_others
         self._found, self._found_by_s = found, now_s + LOOK_S
         return wanted, more_others
+
+    def _soon_filled(self, now_s: float, filled: int, size_bytes: float) -> int:
+        """Returns how many files are likely to be filled in the next AHEAD_S."""
+        before_s, before = self._filled[-1]
+        took_s = max(now_s - before_s, 1e-3)
+        self._rate = max((filled - before) / took_s, self._rate * 0.5 ** (took_s / AHEAD_S))
+        self._filled.append((now_s, filled))
+        while len(self._filled) > 2 and self._filled[1][0] <= now_s - AHEAD_S:
+            self._filled.popleft()
+        since_s, before = self._filled[0]
+        lately = (filled - before) * AHEAD_S / max(now_s - since_s, AHEAD_S)
+        return int(min(self._rate * AHEAD_S, lately + RISING_BYTES / max(size_bytes, 1.0)))

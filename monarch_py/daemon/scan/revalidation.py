@@ -89,7 +89,7 @@ class Metadata:
         self._young += np.flatnonzero(young).tolist()
         self._young_at = time.monotonic() + YOUNG_S
         for source in self.scanner.sources[first:]:
-            self.shared.control.source[source.number].up_ino = source.up_ino()
+            self.shared.control.source[source.number].up_ino = source.up_ino
 
     def _begin(self) -> None:
         """Begins comparisons. Everything known was examined after the scanner's start, so it counts

@@ -248,9 +248,10 @@ class Scanner:
         opened."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
-        for entry in met[:: len(met) // LOOKS + 1]:
-            source = int(self.shared.catalog.entries["source"][entry])
-            self._note_opened(source, self.shared.catalog.path(entry))
+        if not self.is_whole:  # else no directory is asked for
+            looked_at = np.array(met[:: len(met) // LOOKS + 1], dtype=np.uint64)
+            for place in self.shared.catalog.places(looked_at):
+                self._note_opened(*place)
 
     # --- the scan -----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from monarch_py.config.patterns import PathFilter
 from monarch_py.config.schema import Config, SourceConfig
 from monarch_py.native import Array, Bools, Kind
 from monarch_py.scan.record import Listed, RecordedScan, Scan
-from monarch_py.scan.walk import Batch, Walk, read_up
+from monarch_py.scan.walk import Batch, Walk
 
 log = logging.getLogger("monarch.scanner")
 
@@ -73,7 +73,7 @@ class Source:
         self.number = number
         self.config = config
         self._recorded = recorded
-        self._up_ino = None if recorded is None else recorded.up_ino
+        self.up_ino = 0  # of the root's ".."; 0 until the root was listed
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
@@ -164,15 +164,12 @@ class Source:
             log.warning("%s: %d names cannot be read: %s", self.config.path, errors, why)
         self.errors += errors
         self.scan_seconds += scan.seconds
+        self.up_ino = scan.up_ino or self.up_ino
         scan.close()
         self.scan = None
         # A scan that has found nothing, not even the root, has failed: its threads could not be
         # started.
         self.is_whole |= self._becomes_whole and self.found > 0
-
-    def up_ino(self) -> int:
-        """Returns the inode of the root's ".."; 0 if it is unknown."""
-        return read_up(self.fd) if self._up_ino is None else self._up_ino
 
     @property
     def takes_all(self) -> bool:
