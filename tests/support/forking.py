@@ -303,8 +303,19 @@ def _serve(requests: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    # With what a daemon and a command import only when they use it.
+    import difflib
+    import encodings.ascii
+    import encodings.utf_8_sig
+
+    import numpy.ma
+
+    import monarch_py.__main__
     import monarch_py.cli.lifecycle
     import monarch_py.daemon.lifecycle  # noqa: F401
 
+    # The processes' garbage collectors need not go through what they all have.
+    gc.collect()
+    gc.freeze()
     _enter_tests_network()
     _serve(socket.socket(fileno=int(sys.argv[1])))
