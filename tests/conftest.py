@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # Not skipped: in CI a skip means that something is missing.
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
+
+
+def pytest_collection_finish() -> None:
+    # The garbage collector need not go through thousands of tests again and again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=[MARK])

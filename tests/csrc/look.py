@@ -1,11 +1,10 @@
-"""Prints all that a program sees of the directories named: names, attributes, bytes.
+"""Tells all that a program sees of directories: names, attributes, bytes.
 
     python -I -S look.py DIRECTORY ...
 
-One JSON object: directory -> relative name -> what lstat, stat and reading said.
+Prints one JSON object: directory -> relative name -> what lstat, stat and reading said.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -30,7 +29,7 @@ def content(path: str) -> Any:
     try:
         with open(fd, "rb", buffering=0, closefd=False) as file:
             data = file.readall()
-        return [len(data), hashlib.sha256(data).hexdigest(), data[:16].hex(), os.fstat(fd).st_ino]
+        return [len(data), data.hex(), os.fstat(fd).st_ino]
     except OSError as error:
         return error.errno
     finally:
@@ -64,4 +63,5 @@ def look_below(top: str) -> dict[str, Any]:
     return found
 
 
-print(json.dumps({top: look_below(top) for top in sys.argv[1:]}))
+if __name__ == "__main__":
+    print(json.dumps({top: look_below(top) for top in sys.argv[1:]}))

@@ -169,7 +169,8 @@ def main() -> None:
     files.mkdir(exist_ok=True)
     for number in range(FILES):
         (files / f"{number}").write_bytes(bytes(number))
-    # Forked, so that torch is imported once.
+    # Forked, so that torch is imported once. The first optimizer imports half of it.
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     each = [

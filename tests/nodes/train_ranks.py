@@ -83,7 +83,8 @@ def be_rank(out: Path, ranks: int, rank: int, root: Path) -> None:
 def main() -> None:
     out, ranks = Path(sys.argv[1]), int(sys.argv[2])
     mine = [(int(rank), Path(root)) for rank, root in (word.split(":") for word in sys.argv[3:])]
-    # What is loaded by now need not be loaded by each.
+    # What is loaded by now need not be loaded by each. The first optimizer imports half of torch.
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
     others = []
     for rank, root in mine[1:]:
         child = os.fork()

@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NoReturn
@@ -310,8 +311,18 @@ def _serve(requests: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    import monarch_py.__main__
     import monarch_py.cli.lifecycle
     import monarch_py.daemon.lifecycle  # noqa: F401
+    from monarch_py.config.schema import Config
+    from monarch_py.document.keys import declared
 
+    # What a daemon and a command import, or find out, only when they use it.
+    for name in ("difflib", "encodings.ascii", "encodings.utf_8_sig", "numpy.ma"):
+        import_module(name)
+    declared(Config)
+    # The processes' garbage collectors need not go through what they all have.
+    gc.collect()
+    gc.freeze()
     _enter_tests_network()
     _serve(socket.socket(fileno=int(sys.argv[1])))
