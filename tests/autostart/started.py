@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,27 @@ from pathlib import Path
 from unittest.mock import patch
 
 import psutil
+import pytest
 from support.session import Session, wait_until
+from support.steps import Steps
 
 from monarch_py.commands.autostart import start
 
 # A program that opens the file, and nothing else outside the system's directories.
 CAT = "/bin/cat"
+# The library waits a few milliseconds for what it starts; this leaves time for others [us].
+HELD_UP_US = 1_000_000
+# One reads the file at each step.
+READER = """
+open(sys.argv[1], "rb").read()
+while step() != "end":
+    open(sys.argv[1], "rb").read()
+"""
+# One waits first.
+IDLE_READER = """
+while step() != "end":
+    open(sys.argv[1], "rb").read()
+"""
 
 
 class Started:
@@ -136,3 +152,34 @@ def stop(process: psutil.Process) -> None:
     """In order, as the end of a job's step does."""
     process.send_signal(signal.SIGTERM)
     psutil.wait_procs([process], timeout=20)
+
+
+def needs(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is missing: install {program}")
+
+
+def reader_is_attached(site: Started, reader: Steps) -> bool:
+    reader.go()
+    reader.wait()
+    maps = Path(f"/proc/{reader.process.pid}/maps").read_text()
+    control = site.session.paths.control
+    return any(
+        line.endswith(str(control)) and line.split()[4] == str(control.stat().st_ino)
+        for line in maps.splitlines()
+    )
+
+
+def differs(site: Started, before: bytes) -> bool:
+    return times(site) != before
+
+
+def counted(site: Started) -> int:
+    """How many starts the library has counted, those that were not needed as well."""
+    data = times(site)
+    return sum(any(data[at : at + 8]) for at in range(0, len(data), 8))
+
+
+def times(site: Started) -> bytes:
+    return site.session.paths.starts.read_bytes() if site.session.paths.starts.exists() else b""
