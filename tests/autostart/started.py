@@ -18,6 +18,7 @@ from support.session import Session, wait_until
 from support.steps import Steps
 
 from monarch_py.commands.autostart import start
+from monarch_py.native import LIBRARY
 
 # A program that opens the file, and nothing else outside the system's directories.
 CAT = "/bin/cat"
@@ -183,3 +184,25 @@ def counted(site: Started) -> int:
 
 def times(site: Started) -> bytes:
     return site.session.paths.starts.read_bytes() if site.session.paths.starts.exists() else b""
+
+
+# A Python that writes down its arguments, and says something.
+FAKE = '#!/bin/sh\nprintf "%s\\n" "$@" >"$(dirname "$0")/arguments"\necho it is broken >&2\n'
+
+
+def installed(site: Started, directory: Path, line: str, python: str) -> Path:
+    """An installation of the library alone, whose bin/monarch has this first line. Returns the
+    interpreter, a fake."""
+    packages, programs = directory / "p/lib/python3.99/site-packages", directory / "p/bin"
+    (packages / "monarch_py").mkdir(parents=True)
+    programs.mkdir()
+    shutil.copy(LIBRARY, packages / "monarch_py")
+    (programs / python).write_text(FAKE)
+    (programs / python).chmod(0o755)
+    (programs / "monarch").write_text(f"#!{line}\nimport monarch_py\n")
+    site.session.preload = packages / "monarch_py" / LIBRARY.name
+    return programs / python
+
+
+def written(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []

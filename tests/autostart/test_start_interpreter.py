@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
-from autostart.started import CAT, HELD_UP_US, Started
+from autostart.started import CAT, HELD_UP_US, Started, installed, written
 from support.files import Files
 from support.session import wait_until
-
-from monarch_py.native import LIBRARY
-
-# A Python that writes down its arguments, and says something.
-FAKE = '#!/bin/sh\nprintf "%s\\n" "$@" >"$(dirname "$0")/arguments"\necho it is broken >&2\n'
-
-
-def installed(site: Started, directory: Path, line: str, python: str) -> Path:
-    """An installation of the library alone, whose bin/monarch has this first line. Returns the
-    interpreter, a fake."""
-    packages, programs = directory / "p/lib/python3.99/site-packages", directory / "p/bin"
-    (packages / "monarch_py").mkdir(parents=True)
-    programs.mkdir()
-    shutil.copy(LIBRARY, packages / "monarch_py")
-    (programs / python).write_text(FAKE)
-    (programs / python).chmod(0o755)
-    (programs / "monarch").write_text(f"#!{line}\nimport monarch_py\n")
-    site.session.preload = packages / "monarch_py" / LIBRARY.name
-    return programs / python
-
 
 LINES = {
     "named": ("{}/p/bin/python", "python"),
@@ -73,7 +52,3 @@ def test_a_handler_may_jump_out_of_an_open(site: Started, files: Files, places: 
     site.learn()
     assert site.run(places, "jump", files.path("f00001")).returncode == 0
     site.daemon()
-
-
-def written(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.exists() else []
