@@ -21,7 +21,7 @@
 #include "shared/xxh3.h"
 
 /* After an attempt the process makes none for this time, and for at most the second time where no
- * start may be made [ns]. */
+ * start may be made or there is no interpreter [ns]. */
 #define PAUSE_NS 200000000ULL
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon of another pid namespace counts as killed if its heart has stood still for this time. */
@@ -150,7 +150,8 @@ static uint32_t id(long call) { return (uint32_t)sys6(call, 0, 0, 0, 0, 0, 0); }
 
 static uint64_t blocked_signals(void) { return sys_signals(SIG_BLOCK, 0); }
 
-/* Returns a checksum of the thread's capabilities, filters of system calls and the like. */
+/* Returns a checksum of the thread's capabilities, filters of system calls and the like; 0 if they
+ * cannot be read, as when no descriptor is free. */
 static uint64_t confinement(void) {
     static const char first[] = "\nCapInh:", last[] = "\nCpus_allowed:";
     char text[2048];
@@ -177,18 +178,19 @@ static int is_where_we_were_loaded(const struct plan *p) {
            pids == inode_of("/proc/thread-self/ns/pid", NULL) &&
            inode_of("/proc/thread-self/ns/mnt", NULL) == p->mounts &&
            inode_of("/proc/thread-self/ns/user", NULL) == p->users &&
-           inode_of("/proc/thread-self/ns/net", NULL) == p->net && confinement() == p->confined;
+           inode_of("/proc/thread-self/ns/net", NULL) == p->net;
 }
 
 /* A signal that was not blocked when we were loaded is blocked while its handler runs. What else
- * keeps a process from starting a daemon stays so. */
+ * keeps a process from starting a daemon stays so, but for a want of descriptors. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;
-    int may = is_where_we_were_loaded(p);
-    if (!may)
+    int is_there = is_where_we_were_loaded(p);
+    uint64_t confined = is_there ? confinement() : 0;
+    if (!is_there || (confined && confined != p->confined))
         switch_off();
-    return may;
+    return is_there && confined && confined == p->confined;
 }
 
 /* --- starting -------------------------------------------------------------------------------- */
@@ -205,12 +207,15 @@ static int another_serves(const struct session *s) {
     return serves;
 }
 
-/* Runs in the process that becomes the starter. */
+static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
+
+/* Runs in the process that becomes the starter. An interpreter that is not found is looked for
+ * again later, because its file system may only have failed for a moment. */
 static int prepare(void *data, int *errors) {
     struct plan *p = data;
     if (monarch_find_interpreter(p->python, p->packages))
         return monarch_claim_start(errors);
-    switch_off();
+    pause_until(monarch_now_ns() + LONG_PAUSE_NS);
     return -1;
 }
 
@@ -226,8 +231,6 @@ static void launch(struct plan *p) {
     int done = monarch_launch(l);
     monarch_log("no daemon serves", p->config, done ? "asked for one" : "could not ask for one");
 }
-
-static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
 
 /* Whether no start may be made now. If so, none is attempted for a while. */
 static int is_taken(void) {

@@ -16,7 +16,8 @@ struct monarch_launch {
      * is to be started, and writes the one of its standard error to *errors. */
     int (*prepare)(void *data, int *errors);
     void *data;
-    /* Atomic futexes: 1 until the kernel has seen that the process has left our memory. */
+    /* Atomic futexes: the process's number until it has left our memory. Until the process between
+     * has ended, the other one may still be made. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* the processes: ours, and the one between us and the program */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));
