@@ -134,9 +134,9 @@ class Started:
             check=False,
         )
 
-    def learn(self) -> None:
+    def learn(self, **variables: str) -> None:
         """Writes down what the configuration says, as a starter does, and starts nothing."""
-        with patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm)}):
+        with patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm), **variables}):
             assert not start(self.session.config, "/elsewhere")
 
 

@@ -408,7 +408,7 @@ static int lacks_source(const struct session *s, const char *named) {
 }
 
 /* Whether the daemon that a program finds at its start was killed, or has to learn of a new source.
- * If there is a record, the daemon knows the source. */
+ * If there is a record, the daemon knows the source: at its start it removes the others. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

@@ -1,12 +1,13 @@
-/* A record: what the starter has found in a configuration. The library reads no YAML. */
+/* Records: what starters have found in a configuration. The library reads no YAML. */
 #pragma once
 
 #include <stdint.h>
 
+/* All records of a session are smaller; ipc/record.py has the same number [bytes]. */
 #define MONARCH_RECORD_BYTES 32768
 
 enum monarch_wish {
-    MONARCH_WISH_UNKNOWN, /* there is no record, or it is of another configuration */
+    MONARCH_WISH_UNKNOWN, /* there is no record of this setting */
     MONARCH_WISH_NO,
     MONARCH_WISH_YES,
 };
@@ -21,7 +22,7 @@ struct monarch_setting {
     const char *(*value_of)(const char *name);
 };
 
-/* Reads the session's record into `text` (MONARCH_RECORD_BYTES). */
+/* Reads the session's record of this setting into `text` (MONARCH_RECORD_BYTES). */
 enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now);
 /* Whether `path`, which has no links and dots, lies below a source of the record. */
 int monarch_record_has(const char *text, const char *path);
