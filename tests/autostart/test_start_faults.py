@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
 import time
 from pathlib import Path
 
@@ -32,8 +33,12 @@ def opens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def faulter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    built = tmp_path_factory.mktemp("faulter") / "faulter"
-    return build_program(built, HERE / "starter_faults.c")
+    place = tmp_path_factory.mktemp("faulter")
+    built = build_program(place / "faulter", HERE / "starter_faults.c")
+    words = [str(built), str(place / "made"), "program:flock:1:kill", "--", "true"]
+    if subprocess.run(words, check=False).returncode != 0:
+        pytest.skip("no process may supervise another one's system calls: needs Linux 5.5")
+    return built
 
 
 @pytest.fixture
@@ -117,13 +122,15 @@ def test_a_kill_of_what_counts(
     faults = Faulter(faulter, tmp_path / "made", [f"{step}:1:kill" for step in COUNTED])
     with Opens(site, opens, file, prefix=faults.prefix) as program:
         for number, step in enumerate(COUNTED):
-            wait_for_end(site, faults.wait_for(number, program, plain))
+            killed = faults.wait_for(number, program, plain)
+            wait_for_end(site, killed)
             assert site.starts() == min(number + 1, AT_ONCE)
             if step.startswith("daemon"):
+                assert f"process {killed}\n" in site.session.paths.lock.read_text()
                 assert "the daemon did not start: it ended with status -9" in site.said()
             age(site, APART_S)
             if number + 1 == AT_ONCE:
-                last, end = latest(site), time.monotonic() + 1.5
+                last, end = latest(site), time.monotonic() + 1.2
                 while time.monotonic() < end:
                     assert program.open() == plain
                 assert (latest(site), site.is_gone()) == (last, True), "as many as may be"
@@ -164,13 +171,12 @@ def test_descriptors_are_closed_without_close_range(
 
 # What the library itself opens for a start, and what the processes need that it makes.
 WANTS = [
-    *(f"program:openat:{number}:EMFILE" for number in (1, 2, 3)),
-    "program:openat:1:ENFILE",
-    "program:openat:2:ENOMEM",
+    "program:openat:1:EMFILE",
+    "program:openat:2:ENFILE",
+    "program:openat:3:ENOMEM",
     "program:clone:1:EAGAIN",
     "program:clone:1:ENOMEM",
     "beside:clone:1:EAGAIN",
-    "beside:clone:1:ENOMEM",
     "beside:openat:1:ENFILE",
     "beside:openat:4:ENOMEM",
     "beside:mkdirat:1:ENOSPC",

@@ -62,8 +62,9 @@ def test_a_record_of_another_time_holds_no_more(
 def test_the_latest_records_stay(site: Started, files: Files, tmp_path: Path) -> None:
     """As many as the library reads: of the first kind 16, of the second what has room."""
     (tmp_path / "elsewhere").write_text("x")
-    for prefix, most in ((str(files.root), 16), (f"{files.root}/{'./' * 1500}", 8)):
-        named = [f"{prefix}/{'./' * number}" for number in range(18)]
+    long = f"{files.root}/{'./' * 1500}"
+    for prefix, count, most in ((str(files.root), 17, 16), (long, 11, 8)):
+        named = [f"{prefix}/{'./' * number}" for number in range(count)]
         for source in named:
             site.learn(MONARCH_SOURCE=source)
         kept = recorded(site)
