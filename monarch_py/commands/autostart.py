@@ -48,7 +48,7 @@ def start(config_file: Path, opened: str) -> bool:
     Returns whether it has started one."""
     config = load_config(config_file)
     link_session(config_file, config.file)
-    write_record(config_file, config)
+    write_record(config_file, config, is_alone=False)
     roots = tuple(f"{source.real_path}/" for source in config.sources)
     is_due = not opened or opened.startswith(roots) or _is_open_below(roots)
     if not is_wished(config) or not is_due:

@@ -114,9 +114,10 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             config = load_config(config_file)
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
-            if config.autostart:  # otherwise no program needs the record
+            # Otherwise the library does not look for a record.
+            if config.autostart or session.autostart.exists():
                 with contextlib.suppress(OSError, SessionError):
-                    write_record(config_file, config)
+                    write_record(config_file, config, is_alone=True)
             ignore_the_jobs()
             # A signal that arrives before the daemon is ready is handled once it is ready. A daemon
             # that ended during its start would leave tiers that look as if it had been killed.

@@ -2,7 +2,8 @@
 
 The library cannot read YAML. So starters (commands/autostart.py) and daemons write into the
 session's file `autostart` whether the configuration requests a daemon, what the sources are, and
-what both depend on; csrc/preload/autostart/record.c defines the format.
+what both depend on; csrc/preload/autostart/record.c defines the format. Jobs with other values of
+these variables have records of their own, so that no job replaces the record of another.
 """
 
 import os
@@ -14,30 +15,62 @@ from monarch_py.config.schema import Config
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 
-FIRST_LINE = "monarch autostart 1"
+FIRST_LINE, END = "monarch autostart 1", "\nend\n"
 # The environment variables that every configuration depends on, and the ways in which a path refers
 # to others.
 ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
 HOME = b"~"
+# The file keeps the latest MOST_RECORDS records. The library reads the file only if it is smaller
+# than MOST_BYTES.
+MOST_RECORDS, MOST_BYTES = 16, 32768
+# The facts that identify the setting of a record.
+SETTING = ("config ", "mounts ", "value ")
 VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
 
 
-def write_record(config_file: Path, config: Config) -> None:
+def write_record(config_file: Path, config: Config, *, is_alone: bool) -> None:
     """Writes the record of `config_file`, which was read as `config`. Raises SessionError or
-    OSError if it cannot be written."""
+    OSError if it cannot be written.
+
+    is_alone : removes the other records: a daemon that starts knows nothing of their sources
+    """
     session = SessionDir.of(config.file)
     session.make()
     record = session.autostart
     hidden = record.with_name(f".autostart.{os.getpid()}")
-    lines = [FIRST_LINE, *_facts(config_file, config), "end"]
+    lines = [*_facts(config_file, config)]
     if any("\n" in line for line in lines):
         raise SessionError(
             "a path has a line break, and autostart cannot have that; rename it or use"
             " `monarch start`"
         )
+    own = "\n".join(lines)
+    others = () if is_alone else _records(record)
     with open(open_private(hidden, os.O_WRONLY | os.O_TRUNC), "wb") as file:
-        file.write(os.fsencode("\n".join(lines) + "\n"))
+        file.write(_written([own, *(each for each in others if _setting(each) != _setting(own))]))
     hidden.rename(record)
+
+
+def _records(file: Path) -> list[str]:
+    try:
+        text = os.fsdecode(file.read_bytes())
+    except FileNotFoundError:
+        return []
+    return text.removeprefix(f"{FIRST_LINE}\n").split(END)[:-1]
+
+
+def _setting(record: str) -> list[str]:
+    return [line for line in record.split("\n") if line.startswith(SETTING)]
+
+
+def _written(records: list[str]) -> bytes:
+    """The first record is written in any case."""
+    data = os.fsencode(f"{FIRST_LINE}\n{records[0]}{END}")
+    for record in records[1:MOST_RECORDS]:
+        more = os.fsencode(record + END)
+        if len(data) + len(more) < MOST_BYTES:
+            data += more
+    return data
 
 
 def _facts(config_file: Path, config: Config) -> Iterator[str]:

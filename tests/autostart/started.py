@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,28 @@ from pathlib import Path
 from unittest.mock import patch
 
 import psutil
+import pytest
 from support.session import Session, wait_until
+from support.steps import Steps
 
 from monarch_py.commands.autostart import start
+from monarch_py.native import LIBRARY
 
 # A program that opens the file, and nothing else outside the system's directories.
 CAT = "/bin/cat"
+# The library waits a few milliseconds for what it starts; this leaves time for others [us].
+HELD_UP_US = 1_000_000
+# One reads the file at each step.
+READER = """
+open(sys.argv[1], "rb").read()
+while step() != "end":
+    open(sys.argv[1], "rb").read()
+"""
+# One waits first.
+IDLE_READER = """
+while step() != "end":
+    open(sys.argv[1], "rb").read()
+"""
 
 
 class Started:
@@ -117,9 +134,9 @@ class Started:
             check=False,
         )
 
-    def learn(self) -> None:
+    def learn(self, **variables: str) -> None:
         """Writes down what the configuration says, as a starter does, and starts nothing."""
-        with patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm)}):
+        with patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm), **variables}):
             assert not start(self.session.config, "/elsewhere")
 
 
@@ -136,3 +153,56 @@ def stop(process: psutil.Process) -> None:
     """In order, as the end of a job's step does."""
     process.send_signal(signal.SIGTERM)
     psutil.wait_procs([process], timeout=20)
+
+
+def needs(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is missing: install {program}")
+
+
+def reader_is_attached(site: Started, reader: Steps) -> bool:
+    reader.go()
+    reader.wait()
+    maps = Path(f"/proc/{reader.process.pid}/maps").read_text()
+    control = site.session.paths.control
+    return any(
+        line.endswith(str(control)) and line.split()[4] == str(control.stat().st_ino)
+        for line in maps.splitlines()
+    )
+
+
+def differs(site: Started, before: bytes) -> bool:
+    return times(site) != before
+
+
+def counted(site: Started) -> int:
+    """How many starts the library has counted, those that were not needed as well."""
+    data = times(site)
+    return sum(any(data[at : at + 8]) for at in range(0, len(data), 8))
+
+
+def times(site: Started) -> bytes:
+    return site.session.paths.starts.read_bytes() if site.session.paths.starts.exists() else b""
+
+
+# A Python that writes down its arguments, and says something.
+FAKE = '#!/bin/sh\nprintf "%s\\n" "$@" >"$(dirname "$0")/arguments"\necho it is broken >&2\n'
+
+
+def installed(site: Started, directory: Path, line: str, python: str) -> Path:
+    """An installation of the library alone, whose bin/monarch has this first line. Returns the
+    interpreter, a fake."""
+    packages, programs = directory / "p/lib/python3.99/site-packages", directory / "p/bin"
+    (packages / "monarch_py").mkdir(parents=True)
+    programs.mkdir()
+    shutil.copy(LIBRARY, packages / "monarch_py")
+    (programs / python).write_text(FAKE)
+    (programs / python).chmod(0o755)
+    (programs / "monarch").write_text(f"#!{line}\nimport monarch_py\n")
+    site.session.preload = packages / "monarch_py" / LIBRARY.name
+    return programs / python
+
+
+def written(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []

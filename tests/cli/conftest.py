@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from cli.sites import SiteSession, is_running
 from support.command_line import run_monarch
 from support.session import Session, wait_until
 
@@ -58,15 +59,6 @@ def monarch(tmp_path: Path) -> Monarch:
     return run
 
 
-def is_running(pid: int) -> bool:
-    """Not a zombie either: who started a detached daemon does not wait for it."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 @pytest.fixture
 def started(session: Session) -> Iterator[tuple[Session, int]]:
     """A session whose daemon `monarch start` has left behind, with the daemon's process."""
@@ -78,3 +70,10 @@ def started(session: Session) -> Iterator[tuple[Session, int]]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     wait_until(lambda: not is_running(pid), what="the end of the daemon that was started")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[SiteSession]:
+    session = SiteSession(tmp_path)
+    yield session
+    session.stop_all()

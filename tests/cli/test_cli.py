@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli.conftest import FILES, Factory, Monarch, is_running
+from cli.conftest import FILES, Factory, Monarch
+from cli.sites import is_running
 from support.session import MIB, Session, wait_until
 
 import monarch_py

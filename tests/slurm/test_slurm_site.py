@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +16,7 @@ from support.files import Files
 from support.machines import Machines, why_no_machines
 from support.session import wait_until
 from support.slurm import SCRIPTS, Slurm, why_no_slurm
-from support.users import ALICE, PACKAGE, as_user, open_place, python_for_all
+from support.users import ALICE, as_user, install_for_all, open_place
 
 from monarch_py.native import LIBRARY
 
@@ -35,7 +33,8 @@ class Site:
     def __init__(self, place: Path, stack: ExitStack) -> None:
         self.place = place
         self.prefix = place / "prefix"
-        self._install()
+        install_for_all(self.prefix)
+        shutil.copytree(SCRIPTS, self.prefix / "share" / "monarch" / "slurm")
         self.files = Files(place / "source").add_many(COUNT, 3000)
         self.home = place / "home"
         self.home.mkdir()
@@ -46,20 +45,6 @@ class Site:
         self.machines = stack.enter_context(Machines(place / "machines", 1))
         settings = f"Prolog={place}/prolog\nEpilog={place}/epilog\nTaskProlog={place}/task_prolog"
         self.slurm = stack.enter_context(Slurm(self.machines, place / "slurm", settings))
-
-    def _install(self) -> None:
-        """An environment that any user can run, with the packages of this one."""
-        make = [python_for_all(), "-m", "venv", "--without-pip", str(self.prefix)]
-        subprocess.run(make, check=True)
-        (packages,) = self.prefix.glob("lib/python3*/site-packages")
-        (packages / "ours.pth").write_text("\n".join(filter(None, sys.path)))
-        (packages / "monarch_py").symlink_to(PACKAGE / "monarch_py")
-        command = self.prefix / "bin" / "monarch"
-        command.write_text(
-            f"#!{self.prefix}/bin/python\nfrom monarch_py.__main__ import main\nmain()\n"
-        )
-        command.chmod(0o755)
-        shutil.copytree(SCRIPTS, self.prefix / "share" / "monarch" / "slurm")
 
     def configuration(self, name: str, *quotas: str) -> Path:
         """One with a tier for each quota; the second is persistent."""

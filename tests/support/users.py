@@ -53,6 +53,17 @@ def python_for_all() -> str:
     pytest.skip(f"other users cannot run {sys.executable}, and there is no {same} in /usr/bin")
 
 
+def install_for_all(prefix: Path) -> None:
+    """Makes a virtual environment that any user can run, with the packages of this one."""
+    subprocess.run([python_for_all(), "-m", "venv", "--without-pip", str(prefix)], check=True)
+    (packages,) = prefix.glob("lib/python3*/site-packages")
+    (packages / "ours.pth").write_text("\n".join(filter(None, sys.path)))
+    (packages / "monarch_py").symlink_to(PACKAGE / "monarch_py")
+    command = prefix / "bin" / "monarch"
+    command.write_text(f"#!{prefix}/bin/python\nfrom monarch_py.__main__ import main\nmain()\n")
+    command.chmod(0o755)
+
+
 def environment(session: Session) -> dict[str, str]:
     """Returns the session's environment for an interpreter without the tests' packages."""
     path = [entry for entry in (str(PACKAGE), *sys.path) if entry]

@@ -21,7 +21,7 @@
 #include "shared/xxh3.h"
 
 /* Shortest time between two attempts of the process: PAUSE_NS after an attempt, and at most
- * LONG_PAUSE_NS after it has found that no start is allowed now [ns]. */
+ * LONG_PAUSE_NS after it has found that no start is allowed now, or no interpreter [ns]. */
 #define PAUSE_NS 200000000ULL
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon in another pid namespace counts as killed if its heartbeat has not changed for this long
@@ -156,7 +156,7 @@ static uint32_t id(long call) { return (uint32_t)sys6(call, 0, 0, 0, 0, 0, 0); }
 static uint64_t blocked_signals(void) { return sys_signals(SIG_BLOCK, 0); }
 
 /* Returns a checksum of the lines of /proc about the thread's capabilities, system call filters and
- * the like. */
+ * the like; 0 if they cannot be read, for example because no descriptor is free. */
 static uint64_t confinement(void) {
     static const char first[] = "\nCapInh:", last[] = "\nCpus_allowed:";
     char text[2048];
@@ -185,18 +185,20 @@ static int is_where_we_were_loaded(const struct plan *p) {
            pids == inode_of("/proc/thread-self/ns/pid", NULL) &&
            inode_of("/proc/thread-self/ns/mnt", NULL) == p->mounts &&
            inode_of("/proc/thread-self/ns/user", NULL) == p->users &&
-           inode_of("/proc/thread-self/ns/net", NULL) == p->net && confinement() == p->confined;
+           inode_of("/proc/thread-self/ns/net", NULL) == p->net;
 }
 
 /* Whether a start is possible now. If a signal is blocked that was not blocked at load, the process
- * is in a handler of it, and the start is only postponed. Any other obstacle is permanent. */
+ * is in a handler of it, and the start is only postponed, as it is while no descriptor is free. Any
+ * other obstacle is permanent. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;
-    int may = is_where_we_were_loaded(p);
-    if (!may)
+    int is_there = is_where_we_were_loaded(p);
+    uint64_t confined = is_there ? confinement() : 0;
+    if (!is_there || (confined && confined != p->confined))
         switch_off();
-    return may;
+    return is_there && confined && confined == p->confined;
 }
 
 /* --- starting -------------------------------------------------------------------------------- */
@@ -213,12 +215,15 @@ static int another_serves(const struct session *s) {
     return serves;
 }
 
-/* Runs in the process that then becomes the starter. */
+static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
+
+/* Runs in the process that then becomes the starter. If the interpreter is not found, a later
+ * attempt looks again, because its file system may only have failed for a moment. */
 static int prepare(void *data, int *errors) {
     struct plan *p = data;
     if (monarch_find_interpreter(p->python, p->packages))
         return monarch_claim_start(errors);
-    switch_off();
+    pause_until(monarch_now_ns() + LONG_PAUSE_NS);
     return -1;
 }
 
@@ -234,8 +239,6 @@ static void launch(struct plan *p) {
     int done = monarch_launch(l);
     monarch_log("no daemon serves", p->config, done ? "asked for one" : "could not ask for one");
 }
-
-static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
 
 /* Whether no start is allowed now. If so, no attempt is made for a while. */
 static int is_taken(void) {
@@ -417,7 +420,8 @@ static int lacks_source(const struct session *s, const char *named) {
 }
 
 /* Whether the starter is needed although there is a session: because the daemon was killed, or must
- * learn of a new source. If the configuration has a record, the daemon knows its sources. */
+ * learn of a new source. If the configuration has a record, the daemon knows its sources: at its
+ * start, the daemon removes all other records. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

@@ -30,13 +30,15 @@
 typedef int (*work)(struct monarch_launch *l);
 
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. The
- * kernel clears *runs when the new process has ended or runs another program. CLONE_VFORK would
- * wait for the same, but without a time limit. The new process has no exit signal, so that wait()
- * does not report it, and is untraced, so that a tracer that follows children does not see it.
- * libc's clone is not used: before glibc 2.25 it would change the pid that libc caches in this
- * process. */
+ * kernel stores the new process's pid in *runs before that process begins, and clears *runs when it
+ * has ended or runs another program. Only the kernel writes *runs, so that the word is right at
+ * whatever moment a process is killed. CLONE_VFORK would wait for the same, but without a time
+ * limit. The new process has no exit signal, so that wait() does not report it, and is untraced, so
+ * that a tracer that follows children does not see it. libc's clone is not used: before glibc 2.25
+ * it would change the pid that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
-    const long flags = CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_CHILD_CLEARTID;
+    const long flags =
+        CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
 #if defined(__x86_64__)
     long r;
     register long r10 __asm__("r10") = (long)runs, r8 __asm__("r8") = 0;
@@ -50,14 +52,14 @@ static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t
                      "syscall\n"
                      "1:"
                      : "=a"(r)
-                     : "a"(SYS_clone), "D"(flags), "S"(stack), "d"(0), "r"(r10),
+                     : "a"(SYS_clone), "D"(flags), "S"(stack), "d"(runs), "r"(r10),
                        "r"(r8), [run] "r"(run), [data] "r"(l), [exit] "i"(SYS_exit)
                      : "rcx", "r11", "memory");
     return r;
 #else
     register long x8 __asm__("x8") = SYS_clone, x0 __asm__("x0") = flags,
-                     x1 __asm__("x1") = (long)stack, x2 __asm__("x2") = 0, x3 __asm__("x3") = 0,
-                     x4 __asm__("x4") = (long)runs;
+                     x1 __asm__("x1") = (long)stack, x2 __asm__("x2") = (long)runs,
+                     x3 __asm__("x3") = 0, x4 __asm__("x4") = (long)runs;
     __asm__ volatile("svc 0\n\t"
                      "cbnz x0, 1f\n\t"
                      "mov x0, %[data]\n\t"
@@ -170,8 +172,7 @@ BESIDE static int become(struct monarch_launch *l) {
 /* Makes the process that becomes the program. The intermediate process then ends at once, so that
  * its child is an orphan, which the init process or a subreaper adopts. */
 BESIDE static int leave_orphan(struct monarch_launch *l) {
-    if (run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs) < 0)
-        __atomic_store_n(&l->runs, 0, __ATOMIC_RELEASE);
+    run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs);
     return 0;
 }
 
@@ -180,8 +181,9 @@ BESIDE static int leave_orphan(struct monarch_launch *l) {
 /* Waits until the kernel has cleared the word, or until the time limit. */
 static void await(const uint32_t *runs, uint64_t limit_ns) {
     uint64_t begin = monarch_now_ns();
-    while (__atomic_load_n(runs, __ATOMIC_ACQUIRE) && monarch_now_ns() - begin < limit_ns)
-        sys_futex_wait(runs, 1, (long)limit_ns);
+    uint32_t seen;
+    while ((seen = __atomic_load_n(runs, __ATOMIC_ACQUIRE)) && monarch_now_ns() - begin < limit_ns)
+        sys_futex_wait(runs, seen, (long)limit_ns);
 }
 
 /* Whether the intermediate process is gone, and not a zombie. */
@@ -202,12 +204,10 @@ int monarch_launch_is_over(struct monarch_launch *l) {
 
 int monarch_launch(struct monarch_launch *l) {
     l->owner = (uint32_t)sys_getpid();
-    l->between_runs = l->runs = 1;
+    l->between_runs = l->runs = 0;
     long pid = run_beside(leave_orphan, l, l->stack + sizeof l->stack, &l->between_runs);
-    if (pid < 0) {
-        l->between_runs = l->runs = 0;
+    if (pid < 0)
         return 0;
-    }
     l->between = (uint32_t)pid;
     await(&l->between_runs, BETWEEN_NS);
     /* The intermediate process ends a moment after it has left this memory. */

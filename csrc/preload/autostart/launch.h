@@ -18,7 +18,8 @@ struct monarch_launch {
      * standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
-    /* Atomic futexes: 1 until the kernel reports that the process has left this memory. */
+    /* Atomic futexes: the process's pid until the kernel reports that the process has left this
+     * memory. Until the intermediate process has ended, it may still make the other process. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));

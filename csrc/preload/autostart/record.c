@@ -5,17 +5,18 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* A record has one fact per line; in memory, NULs end its lines. The first word of a line tells
- * which fact it is:
+/* The file has a first line, and then a record for each setting in which the configuration was
+ * read, the latest record first. A record has one fact per line; in memory, NULs end its lines. The
+ * first word of a line tells which fact it is:
  *
- *   monarch autostart 1         the first line
+ *   monarch autostart 1         the first line of the file
  *   config PATH                 the configuration; several may have one session
  *   mounts INODE                the mount namespace in which the record was written
  *   file INODE SIZE MTIME PATH  a file that the configuration depends on; zeros: there was none
  *   value NAME=VALUE            a variable that the configuration depends on; without '=': not set
  *   wish yes                    whether a daemon is to be started
  *   source PATH                 a source, without links
- *   end                         the last line */
+ *   end                         the last line of a record */
 static const char first_line[] = "monarch autostart 1";
 
 /* Returns the text after the word, or NULL if the line begins with another one. */
@@ -69,8 +70,8 @@ static int still_holds(char *line, const struct monarch_setting *now) {
 
 static char *next(char *line) { return line + strlen(line) + 1; }
 
-/* Reads the file, and ends its lines with NULs. Returns 0 if the file is not complete. */
-static int read_lines(char *text) {
+/* Reads the file, and ends its lines with NULs. Returns its size, or 0 if it is not complete. */
+static size_t read_lines(char *text) {
     uint64_t size;
     int fd = monarch_open_segment("autostart", O_RDONLY, &size);
     if (fd < 0)
@@ -82,19 +83,34 @@ static int read_lines(char *text) {
     text[n] = 0;
     for (char *at = text; (at = strchr(at, '\n'));)
         *at++ = 0;
-    return strlen(text) < (size_t)n && strcmp(text, first_line) == 0 &&
-           strcmp(text + n - sizeof "end", "end") == 0 && text[n - (long)sizeof "end" - 1] == 0;
+    int is_whole = strlen(text) < (size_t)n && strcmp(text, first_line) == 0 &&
+                   strcmp(text + n - sizeof "end", "end") == 0 &&
+                   text[n - (long)sizeof "end" - 1] == 0;
+    return is_whole ? (size_t)n : 0;
+}
+
+/* Reads the record that begins with this line. Returns its end. */
+static char *read_record(char *line, const struct monarch_setting *now, enum monarch_wish *wish) {
+    *wish = MONARCH_WISH_NO;
+    for (; strcmp(line, "end") != 0; line = next(line)) {
+        if (*wish == MONARCH_WISH_UNKNOWN)
+            continue;
+        if (!still_holds(line, now))
+            *wish = MONARCH_WISH_UNKNOWN;
+        else if (strcmp(line, "wish yes") == 0)
+            *wish = MONARCH_WISH_YES;
+    }
+    return next(line);
 }
 
 enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now) {
-    enum monarch_wish wish = MONARCH_WISH_NO;
-    if (!read_lines(text))
-        return MONARCH_WISH_UNKNOWN;
-    for (char *line = next(text); strcmp(line, "end") != 0; line = next(line)) {
-        if (!still_holds(line, now))
-            return MONARCH_WISH_UNKNOWN;
-        if (strcmp(line, "wish yes") == 0)
-            wish = MONARCH_WISH_YES;
+    enum monarch_wish wish = MONARCH_WISH_UNKNOWN;
+    size_t size = read_lines(text);
+    char *line = size ? next(text) : text, *after;
+    for (; line < text + size && wish == MONARCH_WISH_UNKNOWN; line = after) {
+        after = read_record(line, now, &wish);
+        if (wish != MONARCH_WISH_UNKNOWN)
+            memmove(text, line, (size_t)(after - line));
     }
     return wish;
 }

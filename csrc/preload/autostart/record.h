@@ -1,13 +1,13 @@
-/* A record: what the starter has found out about a configuration. The library itself reads no
- * YAML. */
+/* Records: what starters have found out about a configuration. The library itself reads no YAML. */
 #pragma once
 
 #include <stdint.h>
 
+/* All records of a session are smaller; ipc/record.py has the same number [bytes]. */
 #define MONARCH_RECORD_BYTES 32768
 
 enum monarch_wish {
-    MONARCH_WISH_UNKNOWN, /* there is no record, or it was made for another configuration */
+    MONARCH_WISH_UNKNOWN, /* there is no record for this setting */
     MONARCH_WISH_NO,
     MONARCH_WISH_YES,
 };
@@ -23,7 +23,8 @@ struct monarch_setting {
     const char *(*value_of)(const char *name);
 };
 
-/* Reads the session's record into `text` (MONARCH_RECORD_BYTES). Returns the wish in it. */
+/* Reads the session's record for this setting into `text` (MONARCH_RECORD_BYTES). Returns the wish
+ * in it. */
 enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now);
 /* Whether `path`, which has no links and dots, is below a source of the record. */
 int monarch_record_has(const char *text, const char *path);

@@ -131,13 +131,12 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     struct search *s = data;
     struct table t;
     (void)size;
-    if (!s->behind_us) {
-        s->behind_us = contains_us(info);
-        if (s->behind_us)
-            __atomic_store_n(&monarch_library, info->dlpi_name, __ATOMIC_RELAXED);
+    if (contains_us(info)) {
+        s->behind_us = 1;
+        __atomic_store_n(&monarch_library, info->dlpi_name, __ATOMIC_RELAXED);
         return 0;
     }
-    if (!read_table(&t, info))
+    if (!s->behind_us || !read_table(&t, info))
         return 0;
 #define F(name, ret, args) \
     if (!s->found.name)    \
@@ -158,6 +157,13 @@ void monarch_real_init(void) {
     struct search s;
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
+    /* We come after libc where dlopen, or another library that needs us, has loaded us. Then no
+     * calls reach us but those by our handle, and any library may have the functions. */
+    if (!s.behind_libc) {
+        memset(&s, 0, sizeof s);
+        s.behind_us = 1;
+        dl_iterate_phdr(visit, &s);
+    }
 #define F(name, ret, args) __atomic_store_n(&monarch_real.name, s.found.name, __ATOMIC_RELAXED);
     MONARCH_FOUND(F)
 #undef F

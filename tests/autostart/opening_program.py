@@ -1,0 +1,88 @@
+"""A program that opens a file of a dataset when the test says so, with faults in what it starts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autostart.started import Started
+from support.session import wait_until
+
+
+class Opens:
+    """Runs opens.c. It ends with the context.
+
+    prefix : before the program, and not under the library;  preload : whether the program is
+    """
+
+    def __init__(
+        self,
+        site: Started,
+        program: Path,
+        file: Path,
+        *,
+        prefix: Sequence[str | Path] = (),
+        preload: bool = True,
+        **more: Any,
+    ) -> None:
+        given = site.session.env(True) if preload else {}
+        self.process = subprocess.Popen(
+            [*prefix, "env", *(f"{name}={value}" for name, value in given.items()), program, file],
+            env={"PATH": os.environ["PATH"]},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **more,
+        )
+
+    def __enter__(self) -> Opens:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def open(self, how: str = "open") -> str:
+        """What the program gets of an open: the descriptor, errno and a checksum."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(how + "\n")
+        self.process.stdin.flush()
+        line: str = self.process.stdout.readline()
+        assert line, f"the program ended ({self.process.wait()})"
+        return line
+
+
+class Faulter:
+    """Runs starter_faults.c.
+
+    faults : WHO:CALL:NUMBER:FAULT, where FAULT may be the name of an error
+    """
+
+    def __init__(self, program: Path, log: Path, faults: Sequence[str]) -> None:
+        self.log = log
+        numbered = []
+        for fault in faults:
+            place, _, what = fault.rpartition(":")
+            numbered.append(f"{place}:{getattr(errno, what, what)}")
+        self.prefix = [str(program), str(log), *numbered, "--"]
+
+    def made(self) -> dict[int, int]:
+        """The faults that were made, by their numbers, with the process that got each."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return {int(number): int(process) for number, process in map(str.split, lines)}
+
+    def wait_for(self, number: int, opens: Opens, expected: str, how: str = "open") -> int:
+        """Has the program open its file until the fault was made. Returns the process."""
+
+        def is_made() -> bool:
+            assert opens.open(how) == expected
+            return number in self.made()
+
+        wait_until(is_made, what=f"fault {number} of {self.prefix}", every=0.02)
+        return self.made()[number]

@@ -1,0 +1,54 @@
+"""The interpreter that an open starts, and for which it does not wait."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from autostart.started import CAT, HELD_UP_US, Started, installed, written
+from support.files import Files
+from support.session import wait_until
+
+LINES = {
+    "named": ("{}/p/bin/python", "python"),
+    "moved": ("/gone/bin/python3.99", "python3.99"),
+    "too long for a first line": ("/bin/sh", "python3.99"),
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_interpreter_is_the_one_that_has_installed_the_library(
+    site: Started, files: Files, tmp_path: Path, line: str
+) -> None:
+    """pip writes its path into bin/monarch; in a tree that was moved it lies in bin."""
+    first, name = LINES[line]
+    site.learn()
+    python = installed(site, tmp_path, first.format(tmp_path), name)
+    assert site.run(CAT, files.path("f00001")).returncode == 0
+    wait_until(lambda: "it is broken" in site.said(), what="its words in the log")
+    arguments = written(python.with_name("arguments"))
+    assert arguments[:2] == ["-I", "-c"]
+    packages = site.session.preload.parents[1]
+    assert arguments[3:] == [str(packages), str(site.session.config), str(files.path("f00001"))]
+
+
+def test_an_open_does_not_wait_for_an_interpreter_that_hangs(
+    site: Started, files: Files, tmp_path: Path, places: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may hold up an exec: run the tests as root")
+    site.learn()
+    python = installed(site, tmp_path, "/gone/bin/python3.99", "python3.99")
+    done = site.run(places, "hang", python, files.path("f00001"), timeout=20)
+    if done.returncode == 4:
+        pytest.skip("the kernel has no FAN_OPEN_EXEC_PERM: it has it since Linux 5.0")
+    assert done.returncode == 0
+    assert int(done.stdout.split()[0]) < HELD_UP_US
+    wait_until(lambda: "it is broken" in site.said(), what="the start, after the program's end")
+
+
+def test_a_handler_may_jump_out_of_an_open(site: Started, files: Files, places: Path) -> None:
+    site.learn()
+    assert site.run(places, "jump", files.path("f00001")).returncode == 0
+    site.daemon()

@@ -1,0 +1,166 @@
+"""Which job ends the daemon that several jobs use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from cli.sites import KIB, SiteSession, is_running, under_run
+from support.session import wait_until
+from support.watch import open_by
+
+from monarch_py.ipc.jobs import Jobs
+
+
+def test_no_job_ends_or_empties_the_daemon_of_another(site: SiteSession) -> None:
+    """Job 1 starts and stops it; job 2 runs a command under it meanwhile."""
+    one, two = {"MONARCH_JOB": "day-1", **site.of(0)}, {"SLURM_JOB_ID": "98765432", **site.of(1)}
+    assert site.command_line("start", **one).returncode == 0
+    pid = int(site.connection.ask("where")["pid"])
+    script = "cat $0/*; echo reads >&2; read line; cat $0/*"
+    command = [sys.executable, "-m", "monarch_py", "run", "-q", "--", "bash", "-c", script]
+    with subprocess.Popen(
+        [*command, str(site.datasets[1])],
+        env=site.env(preload=False, **two),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        try:
+            assert job.stderr is not None
+            assert job.stderr.readline() == "reads\n"
+            done = site.command_line("clear", **one)
+            assert done.returncode == 3
+            assert done.stderr.startswith(
+                "monarch: the copies stay, because job 98765432 uses it too; "
+            )
+            done = site.command_line("stop", **one)
+            assert done.stdout.startswith("the daemon stays, because job 98765432 uses it too; ")
+            assert (done.returncode, is_running(pid)) == (0, True)
+            job.communicate("\n", timeout=60)
+        finally:
+            job.kill()
+    assert job.returncode == 0
+    wait_until(lambda: not is_running(pid), what="the end by the last one who uses it")
+
+
+def test_a_job_that_has_ended_holds_no_daemon(
+    site: SiteSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert site.command_line("start", MONARCH_JOB="night-1", **site.of(0)).returncode == 0
+    done = site.command_line("stop", MONARCH_JOB="night-2")
+    assert done.stdout.startswith("the daemon stays, because job night-1 uses it too; ")
+    note = site.paths.path / "jobs" / "night-1"
+    os.utime(note, (0, 0))  # it was noted long ago, and no process of it is left
+    done = site.command_line("stop", MONARCH_JOB="night-2")
+    assert done.stdout.startswith("the daemon has stopped ")
+    assert not note.exists()
+
+
+def test_a_run_leaves_the_daemon_to_a_job_that_has_started_after_it(site: SiteSession) -> None:
+    """Job A starts and stops it; B runs a command meanwhile, and C says `start`, then stops it."""
+    a, b, c = ({"MONARCH_JOB": name, **site.of(0)} for name in "ABC")
+    assert site.command_line("start", **a).returncode == 0
+    pid = int(site.connection.ask("where")["pid"])
+    with under_run(site, **b):
+        assert site.command_line("start", **c).returncode == 0
+        done = site.command_line("stop", **a)
+        assert done.stdout.startswith("the daemon stays, because jobs B, C use it too; ")
+    assert is_running(pid)  # the run of B has ended
+    assert site.command_line("stop", **c).returncode == 0
+    wait_until(lambda: not is_running(pid), what="the end of the daemon")
+
+
+def test_a_daemon_that_is_left_to_a_program_ends_with_it(
+    site: SiteSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
+    pid = int(site.connection.ask("where")["pid"])
+    with subprocess.Popen(
+        ["cat", site.files(0)[0], "-"],
+        env={**site.env(), **site.of(0), "MONARCH_JOB": "B"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.read(40 * KIB)
+        done = site.command_line("stop", MONARCH_JOB="A")
+        assert done.stdout.startswith("the daemon stays, because job B uses it too; ")
+        program.communicate(timeout=60)
+    wait_until(lambda: not is_running(pid), what="the end of the daemon")
+
+
+def test_no_job_starts_while_another_one_stops_the_daemon(
+    site: SiteSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Job B starts between A's look at the jobs and the daemon's end."""
+    assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
+    look, started = Jobs.others, []
+
+    def others(jobs: Jobs) -> list[str]:
+        found = look(jobs)
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "monarch_py", "start"],
+                env=site.env(preload=False, MONARCH_JOB="B", **site.of(0)),
+                stdout=subprocess.DEVNULL,
+            )
+        )
+        turn = str(site.paths.path / "turn")
+        wait_until(lambda: turn in open_by(started[0].pid), what="B's wait for its turn")
+        return found
+
+    monkeypatch.setattr(Jobs, "others", others)
+    try:
+        done = site.command_line("stop", MONARCH_JOB="A")
+    finally:
+        codes = [process.wait(60) for process in started]
+    assert done.stdout.startswith("the daemon has stopped ")
+    assert codes == [0]
+    assert site.connection.runs()
+
+
+def test_a_run_counts_before_its_command_reads(site: SiteSession) -> None:
+    assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
+    script = "exec env -u LD_PRELOAD bash -c 'echo reads >&2; read line'"
+    with under_run(site, script, MONARCH_JOB="B"):
+        done = site.command_line("stop", MONARCH_JOB="A")
+        assert done.stdout.startswith("the daemon stays, because job B uses it too; ")
+
+
+@pytest.mark.parametrize(
+    ("job", "element"), [("LSB_JOBID", "LSB_JOBINDEX"), ("JOB_ID", "SGE_TASK_ID")]
+)
+def test_elements_of_an_array_are_jobs(site: SiteSession, job: str, element: str) -> None:
+    for number in "12":
+        assert (
+            site.command_line("start", **{job: "77", element: number}, **site.of(0)).returncode == 0
+        )
+    done = site.command_line("stop", **{job: "77", element: "1"})
+    assert done.stdout.startswith("the daemon stays, because job 77.2 uses it too; ")
+
+
+def test_jobs_outside_a_container_keep_their_daemon(site: SiteSession) -> None:
+    """A command in another PID namespace cannot see them."""
+    apart = ["unshare", "--fork", "--pid", "--mount-proc"]
+    if subprocess.run([*apart, "true"], check=False).returncode:
+        pytest.skip("needs root, or the right to make PID namespaces")
+    assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
+    note = site.paths.path / "jobs" / "A"
+    with under_run(site, MONARCH_JOB="A"):
+        os.utime(note, (0, 0))
+        for words in (["stop"], ["clear"]):
+            done = subprocess.run(
+                [*apart, sys.executable, "-m", "monarch_py", *words, "-c", str(site.config)],
+                env=site.env(preload=False, MONARCH_JOB="Z", **site.of(0)),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 3
+            assert done.stderr.startswith("monarch: the daemon runs outside this container")
+        assert note.exists()
+        assert site.connection.runs()
