@@ -172,7 +172,7 @@ def _print(figures: Figures, grain: str) -> None:
     click.echo()
     rows = [[k, *map(format_size, read)] for k, read in enumerate(figures.epochs.tolist())]
     columns = ["epoch", *PLACES]
-    print_table("What all nodes read in each epoch, by where it comes from", columns, rows, left=0)
+    print_table("Bytes that all nodes read in each epoch, by origin", columns, rows, left=0)
 
 
 def _draw(figures: Figures, picture: Path) -> None:

@@ -46,7 +46,7 @@ def _scenario_file(given: str) -> Path:
     "-p", "--policy", "policies", multiple=True, help="Simulate only this policy; may be repeated."
 )
 @click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw the times, and where bytes came from."
+    "--plot", type=click.Path(path_type=Path), help="Draw times and origins of bytes to this file."
 )
 @click.option("--list", "lists", is_flag=True, help="List the policies and the scenarios.")
 @as_json

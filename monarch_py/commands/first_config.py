@@ -54,22 +54,25 @@ class LocalPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """kind : the type of its file system;  source : what is mounted, as the kernel names it"""
+    """A mounted file system.
+
+    kind : its type;  source : the device or the name that the kernel shows for it
+    """
 
     path: Path
     kind: str
     source: str
 
     def pool(self, device: int) -> str:
-        """Names what shares its room: subvolumes of btrfs and datasets of ZFS have devices of
-        their own, and one room."""
+        """The name of the pool of space that the file system uses. Subvolumes of btrfs and datasets
+        of ZFS have different device numbers, but share one pool."""
         if self.kind == "btrfs":
             return self.source
         return self.source.partition("/")[0] if self.kind == "zfs" else str(device)
 
 
 def _mounts() -> Iterator[_Mount]:
-    """What is mounted on this node."""
+    """Yields the file systems that are mounted on this node."""
     try:
         table = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
     except OSError:
@@ -95,8 +98,8 @@ def _place(path: Path, kind: str) -> LocalPlace | None:
 
 
 def local_disks(taken: Collection[int]) -> list[LocalPlace]:
-    """The places on local disks, the one with most room first, each with room of its own. A
-    directory that the batch system names goes before the usual ones.
+    """One place on each local disk, the one with the most room first. Directories that the batch
+    system names are preferred to the usual ones.
 
     taken : the devices that hold sources, which are left out
     """
@@ -117,8 +120,8 @@ def local_disks(taken: Collection[int]) -> list[LocalPlace]:
 
 
 def _answers(path: Path, hung: Sequence[Path]) -> bool:
-    """Whether it is a directory that this user can look at. Path.is_dir raises an error for a
-    directory in a closed one."""
+    """Whether the path is a directory that this user can examine. (Path.is_dir raises an error for
+    a directory below one that this user may not search.)"""
     return path not in hung and os.path.isdir(path)
 
 

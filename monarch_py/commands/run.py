@@ -70,8 +70,8 @@ def why_unusable(name: str) -> Outcome | None:
 
 
 def _is_denied(path: str) -> bool:
-    """Whether a path at which no program was found is a directory, or lies where this user may not
-    look."""
+    """Whether a path at which no program was found is a directory, or is below a directory that
+    this user may not search."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
@@ -190,8 +190,8 @@ class _Share:
             self.shares.leave_turn()
 
     def _share_settings(self) -> None:
-        """Gives a daemon that serves already the sources that it lacks, and tells what else it has
-        of another job."""
+        """Gives a daemon that serves already the sources that it lacks. Warns if another job has
+        started the daemon with other settings."""
         if self.config is None:
             return
         try:

@@ -115,8 +115,8 @@ class Warm:
     def _refuse_off(self) -> None:
         if self._view.switched_off:
             raise SessionError(
-                "everything is switched off: nothing is filled while /etc/monarch/disabled or the "
-                "configuration's switch_file exists"
+                "Monarch is switched off: no file is copied while /etc/monarch/disabled or the "
+                "configuration's switch_file exists; remove that file"
             )
 
     def _ask_for_directories(self) -> None:

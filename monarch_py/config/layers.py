@@ -1,8 +1,8 @@
 """The layers of a configuration: the site's file, the user's file, the environment, the command
 line.
 
-Key by key, the last layer that has a key decides. The keys of an inner mapping (`source_limits`)
-count one by one; a list (`sources`, `hierarchy`) is taken as a whole.
+For each key, the last layer that has it decides. The keys of an inner mapping (`source_limits`)
+are decided one by one; a list (`sources`, `hierarchy`) is taken as a whole.
 """
 
 import os
@@ -30,7 +30,7 @@ class Layer:
     """What one layer says.
 
     name : "site", "user", "environment" or "command line"
-    given : the keys that it has, by the names of their fields
+    given : its keys and their values, by the names of the fields in Config
     top : the spot of its document
     """
 
@@ -41,10 +41,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """All layers of a configuration, the lowest first, and what they say together.
+    """All layers of a configuration, the lowest first, and their merged values.
 
-    top : a spot whose keys and items are where the deciding layers have them
-    file : the file whose session serves: the one that says where the tiers are
+    top : a spot from which one finds, for each key and item, the line of the layer that decides
+    file : the file that says where the tiers are; the daemon's session is that of this file
     """
 
     layers: tuple[Layer, ...]
@@ -199,7 +199,7 @@ def _together(layers: Sequence[Layer]) -> Layers:
 def _lay_over(
     given: dict[str, Any], spots: dict[Way, Spot], layer: Layer, name: str, attribute: str
 ) -> None:
-    """Lays a key of a layer over what lower layers say of it."""
+    """Sets a key to a layer's value, which replaces or extends the value of lower layers."""
     value, below = layer.given[attribute], given.get(attribute)
     ours = {way: at for way, at in layer.top.document.spots.items() if way[:1] == (name,)}
     if isinstance(value, Keys) and isinstance(below, Keys):
@@ -222,8 +222,8 @@ def _as_described(
     spots: dict[Way, Spot],
     ours: dict[Way, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """The named datasets. Each one of which nothing but the path is said gets the keys that a lower
-    layer has for the same path. `ours` gets their spots."""
+    """The named datasets. A dataset with no key but its path gets the keys that a lower layer has
+    for the same path, and `ours` gets the spots of these keys."""
     known = {source.path: (number, source) for number, source in enumerate(below)}
     found = []
     for at, source in enumerate(named):
@@ -245,6 +245,6 @@ def no_dataset(site: Path) -> ConfigError:
     """The error to raise if the site's configuration leaves the datasets to its users, and there is
     none."""
     return ConfigError(
-        f"no dataset is named, and {site} leaves that to you; set MONARCH_SOURCE=/the/dataset, or"
+        f"no dataset is named, and {site} names none either; set MONARCH_SOURCE=/the/dataset, or"
         " give --source /the/dataset"
     )

@@ -104,8 +104,8 @@ def refuse_replaceable(mount_point: Path) -> None:
 def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
     """The message for a tier that another daemon holds.
 
-    config : configuration of the daemon that must do without the tier; None for a command that
-        works without a daemon
+    config : configuration of the daemon that wants the tier; None for a command that works without
+        a daemon
     """
     whose = f"the daemon of {holder.config} ({holder})" if holder.config else str(holder)
     held = f"tier {mount_point} is held by {whose}"
@@ -153,7 +153,7 @@ class Tier:
         self.files = 0
         # Copies that took more than their rounded size: copy number -> bytes beyond that size.
         self._excess: dict[int, int] = {}
-        self.cap_bytes: int | None = None  # set once the disk was full before the quota was
+        self.cap_bytes: int | None = None  # set once the disk was full before the quota was used up
         # Free memory: the bytes at the last look, the time of the next look, and how many bytes
         # were filled since the last look, less those removed since then.
         self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
@@ -370,8 +370,8 @@ class Tier:
         self._filled_bytes -= took
 
     def note_full(self) -> None:
-        """Limits the tier to the copies that it has now, because the disk was full before the quota
-        was."""
+        """Limits the tier to the copies that it has now, because the disk is full before the quota
+        is used up."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
     def is_on(self, device: int) -> bool:
