@@ -99,7 +99,7 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
             reach[of] = np.maximum.accumulate(reach[of])
     between = rising.offset[1:] - reach[:-1]
     apart = (between > gap) | (np.diff(rising.file) != 0)
-    # Joining two long extents would be in vain: `pieces` cuts the read again.
+    # Do not join two long extents, because `pieces` would cut the read again.
     apart |= (between >= 0) & (np.minimum(rising.length[:-1], rising.length[1:]) >= PIECE)
     return np.concatenate([[0], np.flatnonzero(apart) + 1])
 

@@ -12,14 +12,12 @@ from monarch_py.errors import ConfigError
 
 # The names of classes that deal to the ranks what they iterate over: torch's and accelerate's.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
-# The packages of these classes and of DataLoaders. Nobody else's variables are looked at: until
-# Python 3.13, a look keeps the objects of the caller until its function ends.
+# The packages of these classes and of DataLoaders. Only variables of their functions are examined:
+# before Python 3.13, examining a function's variables keeps the objects alive until it ends.
 PACKAGES = frozenset(
     {"torch", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"}
 )
-_TWICE = (
-    "these batches are already one rank's, and {who} would deal them to the ranks again; {mend}"
-)
+_TWICE = "it yields only this rank's batches, and {who} would deal them to the ranks again; {mend}"
 _MENDS = {
     "BatchSamplerShard": "do not pass this loader to accelerator.prepare",
     "DistributedSampler": "pass the sampler to DataLoader as batch_sampler and nothing else, and"
@@ -38,8 +36,8 @@ def _twice(who: str) -> ConfigError:
 
 
 def refuse_sampler(files: Any) -> None:
-    """Raises ConfigError if `files` is a sampler. Lightning makes batch samplers anew, with a
-    sampler of its own as the first argument, where the files belong."""
+    """Raises ConfigError if `files` is a sampler. Lightning constructs batch samplers again, and
+    passes its own sampler as the first argument, which should be the files."""
     if _sharding(files) is not None:
         raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):
@@ -50,7 +48,8 @@ def refuse_sampler(files: Any) -> None:
 
 
 def other_length(samples: int, dataset: Any) -> ConfigError | None:
-    """The error of a dataset that has not as many samples as the sampler; None if it has."""
+    """The error for a dataset whose number of samples differs from the sampler's; None if they are
+    equal."""
     if not hasattr(dataset, "__len__") or len(dataset) == samples:
         return None
     return ConfigError(
@@ -60,8 +59,9 @@ def other_length(samples: int, dataset: Any) -> ConfigError | None:
 
 
 def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
-    """The error of a caller that shards what it iterates over, or of a DataLoader that delivers
-    batches out of order or whose dataset has not so many samples; None if the caller is neither."""
+    """The error for a caller that deals the batches to the ranks again, or for a DataLoader that
+    delivers batches out of order or whose dataset has another number of samples; None for any other
+    caller."""
     if frame is None or frame.f_globals.get("__name__", "").split(".")[0] not in PACKAGES:
         return None
     who = _sharding(frame.f_locals.get("self"))
@@ -70,7 +70,7 @@ def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     loader = frame.f_locals.get("loader")
     if getattr(loader, "in_order", True) is False and getattr(loader, "num_workers", 0) > 0:
         return ConfigError(
-            "in_order: with False, it is unknown which batches were delivered, and which weight a"
-            " batch has; remove it"
+            "in_order: with False, the sampler cannot know which batches were delivered, and the"
+            " weight of a batch; remove in_order=False"
         )
     return other_length(samples, getattr(loader, "dataset", None))

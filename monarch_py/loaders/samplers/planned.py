@@ -58,7 +58,7 @@ def _sampler(plan: Plan, part: PlanPart, rank: int | None) -> ScheduledSampler:
         )
     if not order.set_epoch:
         raise ConfigError(
-            f"set_epoch: {part.name!r} repeats one order in all epochs, which no sampler does;"
+            f"set_epoch: {part.name!r} repeats one order in all epochs, but samplers do not;"
             " write 'set_epoch: true'"
         )
     more: dict[str, Any] = {

@@ -48,7 +48,7 @@ class State:
         names = {each.name for each in fields(cls)}
         if not isinstance(text, dict) or text.get("monarch") != VERSION or names - text.keys():
             raise ConfigError(
-                "state: not a state of Monarch's samplers; give state_dict()'s result"
+                "state: it is not a state of Monarch's samplers; give state_dict()'s result"
             )
         for each in fields(cls):
             value, least = text[each.name], LEAST.get(each.name)
@@ -60,7 +60,7 @@ class State:
         state = cls(**{name: text[name] for name in names})
         if state.length != length:
             raise ConfigError(
-                f"state: it is of a dataset of {state.length} samples, and this one has {length};"
+                f"state: its dataset has {state.length} samples, but this one has {length};"
                 " load it with the same dataset"
             )
         return state
