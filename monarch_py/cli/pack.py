@@ -45,5 +45,5 @@ def pack(directory: Path, output: Path, *, index_only: bool) -> None:
     for name in made.changed[:NAMED]:
         warn(f"left out, since it {'differs' if index_only else 'changes'}: {name}")
     if len(made.changed) > NAMED:
-        warn(f"left out as well: {len(made.changed) - NAMED} other files")
+        warn(f"left out for the same reason: {len(made.changed) - NAMED} other files")
     sys.exit(1 if made.changed else 0)

@@ -74,8 +74,8 @@ def _keys() -> Iterator[bool]:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[View], None]]:
-    """Yields a function that shows a frame of a view: on a terminal in place of the last frame,
-    elsewhere below it."""
+    """Yields a function that shows a frame of a view. On a terminal, a frame replaces the last one;
+    elsewhere, it is printed below the last one."""
     out = console()
     if not out.is_terminal:
         yield lambda view: show(Group(view.frame(PIPE_WIDTH), ""))

@@ -132,7 +132,7 @@ def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> s
         f"{counted(progress.filled_files, 'file')} ({format_size(progress.filled_bytes)}) filled"
     )
     if progress.replaced_files:
-        filled += f", {progress.replaced_files} of them anew (replaced at the source)"
+        filled += f", {progress.replaced_files} of them again (replaced at the source)"
     if not wait:
         left = _to_fill(progress) - progress.filled_bytes
         filled += f", {progress.left_files} ({format_size(max(0, left))}) ordered"

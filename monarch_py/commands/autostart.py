@@ -24,8 +24,8 @@ from monarch_py.ipc.session import SessionDir, link_session
 from monarch_py.native import LIBRARY
 from monarch_py.util.processes import mapping
 
-# The descriptor of the claim, the file `starts`. It holds the times of the last starts, as C has
-# written them.
+# The descriptor of the claim, the file `starts`. The file holds the times of the last starts, in
+# the format of the library's C code.
 CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 
 

@@ -233,8 +233,8 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
     """Provides a daemon that no run ends. Returns its process, or None if a daemon serves already.
     Raises SessionError if the new daemon does not come up.
 
-    kind : as in `lifecycle.serve`. Without one, a daemon that serves already does not end because
-        it is idle
+    kind : as in `lifecycle.serve`. If it is "", a daemon that serves already stays from now on,
+        even if it is idle
     """
     session = SessionDir.of(config_file)
     with turn(session) as shares:
@@ -265,7 +265,7 @@ def seen_others(session: SessionDir) -> Iterator[list[str]]:
         if not can_see(found.get("pid_namespace", 0)):
             raise SessionError(
                 "the daemon runs outside this container (in another PID namespace), so that this"
-                " command cannot see which jobs use it; give the command there, or with --force"
+                " command cannot see which jobs use it; run the command there, or with --force"
             )
         running = jobs_of(PROC / str(each.pid) for each in shares.commands())
         yield sorted({*running, *Jobs(session).others()} - {own_job()})
@@ -292,12 +292,12 @@ def run_job(
 ) -> Outcome:
     """Runs the command under the library.
 
-    config : what `config_file` was read as; a daemon that serves already gets its sources
+    config : the configuration in `config_file`; a daemon that serves already gets its sources
     is_recorded : whether the report has its history and its files
 
     If a daemon of `monarch start` serves the configuration, it is used and left running. Otherwise
     the first run starts a daemon, and the last run that uses it ends it. If none can be started,
-    the command runs all the same and reads from the source. A signal that comes before the command
+    the command runs anyway and reads from the source. A signal that comes before the command
     runs ends this process (SystemExit) and the daemon that it started.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):

@@ -91,8 +91,8 @@ def site_file() -> Path | None:
 
 
 def default_file() -> Path | None:
-    """The configuration of a command that names none: the user's by MONARCH_CONFIG, or else the
-    site's. None if there is neither."""
+    """The configuration to use if the command line names none: the file that MONARCH_CONFIG names,
+    or else the site's. None if there is neither."""
     named = os.environ.get(USER)
     return Path(named) if named else site_file()
 
@@ -138,7 +138,7 @@ def _file_layer(name: str, path: Path, kind: str) -> Layer:
 
 
 def _sources_layer(name: str, where: str, paths: Sequence[str]) -> Layer:
-    """The layer of datasets that a variable or an option names; it has no lines."""
+    """The layer of datasets that a variable or an option names. Its values have no line numbers."""
     at = yaml.Mark(where, 0, -1, 0, None, 0)
     items = [yaml.ScalarNode("tag:yaml.org,2002:str", path, at, at) for path in paths]
     key = yaml.ScalarNode("tag:yaml.org,2002:str", "sources", at, at)
@@ -149,8 +149,8 @@ def _sources_layer(name: str, where: str, paths: Sequence[str]) -> Layer:
 
 
 def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
-    """Turns the last level of a hierarchy into the source, where it has no quota: in a
-    configuration of the original Monarch, it is the dataset itself."""
+    """If the last level of the hierarchy has no quota, makes it the source: in configurations of
+    the original Monarch, the last level is the dataset itself."""
     tiers = given.get("tiers", ())
     level = top.of("hierarchy").of(len(tiers) - 1)
     if not tiers or "max_storage_quota" in level:

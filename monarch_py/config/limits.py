@@ -80,8 +80,8 @@ def _check_quotas(config: Config, top: Spot) -> None:
 
 
 def _shares(mount_point: Path, directory: Path) -> bool:
-    """Whether a tier lies below a directory, perhaps on a file system of its own (a data set of
-    ZFS, a subvolume), or on the directory's file system."""
+    """Whether a directory's limit applies to a tier: the tier is below the directory, even if it is
+    another file system (a ZFS dataset, a subvolume), or on the directory's file system."""
     if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
         return True
     device = _device(directory)

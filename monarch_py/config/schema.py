@@ -91,8 +91,8 @@ Reads = Annotated[int, Meta(ge=1, le=256, title="reads")]
 Operations = Annotated[int, Meta(ge=1, title="operations per second")]
 # `disk` is the word for file_system in older configurations of the original Monarch.
 TierKind = Annotated[str, choice("ram", "ssd", "file_system", disk="file_system")]
-PackFile = Annotated[Path, file("name what `monarch pack` has written")]
-PlanFile = Annotated[Path, file("name what `monarch plan make` has written")]
+PackFile = Annotated[Path, file("name a tar that `monarch pack` has written")]
+PlanFile = Annotated[Path, file("name a file that `monarch plan make` has written")]
 SwitchFile = Annotated[Path, Kind(path, f"path of at most {MAX_SWITCH_FILE_BYTES} bytes", TEXT)]
 AnyFile = Annotated[Path, file("write its name")]
 

@@ -258,7 +258,7 @@ class _Model:
         yield what, replace(now, tiers=larger)
 
     def _kept_policy(self) -> str:
-        """The daemon's policy where it makes copies without a plan."""
+        """The policy of a daemon that makes copies without following a plan."""
         return "first-fit" if self._run.nodes == 1 else "hash"
 
     def seconds(self, machine: _Machine) -> float:

@@ -21,7 +21,7 @@ from monarch_py.util.units import MIB, format_size
 SIZE, LETTERS = (4.8, 3.0), 11
 # The colour of text and axes, which is replaced by the colour of the page's text.
 INK = "#010203"
-# Colours that stand out from white and from black, and dashes for those who cannot tell them apart.
+# Colours that are visible on white and on black, and dash patterns for colour-blind readers.
 STYLES = (("#3b82f6", "-"), ("#e8590c", "--"), ("#2f9e44", ":"))
 # Identifiers that matplotlib numbers anew in each figure, and that nothing refers to.
 NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')

@@ -242,7 +242,7 @@ def load(file: Path) -> Recorded:
 
 
 def _check_kind(file: Path, found: Any) -> None:
-    """Raises MonarchError for JSON of Monarch that has no history."""
+    """Raises MonarchError if a JSON document of Monarch is not a report with a history."""
     if not isinstance(found, dict) or not found.keys() & {"schema", "exit_status"}:
         raise MonarchError(f"{file}: is not a report of Monarch; {HOW}")
     if "schema" not in found:

@@ -36,9 +36,9 @@ MARGIN_BYTES = 1 << 20
 # Room kept free for a catalog that grows on the tier's file system; never more than half of the
 # file system. It is enough for three million files [bytes].
 CATALOG_BYTES = 1 << 30
-# Asking for free memory takes a millisecond, and asking for the size of the directory takes several
-# calls, while small files are placed in a thousand portions a second. So each answer is kept for
-# LOOK_S [s], but free memory is asked for again once LOOK_BYTES were filled.
+# Reading the free memory takes a millisecond, and reading the size of the directory takes several
+# calls. The daemon places small files in up to a thousand portions a second, so it keeps each value
+# for LOOK_S [s]. It reads the free memory again once LOOK_BYTES were filled.
 LOOK_S, LOOK_BYTES = 0.05, 64 << 20
 # Errors that say nothing about a tier: the process or the node has no descriptor left for now.
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
@@ -201,7 +201,7 @@ class Tier:
         number. Files with other names are not ours.
 
         is_sound : whether it is a regular file of this user, with one name and the mode of a copy.
-            Anything else comes from others, and a FIFO or a link would mislead its reader.
+            Anything else was not made by Monarch, and a FIFO or a link would mislead its reader.
         """
         # A generator, because the process would keep the memory of a list of a million tuples.
         listed = np.fromiter(self._looks(), dtype=LISTED)

@@ -116,8 +116,8 @@ class GroupReader:
         """
         self._tasks += 1
         low, high = int(samples[0]), int(samples[-1]) + 1
-        # The numbers of a large group would fill the pipe, and this process would wait for a read
-        # of it. So a range is sent as its bounds.
+        # The numbers of a large group would fill the pipe, and this process would block until the
+        # other one has read them. So a range is sent as its bounds.
         some = None if high - low == len(samples) else samples
         try:
             self._link.send(Task(self._tasks, slot, low, high, some))

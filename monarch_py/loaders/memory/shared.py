@@ -81,8 +81,8 @@ class SharedMemory:
         return fd
 
     def _open(self, line: str) -> int | None:
-        """Returns a descriptor of the memory, opened through the process of a line; None if that
-        process no longer has the memory."""
+        """Returns a descriptor of the memory, opened through /proc of the process that the line of
+        the list names; None if that process no longer has the memory."""
         pid, _, number, inode = line.split()
         with suppress(OSError):
             fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)

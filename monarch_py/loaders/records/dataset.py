@@ -70,8 +70,9 @@ class RecordDataset:
     index : the index of the files below `path`, or the path of one made by `monarch plan index`; by
         default the constructor makes it, for which it reads the tables of all files
     length : how many samples the plan has; ConfigError is raised if the dataset has another number
-    join : the most unwanted bytes between two samples over which one read may go on. 'auto' allows
-        as many as can be read faster than by another request; each process times two reads for it
+    join : the largest gap of unwanted bytes between two samples that one read may include. 'auto'
+        allows a gap if reading it is faster than another request; each process times two reads to
+        find the limit
     in_flight : the most reads that are under way at once
 
     Raises MonarchError, which names the file, if a file is missing, cannot be read or decoded, or
@@ -335,7 +336,8 @@ class RecordDataset:
                 part.finish(content, table)
 
     def _read_extents(self, extents: Extents) -> None:
-        """Reads extents whose `start` is an address, of at most MOST_OPEN files at once."""
+        """Reads extents into memory; each `start` is an address. Opens at most MOST_OPEN files at
+        once."""
         if self.index.files > MOST_OPEN:
             numbers = np.unique(extents.file)
             for begin in range(0, len(numbers), MOST_OPEN):

@@ -60,8 +60,8 @@ class Joined:
 def join(extents: Extents, gap: int) -> Joined:
     """Returns the reads that bring the extents.
 
-    gap : the most unwanted bytes between two extents over which one read goes on. Two extents that
-        overlap are always joined; two that do not are left apart if both have PIECE bytes or more
+    gap : the largest gap of unwanted bytes between two extents that one read may include. Extents
+        that overlap are always joined; others stay apart if both have PIECE bytes or more
     """
     if not len(extents):
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)

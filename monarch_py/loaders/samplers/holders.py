@@ -142,7 +142,7 @@ def kept_by_daemons(
     """Returns the nodes that hold each sample, (samples, any), if daemons keep files of their
     sources.
 
-    nodes : how many there are, all with the quotas of this one, and in the daemons' order
+    nodes : the number of nodes; all have this node's quotas, and are numbered as the daemons are
     config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
     others : further files that daemons keep, which take room if not all files fit
     extra : whether nodes with room left hold second copies

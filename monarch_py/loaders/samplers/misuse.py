@@ -1,8 +1,8 @@
 """Detects callers that would deal samples to ranks twice, deliver batches out of order, or read
 another dataset.
 
-A batch sampler is not told who uses it. But its user calls `__iter__` or `__len__`, and the local
-variables of the calling function show what that user is.
+A batch sampler does not know which loader uses it. But the loader calls `__iter__` or `__len__`,
+and the local variables of the calling function show which loader it is.
 """
 
 from types import FrameType
@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch_py.errors import ConfigError
 
-# The names of classes that deal to the ranks what they iterate over: torch's and accelerate's.
+# The names of classes that deal the items of a sampler to the ranks: torch's and accelerate's.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
 # The packages of these classes and of DataLoaders. Only variables of their functions are examined:
 # before Python 3.13, examining a function's variables keeps the objects alive until it ends.
@@ -42,7 +42,7 @@ def refuse_sampler(files: Any) -> None:
         raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):
         raise ConfigError(
-            f"files: got a {type(files).__name__}, and this sampler draws the order itself; give"
+            f"files: got a {type(files).__name__}, but this sampler draws the order itself; give"
             " the paths of the files, or the dataset"
         )
 
@@ -70,7 +70,7 @@ def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     loader = frame.f_locals.get("loader")
     if getattr(loader, "in_order", True) is False and getattr(loader, "num_workers", 0) > 0:
         return ConfigError(
-            "in_order: with False, the sampler cannot know which batches were delivered, and the"
-            " weight of a batch; remove in_order=False"
+            "in_order: with False, the sampler cannot know which batches were delivered, or which"
+            " weight a batch has; remove in_order=False"
         )
     return other_length(samples, getattr(loader, "dataset", None))

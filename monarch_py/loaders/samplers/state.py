@@ -13,7 +13,8 @@ LEAST = {"epoch": 0, "done": 0, "per_step": 1, "ranks": 1, "length": 1, "epochs"
 
 @dataclass(frozen=True)
 class State:
-    """The global batches that come next, which do not depend on the number of ranks that continue.
+    """The position of a training. It counts global batches, so it does not depend on the number of
+    ranks that continue.
 
     epoch : the running epoch;  done : how many of its steps were delivered
     per_step : samples of a step on all ranks

@@ -138,7 +138,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    # The type is told by its name, since torch need not be installed.
+    # Recognise the type by its name, since torch need not be installed.
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "is_cpu")
 
 

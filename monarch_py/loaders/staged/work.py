@@ -1,4 +1,4 @@
-"""The worker process: it reads batches into slots of the ring, and answers where arrays lie."""
+"""The worker process: it reads batches into slots of the ring, and reports where arrays are."""
 
 import os
 import pickle
