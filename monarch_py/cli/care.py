@@ -118,8 +118,8 @@ def _tell_out_of_use(sentences: list[str]) -> None:
 def clear(config_file: Path, force: bool) -> None:
     """Remove all copies from this configuration's tiers. The sources stay as they are.
 
-    In a job of a batch system, copies that other jobs use stay. Exits with 4 if a tier cannot be
-    read.
+    In a job of a batch system, the command keeps all copies if other jobs use the daemon. Exits
+    with 4 if a tier cannot be read.
     """
     config = checked(config_file, with_sources=False)
     connection = DaemonConnection(SessionDir.of(config.file))

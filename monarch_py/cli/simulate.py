@@ -104,7 +104,7 @@ def _list() -> None:
     daemon = {name: f"{SUMMARIES[name]} (On {where}.)" for name, where in DAEMON.items()}
     others = {name: text for name, text in SUMMARIES.items() if name not in DAEMON}
     scenarios = {name: load_scenario(path).name for name, path in shipped_scenarios().items()}
-    _print_named("Policies that the daemon uses today", daemon)
+    _print_named("Policies: used by the daemon today", daemon)
     _print_named("Other policies", others)
     _print_named("Scenarios", scenarios)
 

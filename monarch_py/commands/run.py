@@ -280,7 +280,9 @@ def leave_to_others(session: SessionDir) -> None:
 
 def listed_jobs(jobs: Sequence[str]) -> str:
     """Says that jobs use the daemon."""
-    return f"job {jobs[0]} uses it" if len(jobs) == 1 else f"jobs {', '.join(jobs)} use it"
+    if len(jobs) == 1:
+        return f"job {jobs[0]} uses the daemon"
+    return f"jobs {', '.join(jobs)} use the daemon"
 
 
 def run_job(

@@ -42,8 +42,9 @@ class Extents:
 class Joined:
     """The reads that bring a set of extents.
 
-    A read whose bytes do not lie in the caller's buffer as they lie in the file goes into a scratch
-    buffer, from which its extents are copied.
+    A read goes straight into the caller's buffer if all of its bytes are wanted there, in one piece
+    and in the file's order. Otherwise it goes into a scratch buffer, from which its extents are
+    copied.
 
     reads : the reads; `start` is a place in the caller's buffer or in the scratch buffer
     in_scratch : (reads,) bool, whether the read goes into the scratch buffer
@@ -72,7 +73,7 @@ def join(extents: Extents, gap: int) -> Joined:
     end = np.append(first[1:], len(rising))
     low = rising.offset[first]
     length = np.maximum.reduceat(rising.offset + rising.length, first) - low
-    # A read can go straight into the caller's buffer if its extents lie there as in the file.
+    # A read can go straight into the caller's buffer if its extents are contiguous there too.
     run = np.repeat(np.arange(len(first)), end - first)
     shift = rising.start - rising.offset
     same = np.logical_and.reduceat(shift == shift[first][run], first)

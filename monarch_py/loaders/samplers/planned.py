@@ -43,9 +43,10 @@ def sampler_of(
         loader = each.loader
         if loader.split in HELD_SPLITS and part in (None, each.name):
             return _sampler(loaded, each, rank)
+    named = "" if part is None else f" {part!r}"
     raise ConfigError(
-        f"part: {part or 'no part'} is dealt by holders in {plan}; write 'split: local_first' or"
-        " 'split: solar' there"
+        f"part: {plan} has no part{named} that is dealt by holders; make the plan again with"
+        " 'split: local_first' or 'split: solar' for the part"
     )
 
 
