@@ -51,7 +51,7 @@ class _OpenFiles(threading.Thread):
             while not self._is_over.wait(OPEN_S):
                 self._view.take_open(DaemonConnection(self._session).ask("open")["open"])
         except SessionError:
-            return  # the view's own question will fail too, and its error is reported
+            return  # the view's next request fails too, and reports the error
 
     def end(self) -> None:
         self._is_over.set()
