@@ -48,6 +48,7 @@ class TierError(MonarchError):
 
 
 class PolicyError(MonarchError):
-    """A policy's paper excludes jobs like this one; the message says what is missing."""
+    """A policy cannot work on this job, because the policy's paper excludes such jobs. The message
+    says what is missing."""
 
     exit_status: ClassVar[int] = 5

@@ -31,7 +31,7 @@ def _seconds(_context: Any, _parameter: Any, value: str) -> float:
 @click.argument("dataset", metavar="MODULE:DATASET")
 @click.option("--batch", type=click.IntRange(1), required=True, help="Samples of a batch.")
 @click.option(
-    "--step", callback=_seconds, required=True, help="What the training computes for a batch: 50ms."
+    "--step", callback=_seconds, required=True, help="Time to compute with a batch, such as 50ms."
 )
 @click.option(
     "--most", type=click.IntRange(1), default=16, show_default=True, help="The most workers to try."
@@ -43,7 +43,7 @@ def _seconds(_context: Any, _parameter: Any, value: str) -> float:
     show_default=True,
     help="How long to measure each number of workers.",
 )
-@click.option("--collate", metavar="MODULE:FUNCTION", help="Makes a batch of a list of samples.")
+@click.option("--collate", metavar="MODULE:FUNCTION", help="Function that makes a batch.")
 @as_json
 def workers(
     *,
@@ -57,9 +57,9 @@ def workers(
 ) -> None:
     """Name the fewest worker processes that bring batches fast enough.
 
-    MODULE:DATASET names a dataset, or a function that makes one. Its samples are read with 1, 2, 3
-    and more workers, until more are of no use. What a sample then costs is modelled by the number
-    of workers: waiting and computing apart, and by size.
+    MODULE:DATASET names a dataset, or a function that makes one. The command reads samples with 1,
+    2, 3 and more workers, until more workers do not help. It then models the time for a sample by
+    the number of workers and the size of the sample, separately for waiting and for computing.
     """
     from monarch_py.commands.advise import load_dataset, load_object, to_document
     from monarch_py.loaders.staged.measuring import advise as measure
@@ -89,7 +89,9 @@ def _show(document: dict[str, Any]) -> None:
     click.echo(f"Use {counted(document['workers'], 'worker')}.")
     if not document["is_enough"]:
         step = document["step_seconds"] * 1000
-        click.echo(f"More do not help, and the training will wait: its step takes {step:g} ms.")
+        click.echo(
+            f"More workers do not help; the training waits, since its step takes {step:g} ms."
+        )
 
 
 @advise.command(epilog=examples("monarch advise report run.json"))
@@ -100,7 +102,7 @@ def _show(document: dict[str, Any]) -> None:
 def report(run_file: Path, *, epochs: int | None, compute: float | None, as_json: bool) -> None:
     """Say what would have made a run faster, with the simulator's estimate.
 
-    RUN.JSON is what `monarch run --json` has written, or `monarch status --json --history`; - is
+    RUN.JSON is the output of `monarch run --json`, or of `monarch status --json --history`; - is
     standard input.
 
     \b
@@ -118,7 +120,7 @@ def report(run_file: Path, *, epochs: int | None, compute: float | None, as_json
     if advice.changes:
         print_table("", ("change", "time of the run", "saved"), saved(advice))
     else:
-        click.echo(f"Nothing that was simulated would have saved {WORTH:.0%} of this run's time.")
+        click.echo(f"No simulated change would have saved {WORTH:.0%} of this run's time.")
     click.echo(f"{compared(advice)} Assumptions:")
     for text in advice.assumptions:
         click.echo(f"- {text}")

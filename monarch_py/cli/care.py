@@ -83,7 +83,7 @@ def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
     """Check the copies against their checksums.
 
     Damaged and outdated copies are dropped, and made again when their files are read. Exits with 1
-    if there were any, and with 4 if a tier cannot be read.
+    if there were such copies, and with 4 if a tier cannot be read.
     """
     config = checked(config_file, with_sources=against_source)
     result = verify_copies(config, against_source=against_source)
@@ -118,8 +118,8 @@ def _tell_out_of_use(sentences: list[str]) -> None:
 def clear(config_file: Path, force: bool) -> None:
     """Remove all copies from this configuration's tiers. The sources stay as they are.
 
-    In a job of a batch system, copies that other jobs use stay. Exits with 4 if a tier cannot be
-    read.
+    In a job of a batch system, the command keeps all copies if other jobs use the daemon. Exits
+    with 4 if a tier cannot be read.
     """
     config = checked(config_file, with_sources=False)
     connection = DaemonConnection(SessionDir.of(config.file))
@@ -146,9 +146,9 @@ def clear(config_file: Path, force: bool) -> None:
 def sweep(stop: bool) -> None:
     """Remove what your killed daemons left on this node: shared memory, and copies in tiers.
 
-    Persistent tiers keep their copies. What a running daemon uses stays, unless --stop ends the
-    daemon: an epilog does that after the last job of a user. Exits with 1 if something stays that
-    should have gone.
+    Persistent tiers keep their copies. Shared memory and copies that a running daemon uses stay,
+    unless --stop ends the daemon: an epilog does that after a user's last job. Exits with 1 if
+    something could not be removed.
     """
     swept = sweep_node(stop=stop)
     for problem in swept.problems:

@@ -34,8 +34,8 @@ def config() -> None:
 def check(config_file: Path, sources: tuple[Path, ...]) -> None:
     """Check that a configuration can work on this node, without starting anything.
 
-    It is checked together with the site's. Exits with 2 and one sentence if it cannot work.
-    `monarch doctor` looks at the node too.
+    The site's configuration is checked with it. Exits with 2 and one sentence if the configuration
+    cannot work. `monarch doctor` checks the node too.
     """
     layers = read_layers(config_file, sources)
     checked(config_file, with_sources=not layers.lack_sources, sources=sources)
@@ -58,8 +58,9 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
 def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
     """Show each value of the configuration, and where it comes from.
 
-    The defaults come first, then the site's file, the user's, the environment (MONARCH_SOURCE), and
-    the command line: the last of them that has a key decides. Nothing is looked at on this node.
+    The defaults come first, then the site's file, the user's file, the environment (MONARCH_SOURCE)
+    and the command line. For each key, the last of them that has it decides. The command does not
+    check whether the values work on this node.
     """
     from monarch_py.config.shown import values
 
@@ -85,9 +86,9 @@ def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
 )
 @click.argument("old", type=click.Path(path_type=Path))
 def convert(output: Path, old: Path) -> None:
-    """Write the configuration OLD, of the original Monarch (YAML or JSON), with today's keys.
+    """Convert OLD, a configuration of the original Monarch (YAML or JSON), to today's keys.
 
-    What is not carried over is named on standard error, and as comments in what is written.
+    Keys that are not carried over are named on standard error and in comments of the new file.
     """
     from monarch_py.config.shown import as_yaml
 

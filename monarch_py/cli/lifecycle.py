@@ -178,7 +178,7 @@ def _tell(node: Node, config_file: Path) -> None:
 def start(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     """Start a daemon that stays until `monarch stop`.
 
-    A daemon that serves already gets the sources that it lacks.
+    If a daemon serves already, the command only adds the sources that this daemon lacks.
     """
     if (launch := _with_others(alone)) is not None:
         export_sources(sources)
@@ -199,7 +199,8 @@ def start(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
 
 
 def _tell_serving(connection: DaemonConnection, config_file: Path, config: Config) -> None:
-    """Tells the user of a daemon that serves already, and gives it the sources that it lacks."""
+    """Tells the user that a daemon serves already, and gives the daemon the sources that it
+    lacks."""
     serving = connection.ask("where")
     click.echo(f"a daemon serves this configuration already (process {serving['pid']})")
     for path in add_sources(connection, config.sources):
@@ -261,8 +262,8 @@ def _asked_to_stop(session: SessionDir) -> Identity:
 def stop(config_file: Path, force: bool) -> None:
     """Stop the daemon. Running jobs go on, and read from the source.
 
-    In a job of a batch system, a daemon that other jobs use too stays, for the last of them to
-    stop.
+    In a job of a batch system, the daemon stays if other jobs use it too, and the last of them
+    stops it.
     """
     session = SessionDir.of(config_file)
     Jobs(session).leave()
@@ -270,8 +271,8 @@ def stop(config_file: Path, force: bool) -> None:
         if others:
             leave_to_others(session)
             click.echo(
-                f"the daemon stays, because {listed_jobs(others)} too; `monarch stop --force` ends"
-                " it all the same"
+                f"the daemon stays, because {listed_jobs(others)} too; to end it anyway, run"
+                " `monarch stop --force`"
             )
         else:
             _stop(session)

@@ -79,7 +79,7 @@ def _on_socket(path: Path) -> Iterator[WSGIServer]:
             server = _UnixServer(str(path), _Quiet)  # type: ignore[arg-type]
         finally:
             os.umask(mask)
-    except OSError as error:  # that a path is too long has no number
+    except OSError as error:  # for a path that is too long, the error has no strerror
         raise MonarchError(
             f"{path}: cannot listen there ({error.strerror or error}); name another path"
         ) from None

@@ -104,7 +104,7 @@ as_json: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, 
 
 def _named_sources(context: Any, _parameter: Any, value: tuple[Path, ...]) -> tuple[Path, ...]:
     if any(":" in str(path) for path in value):
-        raise click.BadParameter("a path with a colon must stand in a configuration")
+        raise click.BadParameter("a path with a colon can be given only in a configuration file")
     return tuple(Path(os.path.abspath(path)) for path in value)
 
 
@@ -127,8 +127,9 @@ def export_sources(sources: tuple[Path, ...]) -> None:
 
 
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
-    """Loads the configuration as `checked` does, and makes its name mean the session that serves
-    it. If that was another one, sweeps what a killed daemon has left there."""
+    """Loads the configuration as `checked` does. If it uses the tiers of another file, such as the
+    site's, links its session to the session of that file. Before that, sweeps a session of its own
+    that a killed daemon has left."""
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)
     if own.path != SessionDir.of(config.file).path and own.control.exists():

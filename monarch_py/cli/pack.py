@@ -24,12 +24,13 @@ NAMED = 10
 @click.option(
     "--index-only",
     is_flag=True,
-    help="Leave the tar as it is, and write the index of those members that DIR has unchanged.",
+    help="Leave the tar as it is, and index the members whose files in DIR have not changed.",
 )
 def pack(directory: Path, output: Path, *, index_only: bool) -> None:
     """Put the files of DIR into one tar, with an index beside it.
 
-    With `pack: TAR` at a source, the daemon makes copies of many files by one read of the tar.
+    If the configuration names the tar (`pack: TAR` of a source), the daemon copies many files with
+    one read of the tar.
     Exits with 1 if files are left out of the index.
     """
     from monarch_py.packs.index import index_path
@@ -44,5 +45,5 @@ def pack(directory: Path, output: Path, *, index_only: bool) -> None:
     for name in made.changed[:NAMED]:
         warn(f"left out, since it {'differs' if index_only else 'changes'}: {name}")
     if len(made.changed) > NAMED:
-        warn(f"left out as well: {len(made.changed) - NAMED} others")
+        warn(f"left out for the same reason: {len(made.changed) - NAMED} other files")
     sys.exit(1 if made.changed else 0)

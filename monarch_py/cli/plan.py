@@ -58,7 +58,7 @@ def index(
     record_bytes: int | None,
     header_bytes: int,
 ) -> None:
-    """Find where the samples of a dataset lie.
+    """Find the position of each sample of a dataset.
 
     KIND is image_folder, files, tfrecord, webdataset, hdf5 or fixed (records of one size).
 
@@ -123,7 +123,7 @@ def _summary(plan: Plan) -> str:
 
 
 @plan.command(
-    short_help="Show how often each node reads what, and from where.",
+    short_help="Show how often files are read, and from where.",
     epilog=examples("monarch plan show plan.npz --quota 200GiB"),
 )
 @click.argument("plan_file", metavar="PLAN", type=_PATH)
@@ -138,7 +138,7 @@ def _summary(plan: Plan) -> str:
 def show(
     *, plan_file: Path, node: int, quota: int | None, picture: Path | None, as_json: bool
 ) -> None:
-    """Show how often each node reads what, what it owns, and from where each epoch reads."""
+    """Show how often a node reads its files, how many each node owns, and where bytes come from."""
     from monarch_py.commands.figures import figures_of
     from monarch_py.plan.plan import Plan
 
@@ -172,7 +172,7 @@ def _print(figures: Figures, grain: str) -> None:
     click.echo()
     rows = [[k, *map(format_size, read)] for k, read in enumerate(figures.epochs.tolist())]
     columns = ["epoch", *PLACES]
-    print_table("What all nodes read in each epoch, by where it comes from", columns, rows, left=0)
+    print_table("Bytes that all nodes read in each epoch, by origin", columns, rows, left=0)
 
 
 def _draw(figures: Figures, picture: Path) -> None:

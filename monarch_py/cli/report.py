@@ -24,13 +24,14 @@ run_argument: Callable[[Any], Any] = click.argument(
 epochs_option: Callable[[Any], Any] = click.option(
     "--epochs",
     type=click.IntRange(1, 1000),
-    help="How many epochs the run has had.  [default: by its plan, or opens by files]",
+    help="Number of epochs of the run.  [default: from its plan, or opens divided by files]",
 )
 compute_option: Callable[[Any], Any] = click.option(
     "--compute",
     callback=_rate,
     metavar="RATE",
-    help="What the training reads if nothing delays it: 300MiB/s.  [default: as measured]",
+    help="Rate at which the training reads if nothing delays it, such as 300MiB/s.  [default:"
+    " measured]",
 )
 
 
@@ -51,8 +52,8 @@ compute_option: Callable[[Any], Any] = click.option(
 def report(run_file: Path, output: Path, epochs: int | None, compute: float | None) -> None:
     """Make a page of a run: throughput, hit ratio, stalls, files, and what to change.
 
-    The page is one HTML file that needs no network. RUN.JSON is what `monarch run --json` has
-    written, or `monarch status --json --history`; - is standard input.
+    The page is one HTML file that needs no network. RUN.JSON is the output of `monarch run --json`,
+    or of `monarch status --json --history`; - is standard input.
     """
     from monarch_py.report.advice import advise
     from monarch_py.report.page import check_packages, page

@@ -25,7 +25,7 @@ def console() -> Console:
 
 
 def show(what: RenderableType) -> None:
-    """Prints `what` without the blanks with which rich fills lines."""
+    """Prints `what` without the trailing blanks that rich adds to lines."""
     out = console()
     with out.capture() as captured:
         out.print(what)

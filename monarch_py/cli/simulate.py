@@ -46,7 +46,7 @@ def _scenario_file(given: str) -> Path:
     "-p", "--policy", "policies", multiple=True, help="Simulate only this policy; may be repeated."
 )
 @click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw the times, and where bytes came from."
+    "--plot", type=click.Path(path_type=Path), help="Draw times and origins of bytes to this file."
 )
 @click.option("--list", "lists", is_flag=True, help="List the policies and the scenarios.")
 @as_json
@@ -104,7 +104,7 @@ def _list() -> None:
     daemon = {name: f"{SUMMARIES[name]} (On {where}.)" for name, where in DAEMON.items()}
     others = {name: text for name, text in SUMMARIES.items() if name not in DAEMON}
     scenarios = {name: load_scenario(path).name for name, path in shipped_scenarios().items()}
-    _print_named("Policies: what the daemon does today", daemon)
+    _print_named("Policies: used by the daemon today", daemon)
     _print_named("Other policies", others)
     _print_named("Scenarios", scenarios)
 

@@ -51,7 +51,7 @@ class _OpenFiles(threading.Thread):
             while not self._is_over.wait(OPEN_S):
                 self._view.take_open(DaemonConnection(self._session).ask("open")["open"])
         except SessionError:
-            return  # the view's own question will fail too, and its error is reported
+            return  # the view's next request fails too, and reports the error
 
     def end(self) -> None:
         self._is_over.set()
@@ -74,8 +74,8 @@ def _keys() -> Iterator[bool]:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[View], None]]:
-    """Yields a function that shows a frame of a view: on a terminal in place of the last frame,
-    elsewhere below it."""
+    """Yields a function that shows a frame of a view. On a terminal, a frame replaces the last one;
+    elsewhere, it is printed below the last one."""
     out = console()
     if not out.is_terminal:
         yield lambda view: show(Group(view.frame(PIPE_WIDTH), ""))

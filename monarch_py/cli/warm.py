@@ -118,9 +118,8 @@ def _forecast(progress: Progress, room: int) -> str:
     """What the command would do. room : what the tiers can still take [bytes]"""
     left = max(0, _to_fill(progress) - progress.filled_bytes)
     said = f"{counted(progress.left_files, 'file')} ({format_size(left)}) would be filled"
-    if left > room:
-        said += f", of which the tiers have room for {format_size(room)} now"
-    return f"{said}, {progress.there_files} ({format_size(progress.there_bytes)}) already there"
+    said += f", {progress.there_files} ({format_size(progress.there_bytes)}) already there"
+    return f"{said}; the tiers have room for {format_size(room)} now" if left > room else said
 
 
 def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> str:
@@ -133,7 +132,7 @@ def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> s
         f"{counted(progress.filled_files, 'file')} ({format_size(progress.filled_bytes)}) filled"
     )
     if progress.replaced_files:
-        filled += f", {progress.replaced_files} of them anew (replaced at the source)"
+        filled += f", {progress.replaced_files} of them again (replaced at the source)"
     if not wait:
         left = _to_fill(progress) - progress.filled_bytes
         filled += f", {progress.left_files} ({format_size(max(0, left))}) ordered"

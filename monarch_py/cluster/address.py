@@ -16,8 +16,8 @@ def is_loopback(address: str) -> bool:
 
 def serving_address(config: Config) -> str:
     """The address at which the other nodes reach this one: the address that `peers` of the
-    configuration names, or else the address to which the host's name resolves. If the latter is a
-    loopback or belongs to no interface, it is the first address of an interface.
+    configuration names, or else the address to which the host's name resolves. If that is a
+    loopback address or belongs to no interface, returns the first address of an interface.
 
     Raises ConfigError if the configuration names an interface that has no address.
     """

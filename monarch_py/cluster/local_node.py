@@ -33,8 +33,8 @@ LOOKS = 2
 class LocalNode:
     """This rank's node.
 
-    record : the list of the sources' files, on the rank that has made the list
-    began : when that rank began the list, on time.monotonic() [s]
+    record : the list of the sources' files, on the rank that made the list
+    began : when that rank began to list the sources, on time.monotonic() [s]
     process, lifeline : the daemon's process, and the descriptor whose closing ends the daemon;
         None until this rank has started the daemon
     """

@@ -97,7 +97,7 @@ def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
     infos = together(ranks, here.prepare)
     warnings = told_once((info.name, words) for info in infos for words in info.warnings)
     check_infos(infos)
-    # The ranks whose daemons run. The daemons are of one cluster, as `check_infos` has checked.
+    # The ranks whose daemons run. `check_infos` has checked that they belong to one cluster.
     running = [rank for rank, info in enumerate(infos) if info.running is not None]
     try:
         if not running:

@@ -24,17 +24,17 @@ from monarch_py.ipc.session import SessionDir, link_session
 from monarch_py.native import LIBRARY
 from monarch_py.util.processes import mapping
 
-# The descriptor of the claim, the file `starts`. It holds the times of the last starts, as C has
-# written them.
+# The descriptor of the claim, the file `starts`. The file holds the times of the last starts, in
+# the format of the library's C code.
 CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 
 
 def main() -> None:
-    """The arguments are the configuration and the file that was opened. The file is "" if a daemon
-    that served the program was killed."""
+    """The arguments are the configuration and the file that was opened. The second argument is ""
+    if the program needs a daemon because the daemon that served it was killed."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
-    is_started = True  # a start that has failed counts, because the next one would fail too
+    is_started = True  # a failed start counts too, because the next one would probably fail as well
     try:
         is_started = start(config_file, opened)
     except (MonarchError, OSError) as error:
@@ -65,8 +65,8 @@ def is_wished(config: Config) -> bool:
 
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
-    """Whether a program under the library has a file below one of the directories open. It may have
-    opened its only one since this process was started for another file."""
+    """Whether a program under the library has a file below one of the directories open. The program
+    may have opened such a file after the open for which this process was started."""
     for process in mapping(str(LIBRARY.resolve())):
         with suppress(OSError):  # the program has ended
             for fd in (process / "fd").iterdir():

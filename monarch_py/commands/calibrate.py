@@ -94,7 +94,7 @@ def _rate(work: Callable[[Path, float], int], paths: Sequence[Path], threads: in
 
 
 def _source_files(config: Config) -> list[tuple[Path, int]]:
-    """The files of the first source that its patterns select, with their sizes [bytes]."""
+    """The files that the first source's patterns select, with their sizes [bytes]."""
     source = config.sources[0]
     fits = PathFilter(source.include, source.exclude)
 
@@ -214,7 +214,8 @@ def _curve_text(curve: Curve) -> str:
 def scenario_text(config: Config, measured: Calibration) -> str:
     """The scenario (YAML): the measured values, and marked values that only the user knows.
 
-    The staging buffer stands for the memory of the readers. It gets the rates of the first tier.
+    The scenario's staging buffer represents the memory of the readers, with the rates of the first
+    tier.
     """
     staging = min(GIB, max(64 * MIB, config.tiers[0].quota_bytes // 8))
     # No more threads than were measured, because rates for more threads are unknown. The daemon

@@ -18,7 +18,8 @@ JOB_DIRECTORIES = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
 USUAL = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay"})
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
-# Tiers get a quarter of the free memory, since the job needs most of it, and 0.8 of free disks.
+# Tiers get a quarter of the free memory, since the job needs most of it, and 0.8 of the free space
+# of disks.
 MEMORY_PART, DISK_PART = 4, 0.8
 # The smallest quota of a tier; a place that allows less does not become a tier [bytes].
 LEAST_BYTES = 64 * MIB
@@ -43,7 +44,7 @@ class LocalPlace:
     """A directory on this node in which copies can be made.
 
     kind : the type of its file system;  device : the file system's device number
-    free_bytes : the free space, or for memory as much of it as may be used [bytes]
+    free_bytes : the free space; for memory, the part of it that copies may use [bytes]
     """
 
     path: Path
@@ -54,22 +55,25 @@ class LocalPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """kind : the type of its file system;  source : what is mounted, as the kernel names it"""
+    """A mounted file system.
+
+    kind : its type;  source : the device or the name that the kernel shows for it
+    """
 
     path: Path
     kind: str
     source: str
 
     def pool(self, device: int) -> str:
-        """Names what shares its room: subvolumes of btrfs and datasets of ZFS have devices of
-        their own, and one room."""
+        """The name of the pool of space that the file system uses. Subvolumes of btrfs and datasets
+        of ZFS have different device numbers, but share one pool."""
         if self.kind == "btrfs":
             return self.source
         return self.source.partition("/")[0] if self.kind == "zfs" else str(device)
 
 
 def _mounts() -> Iterator[_Mount]:
-    """What is mounted on this node."""
+    """Yields the file systems that are mounted on this node."""
     try:
         table = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
     except OSError:
@@ -95,8 +99,8 @@ def _place(path: Path, kind: str) -> LocalPlace | None:
 
 
 def local_disks(taken: Collection[int]) -> list[LocalPlace]:
-    """The places on local disks, the one with most room first, each with room of its own. A
-    directory that the batch system names goes before the usual ones.
+    """One place on each local disk, the one with the most room first. Directories that the batch
+    system names are preferred to the usual ones.
 
     taken : the devices that hold sources, which are left out
     """
@@ -117,8 +121,8 @@ def local_disks(taken: Collection[int]) -> list[LocalPlace]:
 
 
 def _answers(path: Path, hung: Sequence[Path]) -> bool:
-    """Whether it is a directory that this user can look at. Path.is_dir raises an error for a
-    directory in a closed one."""
+    """Whether the path is a directory that this user can examine. (Path.is_dir raises an error for
+    a directory below one that this user may not search.)"""
     return path not in hung and os.path.isdir(path)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from monarch_py.config.layers import SITE
 from monarch_py.native import LIBRARY
 
-# The directory of an installation that holds nothing but the command: `bin` may hold an
-# interpreter, and other commands, which would hide the user's.
+# The directory of an installation that contains only the command. `bin` may also contain an
+# interpreter and other commands, which would hide the user's.
 COMMANDS = Path("share/monarch/bin")
 
 HELP = (

@@ -1,7 +1,6 @@
-"""What `monarch report` needs of a daemon beside its status: its history, and where the files are.
+"""Adds to a daemon's status what `monarch report` needs: the history, and where the files are.
 
-The files are counted in this process, from the catalog in shared memory, so that it costs the
-daemon nothing.
+This process counts the files in the catalog in shared memory, so that the daemon has no work.
 """
 
 import os
@@ -44,8 +43,8 @@ def record(connection: DaemonConnection, report: dict[str, Any]) -> dict[str, An
 
 
 def _room(tier: dict[str, Any]) -> int:
-    """What a tier could hold if its quota did not limit it [bytes]: what it holds, and what its
-    file system has left."""
+    """The bytes that a tier could hold without its quota: those of its copies, and the free space
+    of its file system."""
     try:
         system = os.statvfs(tier["mount_point"])
     except OSError:  # not here
@@ -54,9 +53,9 @@ def _room(tier: dict[str, Any]) -> int:
 
 
 def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
-    """Returns the field `files` of a report. A group is a run of entries, and entries of one
-    directory follow each other, because the scan finds them so; groups are in the order of their
-    first paths."""
+    """Returns the field `files` of a report. A group is a run of consecutive catalog entries. The
+    scan adds a directory's files one after the other, so a group has files of few directories.
+    Groups are sorted by their first paths."""
     ids = np.flatnonzero(catalog.entries["kind"] == Kind.FILE).astype(np.uint64)
     groups = min(MOST_GROUPS, len(ids))
     starts = (np.arange(groups) * len(ids) // max(1, groups)).astype(np.intp)

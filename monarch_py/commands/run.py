@@ -70,8 +70,8 @@ def why_unusable(name: str) -> Outcome | None:
 
 
 def _is_denied(path: str) -> bool:
-    """Whether a path at which no program was found is a directory, or lies where this user may not
-    look."""
+    """Whether a path at which no program was found is a directory, or is below a directory that
+    this user may not search."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
@@ -190,8 +190,8 @@ class _Share:
             self.shares.leave_turn()
 
     def _share_settings(self) -> None:
-        """Gives a daemon that serves already the sources that it lacks, and tells what else it has
-        of another job."""
+        """Gives a daemon that serves already the sources that it lacks. Warns if another job has
+        started the daemon with other settings."""
         if self.config is None:
             return
         try:
@@ -233,8 +233,8 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
     """Provides a daemon that no run ends. Returns its process, or None if a daemon serves already.
     Raises SessionError if the new daemon does not come up.
 
-    kind : as in `lifecycle.serve`. Without one, a daemon that serves already does not end because
-        it is idle
+    kind : as in `lifecycle.serve`. If it is "", a daemon that serves already stays from now on,
+        even if it is idle
     """
     session = SessionDir.of(config_file)
     with turn(session) as shares:
@@ -265,7 +265,7 @@ def seen_others(session: SessionDir) -> Iterator[list[str]]:
         if not can_see(found.get("pid_namespace", 0)):
             raise SessionError(
                 "the daemon runs outside this container (in another PID namespace), so that this"
-                " command cannot see which jobs use it; give the command there, or with --force"
+                " command cannot see which jobs use it; run the command there, or with --force"
             )
         running = jobs_of(PROC / str(each.pid) for each in shares.commands())
         yield sorted({*running, *Jobs(session).others()} - {own_job()})
@@ -280,7 +280,9 @@ def leave_to_others(session: SessionDir) -> None:
 
 def listed_jobs(jobs: Sequence[str]) -> str:
     """Says that jobs use the daemon."""
-    return f"job {jobs[0]} uses it" if len(jobs) == 1 else f"jobs {', '.join(jobs)} use it"
+    if len(jobs) == 1:
+        return f"job {jobs[0]} uses the daemon"
+    return f"jobs {', '.join(jobs)} use the daemon"
 
 
 def run_job(
@@ -292,12 +294,12 @@ def run_job(
 ) -> Outcome:
     """Runs the command under the library.
 
-    config : what `config_file` was read as; a daemon that serves already gets its sources
+    config : the configuration in `config_file`; a daemon that serves already gets its sources
     is_recorded : whether the report has its history and its files
 
     If a daemon of `monarch start` serves the configuration, it is used and left running. Otherwise
     the first run starts a daemon, and the last run that uses it ends it. If none can be started,
-    the command runs all the same and reads from the source. A signal that comes before the command
+    the command runs anyway and reads from the source. A signal that comes before the command
     runs ends this process (SystemExit) and the daemon that it started.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):

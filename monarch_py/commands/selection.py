@@ -48,7 +48,8 @@ class PathSelection:
         self.ids: Ids = np.zeros(0, dtype=np.uint64)
         self.unknown: dict[Place, str] = {}
         self._named: list[int] = []
-        # What the user wrote for each named file, by entry, and for each named directory.
+        # The texts that the user wrote: for each named file, by its entry, and for each named
+        # directory.
         self._texts: dict[int, str] = {}
         self._directories: dict[Place, str] = {}
         # For each directory: how many files were found below it, and how many of them are excluded.

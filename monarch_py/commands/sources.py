@@ -9,8 +9,8 @@ from monarch_py.ipc.connection import DaemonConnection
 
 # The message for a daemon that another job has started with other settings.
 OTHERS_SETTINGS = (
-    "the daemon that runs was started with other settings than {} has; they apply after `monarch"
-    " stop`"
+    "the running daemon was started with other settings than those of {}, which apply only after"
+    " `monarch stop`"
 )
 
 
@@ -32,8 +32,9 @@ def _is_added(connection: DaemonConnection, source: SourceConfig) -> bool:
 
 
 def settings_differ(connection: DaemonConnection, config: Config) -> bool:
-    """Whether the running daemon has other settings than the configuration, or serves one of its
-    sources with others, although the files that it read are the same as at its start."""
+    """Whether the running daemon has other settings than the configuration, or serves one of the
+    configuration's sources with other settings. False if the daemon's own files have changed since
+    its start, since another warning tells of that."""
     found = connection.ask("where")
     served = [SourceConfig.from_words(words) for words in found.get("described", [])]
     return bool(found["is_current"]) and (
@@ -43,6 +44,7 @@ def settings_differ(connection: DaemonConnection, config: Config) -> bool:
 
 
 def _differs(source: SourceConfig, served: SourceConfig) -> bool:
-    """Whether a source, or the one that it is a part of, is served in another way than it says."""
+    """Whether the daemon serves `source` with other settings than it has here. `served` is the
+    daemon's source of the same directory, or of a directory around it."""
     is_meant = source.real_path.is_relative_to(served.real_path)
     return is_meant and replace(served, path=source.path, real_path=source.real_path) != source

@@ -33,7 +33,7 @@ from monarch_py.util.ownership import why_not_private
 from monarch_py.util.processes import Identity
 
 # How long a daemon that was asked to stop may take before it is killed [s]. Removing many copies
-# takes seconds, and what a killed daemon leaves is removed all the same.
+# takes seconds. If the daemon is killed before it has removed them, the sweep removes them.
 STOP_LIMIT_S = 30.0
 # How long a killed daemon may take to be gone [s].
 KILL_LIMIT_S = 10.0
@@ -46,7 +46,7 @@ class Swept:
     """What a sweep has done.
 
     stopped : daemons that were ended;  sessions : sessions of killed daemons that were removed
-    copies : copies of theirs that were removed
+    copies : the number of their copies that were removed
     problems : a sentence for each session that could not be swept
     """
 

@@ -29,8 +29,8 @@ DIRECTORIES = 32
 # during the request.
 LOOKS = 64
 # Least pause between two looks at the catalog [s]. The pause is longer if the looks would keep a
-# processor busy for more than a tenth of the time. What the command waits for the daemon does not
-# count: copies may be there by then.
+# processor busy for more than a tenth of the time. The time for which the command waits for the
+# daemon's answers does not count, because copies may be complete by then.
 LOOK_S = 0.1
 
 
@@ -115,8 +115,8 @@ class Warm:
     def _refuse_off(self) -> None:
         if self._view.switched_off:
             raise SessionError(
-                "everything is switched off: nothing is filled while /etc/monarch/disabled or the "
-                "configuration's switch_file exists"
+                "Monarch is switched off: no file is copied while /etc/monarch/disabled or the "
+                "configuration's switch_file exists; remove that file"
             )
 
     def _ask_for_directories(self) -> None:

@@ -1,8 +1,8 @@
 """The layers of a configuration: the site's file, the user's file, the environment, the command
 line.
 
-Key by key, the last layer that has a key decides. The keys of an inner mapping (`source_limits`)
-count one by one; a list (`sources`, `hierarchy`) is taken as a whole.
+For each key, the last layer that has it decides. The keys of an inner mapping (`source_limits`)
+are decided one by one; a list (`sources`, `hierarchy`) is taken as a whole.
 """
 
 import os
@@ -30,7 +30,7 @@ class Layer:
     """What one layer says.
 
     name : "site", "user", "environment" or "command line"
-    given : the keys that it has, by the names of their fields
+    given : its keys and their values, by the names of the fields in Config
     top : the spot of its document
     """
 
@@ -41,10 +41,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """All layers of a configuration, the lowest first, and what they say together.
+    """All layers of a configuration, the lowest first, and their merged values.
 
-    top : a spot whose keys and items are where the deciding layers have them
-    file : the file whose session serves: the one that says where the tiers are
+    top : a spot from which one finds, for each key and item, the line of the layer that decides
+    file : the file that says where the tiers are; the daemon's session is that of this file
     """
 
     layers: tuple[Layer, ...]
@@ -91,8 +91,8 @@ def site_file() -> Path | None:
 
 
 def default_file() -> Path | None:
-    """The configuration of a command that names none: the user's by MONARCH_CONFIG, or else the
-    site's. None if there is neither."""
+    """The configuration to use if the command line names none: the file that MONARCH_CONFIG names,
+    or else the site's. None if there is neither."""
     named = os.environ.get(USER)
     return Path(named) if named else site_file()
 
@@ -138,7 +138,7 @@ def _file_layer(name: str, path: Path, kind: str) -> Layer:
 
 
 def _sources_layer(name: str, where: str, paths: Sequence[str]) -> Layer:
-    """The layer of datasets that a variable or an option names; it has no lines."""
+    """The layer of datasets that a variable or an option names. Its values have no line numbers."""
     at = yaml.Mark(where, 0, -1, 0, None, 0)
     items = [yaml.ScalarNode("tag:yaml.org,2002:str", path, at, at) for path in paths]
     key = yaml.ScalarNode("tag:yaml.org,2002:str", "sources", at, at)
@@ -149,8 +149,8 @@ def _sources_layer(name: str, where: str, paths: Sequence[str]) -> Layer:
 
 
 def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
-    """Turns the last level of a hierarchy into the source, where it has no quota: in a
-    configuration of the original Monarch, it is the dataset itself."""
+    """If the last level of the hierarchy has no quota, makes it the source: in configurations of
+    the original Monarch, the last level is the dataset itself."""
     tiers = given.get("tiers", ())
     level = top.of("hierarchy").of(len(tiers) - 1)
     if not tiers or "max_storage_quota" in level:
@@ -199,7 +199,7 @@ def _together(layers: Sequence[Layer]) -> Layers:
 def _lay_over(
     given: dict[str, Any], spots: dict[Way, Spot], layer: Layer, name: str, attribute: str
 ) -> None:
-    """Lays a key of a layer over what lower layers say of it."""
+    """Sets a key to a layer's value, which replaces or extends the value of lower layers."""
     value, below = layer.given[attribute], given.get(attribute)
     ours = {way: at for way, at in layer.top.document.spots.items() if way[:1] == (name,)}
     if isinstance(value, Keys) and isinstance(below, Keys):
@@ -222,8 +222,8 @@ def _as_described(
     spots: dict[Way, Spot],
     ours: dict[Way, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """The named datasets. Each one of which nothing but the path is said gets the keys that a lower
-    layer has for the same path. `ours` gets their spots."""
+    """The named datasets. A dataset with no key but its path gets the keys that a lower layer has
+    for the same path, and `ours` gets the spots of these keys."""
     known = {source.path: (number, source) for number, source in enumerate(below)}
     found = []
     for at, source in enumerate(named):
@@ -245,6 +245,6 @@ def no_dataset(site: Path) -> ConfigError:
     """The error to raise if the site's configuration leaves the datasets to its users, and there is
     none."""
     return ConfigError(
-        f"no dataset is named, and {site} leaves that to you; set MONARCH_SOURCE=/the/dataset, or"
+        f"no dataset is named, and {site} names none either; set MONARCH_SOURCE=/the/dataset, or"
         " give --source /the/dataset"
     )

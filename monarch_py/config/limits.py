@@ -1,6 +1,7 @@
-"""The limits of a site: what its users' configurations may not exceed.
+"""The limits of a site, which its users' configurations may not exceed.
 
-Our programs keep to them. What enforces them is the file system's quota and the memory group.
+Only Monarch's own programs check these limits. Quotas of the file system and the job's memory
+cgroup must enforce them.
 """
 
 import os
@@ -16,8 +17,8 @@ ASK = "or ask your site's administrator"
 
 
 def within_limits(config: Config, top: Spot) -> Config:
-    """Returns the configuration, `lowered`. Raises ConfigError for a written value that exceeds a
-    limit."""
+    """Returns the configuration with the limits applied, as `lowered` does. Raises ConfigError for
+    a written value that exceeds a limit, including quotas."""
     _check_quotas(config, top)
     return lowered(config, top)
 
@@ -79,8 +80,8 @@ def _check_quotas(config: Config, top: Spot) -> None:
 
 
 def _shares(mount_point: Path, directory: Path) -> bool:
-    """Whether a tier lies below a directory, perhaps on a file system of its own (a data set of
-    ZFS, a subvolume), or on the directory's file system."""
+    """Whether a directory's limit applies to a tier: the tier is below the directory, even if it is
+    another file system (a ZFS dataset, a subvolume), or on the directory's file system."""
     if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
         return True
     device = _device(directory)

@@ -209,7 +209,7 @@ def _staging(config: Config, top: Spot) -> TierConfig | None:
         return None
     if len(config.tiers) >= MAX_TIERS:
         raise spot.error(
-            f"hierarchy has {len(config.tiers)} tiers, and the staging area counts as another one",
+            f"hierarchy has {len(config.tiers)} tiers, and the staging area counts as one more",
             f"keep at most {MAX_TIERS - 1} tiers or remove 'staging'",
         )
     return _tier(TierConfig(area.mount_point, area.quota_bytes), spot, config)

@@ -42,14 +42,14 @@ PAGE_BYTES = 4096
 
 MAX_SOURCES = 16
 MAX_TIERS = 16
-# Longest path of a tier [bytes]: the room that the preload library's fixed buffers leave beside a
-# copy's name.
+# Longest path of a tier [bytes]. The preload library builds the path of a copy in a buffer of fixed
+# size, which must also hold the copy's name.
 MAX_TIER_PATH_BYTES = 180
 # Limits of csrc/shared/catalog.h, without the NUL [bytes].
 MAX_SOURCE_PATH_BYTES = 1023
 MAX_SWITCH_FILE_BYTES = 239
 
-# The index of a pack lies beside it, under its name with this added.
+# The index of a pack is beside the pack; its name is the pack's name with this suffix.
 PACK_INDEX = ".monarch"
 
 # While this file exists, Monarch is off on the node, whatever a user's configuration says.
@@ -91,24 +91,24 @@ Reads = Annotated[int, Meta(ge=1, le=256, title="reads")]
 Operations = Annotated[int, Meta(ge=1, title="operations per second")]
 # `disk` is the word for file_system in older configurations of the original Monarch.
 TierKind = Annotated[str, choice("ram", "ssd", "file_system", disk="file_system")]
-PackFile = Annotated[Path, file("name what `monarch pack` has written")]
-PlanFile = Annotated[Path, file("name what `monarch plan make` has written")]
+PackFile = Annotated[Path, file("name a tar that `monarch pack` has written")]
+PlanFile = Annotated[Path, file("name a file that `monarch plan make` has written")]
 SwitchFile = Annotated[Path, Kind(path, f"path of at most {MAX_SWITCH_FILE_BYTES} bytes", TEXT)]
 AnyFile = Annotated[Path, file("write its name")]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceConfig(Keys):
-    """A directory tree that holds a dataset, and which of its files are copied.
+    """A directory tree that holds a dataset, and the choice of its files that are copied.
 
     path : the root of a dataset
     real_path : the same without symbolic links
     include : the files to copy, see [Patterns](#patterns)
-    exclude : files to leave out nevertheless
-    min_size : smaller files are left out
-    max_size : larger files are left out
-    pack : a tar of the files that `monarch pack` has made; copies are then made from it, many at a
-        time, see [Packs](packs.md)
+    exclude : files not to copy, even if `include` selects them
+    min_size : smaller files are not copied
+    max_size : larger files are not copied
+    pack : a tar of the files, made by `monarch pack`, from which one read brings many copies, see
+        [Packs](packs.md)
     """
 
     SCALAR: ClassVar[str] = "path"
@@ -136,7 +136,7 @@ class SourceConfig(Keys):
 
 @dataclass(frozen=True, slots=True)
 class SourceLimits(Keys):
-    """The most that this node asks of all sources together.
+    """Limits on the load that this node's daemon causes at all sources together.
 
     bandwidth : bytes per second
     operations : opens and reads per second
@@ -148,13 +148,14 @@ class SourceLimits(Keys):
 
 @dataclass(frozen=True, slots=True)
 class PeersConfig(Keys):
-    """Where the other nodes' daemons reach this one's: by an interface, an address, or neither.
+    """The address at which this node's daemon listens for the other nodes' daemons.
 
     interface : the network interface whose first address is used
-    address : that address itself
-    port : the port to listen on; 0 is any free one
-    fetch : where to read a file that another node has: the faster of that node and the source, or
-        the source only if the node fails, see [Between nodes](peers.md#the-fastest-place)
+    address : the address itself, instead of `interface`
+    port : the port to listen on; 0 means any free port
+    fetch : from where to read a file that another node has: from the faster of that node and the
+        source, or from the source only if the node fails, see
+        [Between nodes](peers.md#the-fastest-place)
     """
 
     interface: Annotated[Interface | None, Key(default="the address of the host's name")] = None
@@ -169,11 +170,11 @@ class TierConfig(Keys):
 
     mount_point : the directory that holds the copies
     max_storage_quota : the room that copies may take
-    type : what the tier is made of; `file_system` finds out
+    type : the tier's kind of storage; with `file_system`, Monarch detects it
     persistent : keep the copies when the daemon ends
-    eviction : `planned`: copies make room for others that are needed sooner, see
+    eviction : with `planned`, copies make room for others that are needed sooner, see
         [Access plans](plan.md#eviction)
-    block_size : of the original Monarch; ignored, with a warning unless it is `max`
+    block_size : a key of the original Monarch; ignored, with a warning unless it is `max`
     """
 
     IGNORED: ClassVar[Mapping[str, str]] = {
@@ -195,7 +196,7 @@ class TierConfig(Keys):
 
 @dataclass(frozen=True, slots=True)
 class StagingArea(Keys):
-    """The staging area as it is written.
+    """The staging area, as the user has configured it.
 
     max_storage_quota : the room that staged copies may take
     mount_point : the directory that holds them, best on a file system in memory
@@ -207,15 +208,14 @@ class StagingArea(Keys):
 
 @dataclass(frozen=True, slots=True)
 class Limits(Keys):
-    """What the configurations of a site's users may not exceed; only the site's configuration may
-    have them.
+    """Limits on the configurations of a site's users. Only the site's configuration may have them.
 
-    max_storage_quota : for each directory, the room that all tiers of a configuration may take
-        together below it and on its file system
-    shared_tpool_size : the most that `shared_tpool_size` may be
-    scan_rate : the most that `scan_rate` may be, and its default
-    bandwidth : the most that `bandwidth` of `source_limits` may be, and its default
-    operations : the most that `operations` of `source_limits` may be, and its default
+    max_storage_quota : for each directory, the largest sum of the quotas of all tiers of a
+        configuration that are below it or on its file system
+    shared_tpool_size : the largest allowed `shared_tpool_size`
+    scan_rate : the largest allowed `scan_rate`, and its default
+    bandwidth : the largest allowed `bandwidth` of `source_limits`, and its default
+    operations : the largest allowed `operations` of `source_limits`, and its default
     """
 
     quota_bytes: Annotated[dict[Directory, Size], Key("max_storage_quota", "no limit")] = field(
@@ -232,12 +232,13 @@ class Tuning(Keys):
     """The keys below `tuning`, which only experts need.
 
     min_reads : the fewest reads in flight at the sources; `shared_tpool_size` is the most
-    scan_threads : how many files and directories the scan looks at in parallel
+    scan_threads : how many files and directories the scan examines in parallel
     placement : the rule that chooses the tier of a file
     fill_after : the share of a file that programs must have read before it is filled
-    handover_size : up to this size, programs read a file that has no copy at the source, and the
-        daemon makes the copy through their descriptors; `0`: the daemon reads all files itself
-    promote_mappings : move live mappings to the copy once it is complete
+    handover_size : a file of at most this size that has no copy is read at the source by the
+        program, and the daemon makes the copy through the program's descriptor; with `0` the daemon
+        reads all files itself
+    promote_mappings : replace live mappings of a file by mappings of its copy once it is complete
     balance_ranks : ranks that miss more often than the others get a larger share of the fill
         threads, see [Ranks of a node](#ranks-of-a-node)
     """
@@ -255,37 +256,39 @@ class Tuning(Keys):
 class Config(Tuning):
     """A checked configuration.
 
-    file : the absolute path of the file whose session serves (the one that has the tiers)
+    file : the absolute path of the file that has the tiers; the daemon's session is that of this
+        file
     files : the files that were read, the site's first
     sources : the datasets, see [`sources`](#sources-the-datasets)
     hierarchy : the tiers, fastest first, see [`hierarchy`](#hierarchy-the-tiers)
-    staging : a small area for copies that come and go, see
+    staging : a small area for copies that are dropped after use, see
         [`staging`](#staging-copies-that-come-and-go)
     block_size : the size of one read from the source; `max` is the default
-    shared_tpool_size : the most files and blocks that are copied at the same time
+    shared_tpool_size : the largest number of files and blocks that are copied at the same time
     scan : list everything in the background, or only the directories that programs read, see
         [the scan](#the-scan)
-    scan_rate : the most that the scan asks of the sources
-    prefetch : which files are filled, and when, see [What is filled](#what-is-filled)
+    scan_rate : the largest rate of the scan's requests to the sources
+    prefetch : which files are copied, and when, see [What is filled](#what-is-filled)
     plan : access plans to follow, see [Access plans](plan.md#following-a-plan)
-    metadata : who answers for names and attributes: the scan's results, or the source each time
+    metadata : where names and attributes come from: the scan's results, or the source each time
     revalidate : how often directories are compared with the source, to find files that were
-        removed or replaced around the library, and how old the attributes of a file may be; `0`:
-        never, and the source is asked for attributes each time
-    source_limits : the most that this node asks of the sources, see below
-    peers : where the other nodes' daemons reach this one's, see below
-    limits : what users may not exceed, in a site's configuration, see
-        [`limits`](#limits-of-a-site)
-    performance : what `monarch calibrate -o` has written: rates to use until others are measured
-    switch_file : while this file exists, everything is switched off; `/etc/monarch/disabled` does
-        the same
+        removed or replaced by processes without the library, and how old the attributes of a file
+        may be; with `0` directories are not compared, and the source is asked for attributes each
+        time
+    source_limits : limits on the load at the sources, see below
+    peers : the address for the other nodes' daemons, see below
+    limits : in a site's configuration: limits for its users, see [`limits`](#limits-of-a-site)
+    performance : a file that `monarch calibrate -o` has written, with rates to use until the daemon
+        has measured its own
+    switch_file : while this file exists, Monarch is switched off; `/etc/monarch/disabled` has the
+        same effect
     autostart : the first program under the library that opens a file of a source starts the daemon,
         see [Without a command](autostart.md)
-    idle_exit : a daemon that was started so ends when no program has used it for this long; `0`:
-        never
+    idle_exit : a daemon that a program has started ends when no program has used it for this long;
+        with `0` it does not end
     version : the version of this format
-    warnings : one sentence each, for the user: what was read but has no effect, or not the effect
-        one might expect
+    warnings : one sentence for each value that has no effect, or not the effect that the user might
+        expect
     """
 
     GROUPS: ClassVar[Mapping[str, type[Keys]]] = {"tuning": Tuning}
@@ -336,8 +339,8 @@ class Config(Tuning):
 
     @property
     def settings(self) -> str:
-        """A digest of all that jobs which share a daemon must agree on: everything but the
-        sources."""
+        """A digest of the settings that must be equal for all jobs that share a daemon: all except
+        the sources."""
         alike = replace(self, sources=(), files=(), warnings=())
         return hashlib.sha256(repr(alike).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""A configuration as text: where each value comes from, and what is written as YAML."""
+"""A configuration as text: a table of its values with their origins, or a YAML file."""
 
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
@@ -65,7 +65,7 @@ def _values(layers: Layers, key: str, way: Way, each: Declared, value: Any) -> I
 
 
 def _limit(layers: Layers, way: Way, value: Any, each: Declared) -> Spot | None:
-    """The spot of the site's limit, if the value that nobody has written comes from it."""
+    """The spot of the site's limit, if no layer sets the key and the limit is its value."""
     is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
     return layers.top.document.spots.get(("limits", way[-1])) if is_lowered else None
 
@@ -100,7 +100,7 @@ def _size(n_bytes: int) -> str:
 
 
 def as_yaml(layer: Layer) -> str:
-    """What a layer says, under the present names of the keys."""
+    """The keys and values of a layer, under the present names of the keys."""
     found: dict[str, Any] = {}
     for name, each in all_declared(Config).items():
         value = layer.given.get(each.field.name)

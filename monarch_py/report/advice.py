@@ -1,7 +1,7 @@
 """Says what would have made a run faster, with the simulator's estimate of each change.
 
-The scenario is made of what the run has measured. What it cannot have measured is assumed, and each
-assumption is told.
+The scenario is made from the run's measurements. Values that a run cannot measure are assumed, and
+the advice lists each assumption.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +26,8 @@ from monarch_py.simulator.scenario import (
 )
 from monarch_py.util.units import GIB, MIB, counted, format_size
 
-# The most files and accesses that are simulated. Fewer files and room in proportion give the same
-# ratios (docs/simulator.md), and these take less than a second for each change.
+# The most files and accesses that are simulated. With fewer files and proportionally less room, the
+# ratios stay the same (docs/simulator.md), and simulating a change takes less than a second.
 MOST_FILES, MOST_ACCESSES = 10_000, 100_000
 # The most nodes that are simulated, and the largest mean size of files [bytes].
 MOST_NODES, MOST_MEAN = 64, 1e13
@@ -37,14 +37,15 @@ BATCH, AHEAD = 8, 2
 # [bytes/s]. A rate that has no influence is UNLIMITED.
 TIER_RATES = {"ram": 4.0 * GIB, "ssd": 1.0 * GIB}
 UNLIMITED = 1e15
-# In intervals in which copies gave at least this share of the bytes, the training was not slowed by
-# the source.
+# In an interval in which at least this share of the bytes came from copies, the source did not slow
+# the training.
 UNDISTURBED = 0.95
 # The smallest share of the run's time that a change must save to be advised.
 WORTH = 0.05
 # The share of the available memory that a new tier may take.
 MEMORY_SHARE = 0.5
-# The share of a tier's file system that its quota may take, of what others leave.
+# The share of a tier's file system that its quota may take, after subtracting the space that other
+# files use.
 DISK_SHARE = 0.9
 
 
@@ -61,9 +62,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What would have helped.
+    """The changes that would have helped.
 
-    measured : how long the run took [s];  simulated : the same, as the simulator has it [s]
+    measured : the time of the run [s];  simulated : the simulated time of the unchanged run [s]
     changes : the best first;  assumptions : a sentence for each number that was not measured
     """
 
@@ -96,8 +97,8 @@ class _Machine:
 
 
 def typical_rate(amounts: Floats, seconds: Floats) -> float:
-    """The rate at which most of the bytes came: the mean over the bytes, so that times in which
-    little came have little weight; 0 if nothing came [bytes/s].
+    """The rate at which most of the bytes came [bytes/s]; 0 if none came. It is the mean of the
+    intervals' rates, weighted by their bytes, so that intervals with few bytes hardly count.
 
     amounts, seconds : (n,) bytes in each interval, and its length
     """
@@ -106,8 +107,8 @@ def typical_rate(amounts: Floats, seconds: Floats) -> float:
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """The rate at which the training took bytes while copies served it; 0 if that was never so
-    [bytes/s]."""
+    """The rate at which the training read in the intervals in which copies gave nearly all bytes
+    [bytes/s]; 0 if there were too few such intervals."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (
@@ -115,7 +116,8 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # The first and the last bytes of a run are no measure of a rate.
+    # Intervals with a small part of the bytes, such as the first and the last of a run, do not
+    # show the training's rate.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
     return typical_rate(opened[is_free], lengths[is_free])
@@ -125,7 +127,7 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
     """The changes that would have saved at least 5 % of the run's time, by the simulator.
 
     epochs : how many epochs the training has had, if it is known
-    compute : what the training takes while nothing delays it, if it is known [bytes/s]
+    compute : the rate at which the training reads if nothing delays it, if known [bytes/s]
     """
     model = _Model(run, epochs, compute)
     if model.problem:
@@ -142,15 +144,15 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
 def _fewer_readers(
     run: Recorded, model: "_Model", now: _Machine, simulated: float
 ) -> Iterator[Change]:
-    """Yields the advice to use half as many readers, if at least half of them were waiting and the
-    run takes no longer with the others."""
+    """Yields the advice to use half as many readers, if on average at least half of them were
+    waiting, and the simulated run takes no longer with the other half."""
     half = now.readers // 2
     if not half or run.totals["wait_seconds"] / run.length < half:
         return
     seconds = model.seconds(replace(now, readers=half))
     if seconds <= (1 + WORTH) * simulated:
         what = f"use about {counted(half, 'worker')} in place of {now.readers}"
-        yield Change(f"{what}: as many wait for copies all the time", seconds)
+        yield Change(f"{what}: the others would only wait for copies", seconds)
 
 
 def saved(advice: Advice) -> list[list[str]]:
@@ -162,12 +164,12 @@ def saved(advice: Advice) -> list[list[str]]:
 
 
 def compared(advice: Advice) -> str:
-    """What the simulator makes of the run as it was."""
+    """A sentence that compares the measured and the simulated time of the unchanged run."""
     if not advice.simulated:
         return "Nothing was simulated."
     return (
-        f"The run took {advice.measured:,.1f} s; the simulator has {advice.simulated:,.1f} s for"
-        " it as it was, and the times above with one change each."
+        f"The run took {advice.measured:,.1f} s. Its simulated time is {advice.simulated:,.1f} s"
+        " without a change, and the times above are simulated with one change each."
     )
 
 
@@ -191,13 +193,13 @@ class _Model:
         """Why the run cannot be simulated; "" if it can."""
         run = self._run
         if not (run.files and 0 < run.bytes / run.files <= MOST_MEAN):
-            return "the sources have no files, or their sizes make no sense"
+            return "the sources have no files, or the sizes in the report cannot be right"
         if not has_epochs:
-            return "programs opened no files, or the epochs cannot be told: give --epochs"
+            return "programs opened no files, or the number of epochs is not known: give --epochs"
         if run.report.other_jobs:
-            return "other jobs used the daemon too, and what they did cannot be told apart"
+            return "other jobs used the daemon too, and their reads cannot be separated"
         if not self._source:
-            return "the source gave nothing in this run, so its rate is not known"
+            return "no bytes came from the source in this run, so its rate is not known"
         if run.nodes > MOST_NODES:
             return f"runs of more than {MOST_NODES} nodes are not simulated here"
         return ""
@@ -250,13 +252,13 @@ class _Model:
             room = min(room, last.used_bytes + self._run.memory_bytes)
         if (quota := min(needed, int(DISK_SHARE * room))) <= last.quota_bytes:
             return
-        why = "so that all files have room" if quota == needed else "all that there is room for"
+        why = "so that all files have room" if quota == needed else "the most that fits on its disk"
         what = f"raise max_storage_quota of {last.mount_point} to {rounded_up(quota)}, {why}"
         larger = (*others, msgspec.structs.replace(last, quota_bytes=quota))
         yield what, replace(now, tiers=larger)
 
     def _kept_policy(self) -> str:
-        """The daemon's policy where it makes copies without a plan."""
+        """The policy of a daemon that makes copies without following a plan."""
         return "first-fit" if self._run.nodes == 1 else "hash"
 
     def seconds(self, machine: _Machine) -> float:
@@ -308,25 +310,29 @@ class _Model:
         )
         yield f"the source gives this node {_rate(self._source)}, the rate at which most bytes came"
         if self._compute:
-            how = "as given" if is_given else "as it did while copies served it"
-            yield f"the training takes {_rate(self._compute)}, {how}"
+            how = "as given" if is_given else "as it did while copies gave nearly all bytes"
+            yield f"the training reads {_rate(self._compute)} if nothing delays it, {how}"
         else:
             yield (
-                "the training computes nothing: its own speed could not be seen, since the source"
-                " was always in its way; so these are the largest gains possible (give --compute)"
+                "the training computes nothing: its own speed is not known, because the source"
+                " always delayed it; so these are the largest gains possible (give --compute)"
             )
         kinds = {tier.kind for tier in run.report.tiers} | {"ram"}
         rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]
-        yield f"not measured, but assumed: {', '.join(rates)}, or what copies were seen to give"
+        yield (
+            f"a tier's rate is not measured: {', '.join(rates)}, or more if copies gave more in"
+            " this run"
+        )
         if run.nodes > 1:
             link = _rate(self._network or TIER_RATES["ssd"])
+            how = "the rate at which bytes came" if self._network else "which was not measured"
             yield f"all {run.nodes} nodes are like this one, and the source gives each the same"
-            yield f"links give {link}, {'as bytes came' if self._network else 'not measured'}"
+            yield f"a link between nodes gives {link}, {how}"
         least = format_size(run.memory_bytes)
         yield f"a RAM tier may take half of {least}, the least memory that was free during the run"
         yield (
             f"{counted(run.readers, 'thread')} read at the same time, as far as the daemon saw,"
-            f" each {AHEAD * BATCH} files ahead; decoding takes no time of its own"
+            f" each {AHEAD * BATCH} files ahead of the training; decoding takes no time"
         )
 
 

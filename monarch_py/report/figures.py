@@ -1,7 +1,7 @@
 """The figures of `monarch report`, each with its numbers as a table.
 
-The drawings are SVG without colours of their own for text and axes, so that they can be read on a
-dark page as on a light one.
+The drawings are SVG. Text and axes take the colour of the page's text, so that they can be read on
+a dark page and on a light one.
 """
 
 import io
@@ -16,16 +16,16 @@ from monarch_py.native import Floats
 from monarch_py.report.recorded import Recorded
 from monarch_py.util.units import MIB, format_size
 
-# Width and height of a figure [inches], and the size of its letters [points]: on a telephone the
-# letters are as large as the text around them.
+# Width and height of a figure [inches], and its font size [points], chosen so that on a telephone
+# the labels are as large as the page's text.
 SIZE, LETTERS = (4.8, 3.0), 11
-# The colour of text and axes, which becomes that of the page's text.
+# The colour of text and axes, which is replaced by the colour of the page's text.
 INK = "#010203"
-# Colours that stand out from white and from black, and dashes for those who cannot tell them apart.
+# Colours that are visible on white and on black, and dash patterns for colour-blind readers.
 STYLES = (("#3b82f6", "-"), ("#e8590c", "--"), ("#2f9e44", ":"))
 # Identifiers that matplotlib numbers anew in each figure, and that nothing refers to.
 NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
-# What matplotlib would write about the file itself; the page says it.
+# Metadata that matplotlib would write into each drawing. The page has it already.
 METADATA = ("Creator", "Date", "Format", "Type")
 # The width of the heat map [groups]: 2,000 groups are 40 rows.
 ROW_GROUPS = 50
@@ -75,7 +75,7 @@ def _style() -> Any:
 
     colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     settings: Any = dict.fromkeys(colours, INK)
-    # Text stays text. The salt makes the same drawing of the same run.
+    # Keep text as text. The fixed salt makes drawings of one run identical.
     settings |= {"font.size": LETTERS, "svg.fonttype": "none", "svg.hashsalt": "monarch"}
     return rc_context(settings)
 
@@ -117,9 +117,9 @@ def _throughput(run: Recorded) -> Figure:
     if run.nodes > 1:
         series["other nodes"] = run.counted["bytes_from_peers"] / lengths / MIB
     text = (
-        "Bytes per second by origin: of copies the sizes of the files that programs opened (the"
-        " kernel serves their reads, and nobody counts them), and what this node read at the"
-        " source" + (" and from other nodes." if run.nodes > 1 else ".")
+        "Bytes per second by origin: the sizes of files that programs opened as copies (the"
+        " kernel serves these reads, so they are not counted), and the bytes that this node read"
+        " from the source" + (" and from other nodes." if run.nodes > 1 else ".")
     )
     columns = ["from [s]", *(f"{name} [MiB/s]" for name in series)]
     svg = _lines(run, "MiB/s", series)
@@ -130,9 +130,8 @@ def _waits(run: Recorded) -> Figure:
     series = {"threads": run.counted["wait_seconds"] / np.diff(run.seconds)}
     total = run.totals["wait_seconds"]
     text = (
-        "How many threads of programs waited for a part of a copy that was being made, on average"
-        f" ({total:,.1f} s in all). Reads that go to the source itself also take time, which is not"
-        " counted here."
+        "The average number of threads that waited for a part of a copy that was being made"
+        f" ({total:,.1f} s in all). The time of reads that go to the source is not counted here."
     )
     svg = _lines(run, "waiting threads", series)
     return Figure("Stalls", text, svg, ["from [s]", "waiting threads"], _over_time(run, series))
@@ -142,15 +141,15 @@ def _hit_ratios(run: Recorded, given: int | None) -> Figure:
     title, columns = "Hit ratio", ["epoch", "hit ratio", "opens", "time [s]"]
     epochs = run.epochs(given)
     if not epochs:
-        text = "The epochs of this run cannot be told from its opens; give --epochs."
+        text = "The number of epochs does not follow from the opens of this run; give --epochs."
         return Figure(title, text, "", columns, [])
     if given is None and run.is_planned:
-        how = "as the plan has them"
+        how = "The plan defines the epochs"
     elif given is None:
-        how = "each as many opens as there are files (if that is wrong, give --epochs)"
+        how = "An epoch is as many opens as there are files; if that is wrong, give --epochs"
     else:
-        how = "of as many opens each"
-    text = f"The share of opens that got a copy, by epoch: {how}."
+        how = "All epochs have equally many opens"
+    text = f"The share of opens that got a copy, by epoch. {how}."
     rows = [
         [str(n), f"{100 * e.hit_ratio:.1f} %", f"{e.opens:,.0f}", f"{e.seconds:.1f}"]
         for n, e in enumerate(epochs)

@@ -18,7 +18,7 @@ DASHBOARD = Path(__file__).parent / "dashboard.json"
 TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     (
         "monarch_opens",
-        "Opens of dataset files: a hit opened a copy, a miss the source's file",
+        "Opens of dataset files: a hit opened a copy, a miss opened the source file",
         "result",
         {"hit": "hits", "miss": "misses"},
     ),
@@ -40,7 +40,7 @@ TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     ("monarch_fill_failures", "Files that could not be copied", "", {"": "fill_failures"}),
     ("monarch_waits", "Reads that waited for a part of a copy", "", {"": "waits"}),
     ("monarch_wait_seconds", "Time that reads have waited", "", {"": "wait_seconds"}),
-    ("monarch_fallbacks", "Waits that ended at the source", "", {"": "fallbacks"}),
+    ("monarch_fallbacks", "Waits that ended with a read of the source", "", {"": "fallbacks"}),
     ("monarch_promotions", "Open files that were moved to their copy", "", {"": "promotions"}),
     (
         "monarch_metadata_hits",
@@ -53,14 +53,14 @@ TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
 TIER = {
     "quota_bytes": "Most bytes that copies may take",
     "used_bytes": "Bytes that copies take",
-    "free_bytes": "Bytes that can be placed now",
-    "files": "Copies that are whole",
+    "free_bytes": "Bytes that new copies can take now",
+    "files": "Complete copies",
 }
 SOURCE = {
     "files": "Files found so far",
     "bytes": "Sizes of the files found so far",
-    "present": "Files with a whole copy",
-    "present_bytes": "Sizes of the files with a whole copy",
+    "present": "Files with a complete copy",
+    "present_bytes": "Sizes of the files with a complete copy",
     "filling": "Files being copied",
     "wanted": "Files that wait for their copy",
 }

@@ -66,7 +66,7 @@ def _facts(run: Recorded) -> list[str]:
         facts.append(f"{came} came from other nodes; there were {run.nodes} nodes in all.")
     if others := run.report.other_jobs:
         jobs = counted(others, "other job")
-        facts.append(f"The daemon served {jobs} too, and what they read is counted here.")
+        facts.append(f"The daemon served {jobs} too, whose reads are included here.")
     return facts
 
 

@@ -20,17 +20,18 @@ from monarch_py.native import Floats
 
 # The schema of docs/status.md that this module reads.
 SCHEMA = 1
-# A larger file is no report: that of a million files has 0.2 MB [bytes].
+# A file larger than this is not a report, since even the report of a million files has 0.2 MB
+# [bytes].
 MOST_BYTES = 64 << 20
 HOW = "give a file that `monarch run --json` or `monarch status --json --history` has written"
 # The most intervals into which the time of the run is divided.
 MOST_INTERVALS = 120
-# With more epochs than this, programs do not open each file once an epoch.
+# If the opens suggest more epochs than this, programs do not open each file once an epoch.
 MOST_EPOCHS = 1000
 
 # The daemon sees fewer threads than this.
 MOST_READERS = 4096
-# A run takes at least this long, so that rates are finite [s].
+# A run is taken to last at least this long, so that rates are finite [s].
 SHORTEST_S = 1e-3
 
 Count = Annotated[float, Meta(ge=0, le=1e18)]
@@ -62,7 +63,7 @@ class Source(Struct):
         return max(0, self.files - excluded[0]), max(0, self.bytes - excluded[1])
 
 
-# What was counted, see `totals` in docs/status.md.
+# The counters that are used, see `totals` in docs/status.md.
 Totals = dict[str, Count]
 # Columns of numbers, one for each counter.
 Columns: Any = msgspec.defstruct("Columns", [(name, list[Count]) for name in COUNTED])
@@ -130,10 +131,10 @@ class Epoch:
 
 
 class Recorded:
-    """What a report of a run says.
+    """The content of a run's report.
 
     seconds : (n + 1,) the bounds of n intervals of the run, from 0 [s]
-    counted : for each name of COUNTED what was counted in each interval, (n,)
+    counted : for each counter in COUNTED, its increase in each interval, (n,)
     readers : how many threads read at the same time, as far as the daemon can see
     memory_bytes : the least that a RAM tier could take while the run lasted
     """
@@ -161,7 +162,7 @@ class Recorded:
         }
 
     def _sum(self, name: str, is_after: Any) -> Floats:
-        """The counter at the times `_at`, from 0 at the beginning of the run."""
+        """The counter at the times `_at`, less its value at the beginning of the run."""
         report = self.report
         column, gained = np.array(getattr(report.history, name)), self.totals[name]
         first = report.totals[name] - gained
@@ -179,12 +180,12 @@ class Recorded:
 
     @property
     def bytes(self) -> int:
-        """Their sizes."""
+        """The sum of the sizes of `files`."""
         return sum(source.served[1] for source in self.report.sources)
 
     @cached_property
     def source_bytes(self) -> Floats:
-        """What the sources gave in each interval, (n,) [bytes]."""
+        """The bytes that were read from the sources in each interval, (n,)."""
         fills = self.counted["source_bytes_read_by_fills"]
         return fills + self.counted["source_bytes_read_by_programs"]
 
@@ -194,8 +195,8 @@ class Recorded:
         return any(epoch is not None for epoch in self._epochs)
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
-        """The epochs of the run: those of the plan, or else as many as given; or else an epoch is
-        as many opens as there are files. Empty if it cannot be told.
+        """The epochs of the run. If `given` is None, the plan defines them; without a plan, an
+        epoch is as many opens as there are files. Empty if that gives no sensible number.
 
         given : how many epochs the training has had
         """
@@ -204,7 +205,7 @@ class Recorded:
             known = [-1 if epoch is None else epoch for epoch in self._epochs]
             before = np.maximum.accumulate([-1, *known])[:-1]
             is_new = (np.array(known) > before) & (before >= 0)
-            # The first point of an epoch tells of opens of the epoch before.
+            # The opens that the first point of an epoch counts were made in the epoch before.
             ends = np.array([0.0, *at[1:-1][is_new], self.length])
         else:
             count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))
@@ -220,7 +221,7 @@ class Recorded:
 
 def load(file: Path) -> Recorded:
     """The report in a file, or on standard input for `-`. Raises MonarchError, with one sentence
-    that names the file, if there is none that can be used."""
+    that names the file, if the file is not a report that can be used."""
     try:
         if str(file) == "-":
             text = sys.stdin.buffer.read(MOST_BYTES + 1)
@@ -236,28 +237,28 @@ def load(file: Path) -> Recorded:
         recorded = msgspec.json.decode(text, type=_Report)
         _check_columns(recorded)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise MonarchError(f"{file}: is damaged or no report ({error}); {HOW}") from None
+        raise MonarchError(f"{file}: is damaged or not a report ({error}); {HOW}") from None
     return Recorded(recorded)
 
 
 def _check_kind(file: Path, found: Any) -> None:
-    """Raises MonarchError for JSON of Monarch that has no history."""
+    """Raises MonarchError if a JSON document of Monarch is not a report with a history."""
     if not isinstance(found, dict) or not found.keys() & {"schema", "exit_status"}:
-        raise MonarchError(f"{file}: is no report of Monarch; {HOW}")
+        raise MonarchError(f"{file}: is not a report of Monarch; {HOW}")
     if "schema" not in found:
         why = found.get("problem") or "no daemon served the run"
         raise MonarchError(f"{file}: holds no report of a daemon: {why}")
     if found["schema"] != SCHEMA or "policies" in found:
         raise MonarchError(
-            f"{file}: is no report of schema {SCHEMA}; {HOW}, with this version of Monarch"
+            f"{file}: is not a report of schema {SCHEMA}; {HOW}, with this version of Monarch"
         )
     if "history" not in found:
         raise MonarchError(f"{file}: has no history; {HOW}")
 
 
 def _check_columns(report: _Report) -> None:
-    """Raises ValueError if columns that belong together have different lengths, or if a sum
-    falls."""
+    """Raises ValueError if columns that belong together have different lengths, or if a counter
+    decreases."""
     history, files = report.history, report.files
     columns = {name: getattr(history, name) for name in ("seconds", *COUNTED)}
     others: list[list[Any]] = [history.epoch, history.readers, history.memory_bytes]
@@ -270,7 +271,7 @@ def _check_columns(report: _Report) -> None:
             raise ValueError(f"totals lack {min(lacking)}")
     for name, column in columns.items():
         if np.any(np.diff(column) < 0):
-            raise ValueError(f"history.{name} falls")
+            raise ValueError(f"history.{name} decreases")
     if len(report.rooms) != len(report.tiers):
         raise ValueError("rooms do not belong to these tiers")
     places = len(report.tiers) + (report.staging is not None)

@@ -148,7 +148,7 @@ def _left_out(report: dict[str, Any]) -> list[str]:
     """Returns a text for each reason why files were not copied, except for missing room."""
     words = {
         "excluded": "excluded by the configuration",
-        "changed": "changed since the daemon looked at them",
+        "changed": "changed since the daemon examined them",
         "failed": "could not be copied: see `monarch logs`",
         "unsupported": "have attributes that the catalog cannot hold",
     }

@@ -17,7 +17,7 @@ from monarch_py.util.units import counted, format_size
 # The time over which the rate of fills is averaged, to estimate how long they will still take [s].
 AVERAGED_S = 20.0
 BAR_WIDTH = 20
-# The width that a table with a bar needs besides its names; the least width of a name [columns].
+# The width of a table with a bar without its names, and the least width of a name [columns].
 NEEDED_WIDTH, LEAST_NAME = 64, 16
 # The most processes that the table of programs lists. The others are only counted.
 MOST_PROGRAMS = 10
@@ -158,7 +158,7 @@ def _sources(report: Report, lately: Rates, width: int) -> RenderableType:
     left = seconds_left(report, lately.filled_bytes)
     if left is None:
         return table
-    when = f"at {_rate(lately.filled_bytes)}, all that has room is copied in"
+    when = f"at {_rate(lately.filled_bytes)}, all files that have room are copied in"
     return Group(table, Text(f"{when} {timedelta(seconds=round(left))}", style="dim"))
 
 

@@ -1,4 +1,4 @@
-"""Finds out how much memory a RAM tier may still take before the kernel kills a process of the job.
+"""Finds out how much more memory a RAM tier may take before the kernel kills a process of the job.
 
 The pages of a tmpfs are charged to the memory cgroup of the process that wrote them. At the
 cgroup's limit the OOM killer cannot free these pages, and kills a process instead. So a RAM tier's
@@ -17,7 +17,7 @@ HEADROOM = 1 / 16
 NO_LIMIT = 1 << 60
 
 
-# How long a reading holds for Memory [s].
+# How long Memory uses a measured value before it measures again [s].
 LOOK_S = 1.0
 
 

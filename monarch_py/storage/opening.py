@@ -16,7 +16,7 @@ class OpenTiers:
     tiers : by number; None for a tier that cannot be used. The owner of this object may append
         further tiers, which `close` closes too
     keepers : the keeper of each persistent tier, by number
-    why : for each configured tier why it goes unused; "" for a tier in use
+    why : for each configured tier, why it is not used; "" for a tier in use
     """
 
     def __init__(self, config: Config) -> None:

@@ -36,9 +36,9 @@ MARGIN_BYTES = 1 << 20
 # Room kept free for a catalog that grows on the tier's file system; never more than half of the
 # file system. It is enough for three million files [bytes].
 CATALOG_BYTES = 1 << 30
-# Asking for free memory takes a millisecond, and asking for the size of the directory takes several
-# calls, while small files are placed in a thousand portions a second. So each answer is kept for
-# LOOK_S [s], but free memory is asked for again once LOOK_BYTES were filled.
+# Reading the free memory takes a millisecond, and reading the size of the directory takes several
+# calls. The daemon places small files in up to a thousand portions a second, so it keeps each value
+# for LOOK_S [s]. It reads the free memory again once LOOK_BYTES were filled.
 LOOK_S, LOOK_BYTES = 0.05, 64 << 20
 # Errors that say nothing about a tier: the process or the node has no descriptor left for now.
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
@@ -104,8 +104,8 @@ def refuse_replaceable(mount_point: Path) -> None:
 def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
     """The message for a tier that another daemon holds.
 
-    config : configuration of the daemon that must do without the tier; None for a command that
-        works without a daemon
+    config : configuration of the daemon that wants the tier; None for a command that works without
+        a daemon
     """
     whose = f"the daemon of {holder.config} ({holder})" if holder.config else str(holder)
     held = f"tier {mount_point} is held by {whose}"
@@ -153,7 +153,7 @@ class Tier:
         self.files = 0
         # Copies that took more than their rounded size: copy number -> bytes beyond that size.
         self._excess: dict[int, int] = {}
-        self.cap_bytes: int | None = None  # set once the disk was full before the quota was
+        self.cap_bytes: int | None = None  # set once the disk was full before the quota was used up
         # Free memory: the bytes at the last look, the time of the next look, and how many bytes
         # were filled since the last look, less those removed since then.
         self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
@@ -201,7 +201,7 @@ class Tier:
         number. Files with other names are not ours.
 
         is_sound : whether it is a regular file of this user, with one name and the mode of a copy.
-            Anything else comes from others, and a FIFO or a link would mislead its reader.
+            Anything else was not made by Monarch, and a FIFO or a link would mislead its reader.
         """
         # A generator, because the process would keep the memory of a list of a million tuples.
         listed = np.fromiter(self._looks(), dtype=LISTED)
@@ -370,8 +370,8 @@ class Tier:
         self._filled_bytes -= took
 
     def note_full(self) -> None:
-        """Limits the tier to the copies that it has now, because the disk was full before the quota
-        was."""
+        """Limits the tier to the copies that it has now, because the disk is full before the quota
+        is used up."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
     def is_on(self, device: int) -> bool:

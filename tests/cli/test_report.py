@@ -343,7 +343,7 @@ def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> Non
     file = write(report, tmp_path)
     names = [change["what"] for change in advice_of(monarch, file)["changes"]]
     assert names == [
-        "raise max_storage_quota of /local to 69MiB, all that there is room for",
+        "raise max_storage_quota of /local to 69MiB, the most that fits on its disk",
         "put a RAM tier of 10MiB before the others (on a tmpfs)",
     ]
     report["rooms"] = [50 * 10**6]
@@ -364,7 +364,7 @@ def test_a_training_that_is_no_faster_gains_nothing(monarch: Monarch, tmp_path: 
     file = write(made_report(epochs=4, share=0.5, rate=100e6), tmp_path)
     assert changes_of(monarch, file, "--compute", "90MB/s") == {}
     done = monarch("advise", "report", str(file), "--compute", "90MB/s")
-    assert done.stdout.startswith("Nothing that was simulated would have saved 5%")
+    assert done.stdout.startswith("No simulated change would have saved 5%")
 
 
 def test_scaled_down_the_gain_is_the_same(monarch: Monarch, tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_a_plan_for_several_nodes(monarch: Monarch, tmp_path: Path) -> None:
     ]
     assumptions = "\n".join(advice["assumptions"])
     assert "3 epochs of 4,000 files" in assumptions
-    assert "links give 19.1 MiB/s, as bytes came" in assumptions
+    assert "a link between nodes gives 19.1 MiB/s, the rate at which bytes came" in assumptions
 
 
 def test_nothing_is_filled(monarch: Monarch, tmp_path: Path) -> None:
@@ -442,18 +442,18 @@ def broken(**changes: Any) -> str:
 
 
 BAD = {
-    "": "is damaged or no report (Input data was truncated)",
-    "\x00\xff": "is damaged or no report",
-    "[" * 100_000: "is damaged or no report",
-    "[1, 2]": "is no report of Monarch",
-    '{"schema": 1, "scenario": "x", "policies": {}}': "is no report of schema 1",
+    "": "is damaged or not a report (Input data was truncated)",
+    "\x00\xff": "is damaged or not a report",
+    "[" * 100_000: "is damaged or not a report",
+    "[1, 2]": "is not a report of Monarch",
+    '{"schema": 1, "scenario": "x", "policies": {}}': "is not a report of schema 1",
     '{"exit_status": 1, "problem": "no tier can be used"}': (
         "holds no report of a daemon: no tier can be used"
     ),
     '{"schema": 1, "totals": {}}': "has no history",
-    broken(schema=2): "is no report of schema 1",
+    broken(schema=2): "is not a report of schema 1",
     broken(history__opens=[1, 2]): "columns of different lengths",
-    broken(history__opens=[9.0] + [1.0] * 499): "history.opens falls",
+    broken(history__opens=[9.0] + [1.0] * 499): "history.opens decreases",
     broken(history__seconds=[]): "seconds",
     broken(totals__opens=-1): "at `$.totals[...]`",
     broken(totals__opens=1e300): "at `$.totals[...]`",
@@ -462,7 +462,7 @@ BAD = {
     broken(files__source=[7] * 10): "files do not belong to these tiers and sources",
     broken(files__copied_bytes=[]): "files do not belong to these tiers and sources",
     broken(sources=[]): "$.sources",
-    broken()[:-500]: "is damaged or no report",
+    broken()[:-500]: "is damaged or not a report",
 }
 
 

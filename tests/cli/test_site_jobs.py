@@ -35,10 +35,12 @@ def test_no_job_ends_or_empties_the_daemon_of_another(site: SiteSession) -> None
             done = site.command_line("clear", **one)
             assert done.returncode == 3
             assert done.stderr.startswith(
-                "monarch: the copies stay, because job 98765432 uses it too; "
+                "monarch: the copies stay, because job 98765432 uses the daemon too; "
             )
             done = site.command_line("stop", **one)
-            assert done.stdout.startswith("the daemon stays, because job 98765432 uses it too; ")
+            assert done.stdout.startswith(
+                "the daemon stays, because job 98765432 uses the daemon too; "
+            )
             assert (done.returncode, is_running(pid)) == (0, True)
             job.communicate("\n", timeout=60)
         finally:
@@ -52,7 +54,7 @@ def test_a_job_that_has_ended_holds_no_daemon(
 ) -> None:
     assert site.command_line("start", MONARCH_JOB="night-1", **site.of(0)).returncode == 0
     done = site.command_line("stop", MONARCH_JOB="night-2")
-    assert done.stdout.startswith("the daemon stays, because job night-1 uses it too; ")
+    assert done.stdout.startswith("the daemon stays, because job night-1 uses the daemon too; ")
     note = site.paths.path / "jobs" / "night-1"
     os.utime(note, (0, 0))  # it was noted long ago, and no process of it is left
     done = site.command_line("stop", MONARCH_JOB="night-2")
@@ -68,7 +70,7 @@ def test_a_run_leaves_the_daemon_to_a_job_that_has_started_after_it(site: SiteSe
     with under_run(site, **b):
         assert site.command_line("start", **c).returncode == 0
         done = site.command_line("stop", **a)
-        assert done.stdout.startswith("the daemon stays, because jobs B, C use it too; ")
+        assert done.stdout.startswith("the daemon stays, because jobs B, C use the daemon too; ")
     assert is_running(pid)  # the run of B has ended
     assert site.command_line("stop", **c).returncode == 0
     wait_until(lambda: not is_running(pid), what="the end of the daemon")
@@ -88,7 +90,7 @@ def test_a_daemon_that_is_left_to_a_program_ends_with_it(
         assert program.stdout is not None
         assert program.stdout.read(40 * KIB)
         done = site.command_line("stop", MONARCH_JOB="A")
-        assert done.stdout.startswith("the daemon stays, because job B uses it too; ")
+        assert done.stdout.startswith("the daemon stays, because job B uses the daemon too; ")
         program.communicate(timeout=60)
     wait_until(lambda: not is_running(pid), what="the end of the daemon")
 
@@ -128,7 +130,7 @@ def test_a_run_counts_before_its_command_reads(site: SiteSession) -> None:
     script = "exec env -u LD_PRELOAD bash -c 'echo reads >&2; read line'"
     with under_run(site, script, MONARCH_JOB="B"):
         done = site.command_line("stop", MONARCH_JOB="A")
-        assert done.stdout.startswith("the daemon stays, because job B uses it too; ")
+        assert done.stdout.startswith("the daemon stays, because job B uses the daemon too; ")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_elements_of_an_array_are_jobs(site: SiteSession, job: str, element: str
             site.command_line("start", **{job: "77", element: number}, **site.of(0)).returncode == 0
         )
     done = site.command_line("stop", **{job: "77", element: "1"})
-    assert done.stdout.startswith("the daemon stays, because job 77.2 uses it too; ")
+    assert done.stdout.startswith("the daemon stays, because job 77.2 uses the daemon too; ")
 
 
 def test_jobs_outside_a_container_keep_their_daemon(site: SiteSession) -> None:

@@ -342,7 +342,8 @@ def test_files_that_were_replaced_at_the_source(session: Session, source: Path) 
     done = warm(session)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
-        "2 files (14 B) filled, 2 of them anew (replaced at the source), 1 (68.4 KiB) already there"
+        "2 files (14 B) filled, 2 of them again (replaced at the source),"
+        " 1 (68.4 KiB) already there"
         "; 1 (6 B) stay at the source: 1 changed\n"
     )
     hits = session.totals()["hits"]

@@ -262,7 +262,7 @@ def refusal(session: Session) -> str:
             {"plan": ["tiers.yaml"]},
             r"tiers.yaml: not a plan .*; make one with `monarch plan make -c plan.yaml`",
         ),
-        ({"plan": [[]]}, r"tiers.yaml:\d+: plan\[0\]: cannot be .*; name what"),
+        ({"plan": [[]]}, r"tiers.yaml:\d+: plan\[0\]: cannot be .*; name a file"),
         ({"plan": "tiers.yaml", "prefetch": "none"}, r"plan: with 'prefetch: none' .*; remove one"),
     ],
 )

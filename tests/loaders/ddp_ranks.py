@@ -120,7 +120,7 @@ def refused(sampler: ScheduledSampler, message: str) -> int:
 def disagree(rank: int) -> int:
     """Ranks that are told of different quotas. Returns whether this one is refused."""
     sampler = LocalFirstSampler(Counted(), 5, ranks_per_node=2, quota=640 + 80 * (rank % 2))
-    found = refused(sampler, "deals samples otherwise than another rank")
+    found = refused(sampler, "this rank and another rank deal samples by different inputs")
     torch.distributed.barrier()
     return found
 
@@ -157,7 +157,7 @@ def run(rank: int, store: str, steps: int, ways: list[str], results: Any) -> Non
     found["share"] = share()
     found["asked"], found["missing"] = ask(Path(f"{store}_files"))
     found["disagree"] = disagree(rank)
-    found["early"] = refused(early, f"made for rank 0 of 1, and this is rank {rank} of {RANKS}")
+    found["early"] = refused(early, f"made for rank 0 of 1, but this is rank {rank} of {RANKS}")
     torch.distributed.destroy_process_group()
     results.put(found)
 

@@ -359,7 +359,7 @@ def test_a_state_is_small_and_counts_what_was_handed_out() -> None:
 def test_states_of_something_else_are_refused() -> None:
     (sampler,) = samplers(LocalFirstSampler, 40, 4, 1, 1)
     (other,) = samplers(LocalFirstSampler, 41, 4, 1, 1)
-    with pytest.raises(ConfigError, match="dataset of 40 samples, and this one has 41"):
+    with pytest.raises(ConfigError, match="dataset has 40 samples, but this one has 41"):
         other.load_state_dict(sampler.state_dict())
     with pytest.raises(ConfigError, match="not a state of Monarch's samplers"):
         other.load_state_dict({"epoch": 1})
@@ -376,7 +376,7 @@ def test_a_state_decides_on_the_orders_and_says_so(caplog: pytest.LogCaptureFixt
     assert json.loads(json.dumps(new.state_dict(of_numpy)))["seed"] == 3
     new.load_state_dict(old.state_dict())
     assert (new.batch_size, list(new)) == (4, list(old))
-    assert "the state has seed=17, and the sampler was made with 3" in caplog.text
+    assert "the state has seed=17, but the sampler was made with 3" in caplog.text
 
 
 def test_an_iteration_that_takes_no_batch_leaves_the_place() -> None:
@@ -442,7 +442,7 @@ def test_epochs_keep_their_order_on_another_number_of_nodes() -> None:
         steps_of(new, 0)  # which may work out an order of its own
         new[0].load_state_dict(state)
         assert [[whole(step) for step in steps_of(new, epoch)] for epoch in range(8)] == want
-    with pytest.raises(ConfigError, match="load it with a SolarSampler"):
+    with pytest.raises(ConfigError, match="load it into a SolarSampler"):
         samplers(LocalFirstSampler, 200, 4, 2, 1)[0].load_state_dict(state)
 
 
@@ -459,7 +459,7 @@ def test_epochs_keep_their_order_on_another_number_of_nodes() -> None:
         ({"quota": 1.5}, "quota: '1.5' is a fraction of a byte"),
         ({"quota": "much"}, "quota: .*much.*; give bytes, or a size"),
         ({"holders": np.zeros(51, np.int32)}, "holders: 51 were given for 50 samples"),
-        ({"files": [("a", 1)]}, r"files: \('a', 1\) is no path"),
+        ({"files": [("a", 1)]}, r"files: \('a', 1\) is not a path"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
@@ -499,7 +499,9 @@ def test_ranks_without_batches_are_refused() -> None:
         next(equal_steps([], 3))
     with pytest.raises(ConfigError, match=r"^max_steps: -1 is out of range"):
         equal_steps([1], -1)
-    with pytest.raises(ConfigError, match=r"another pass, and 2 are missing; .* no iterator"):
+    with pytest.raises(
+        ConfigError, match=r"second iteration yields none, but 2 are missing; .* not an iterator"
+    ):
         list(equal_steps(iter([1, 2, 3]), 5))
 
 

@@ -99,7 +99,7 @@ def test_held_samples_that_are_larger_than_their_files_are_told_of_once(
     kept = sampler.keep(dataset)
     for epoch in range(2):
         assert [kept[i] for i in range(LENGTH)] == [dataset[i] for i in range(LENGTH)], epoch
-    assert caplog.text.count("finds no room") == 1
+    assert caplog.text.count("does not fit") == 1
     kept.close()
 
 

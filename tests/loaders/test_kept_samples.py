@@ -277,7 +277,7 @@ def test_nothing_is_written_beyond_the_callers_buffer(
     plain = Records(tmp_path / "records", [100, 200])
     kept = keep(plain, quota="1MiB")
     for _ in range(2):
-        with pytest.raises(ConfigError, match="out: 299 bytes, and the samples have 300"):
+        with pytest.raises(ConfigError, match="out: 299 bytes, but the samples have 300"):
             kept.read_into([0, 1], bytearray(299))
         longer = bytearray(310)
         kept.read_into([0, 1], longer)

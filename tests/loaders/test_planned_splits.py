@@ -272,8 +272,10 @@ def test_wrong_descriptions_are_named(
 
 def test_plans_that_no_sampler_follows_are_refused(source: Path, tmp_path: Path) -> None:
     plain = made(tmp_path, "split: strided")
-    with pytest.raises(ConfigError, match=r"^part: no part is dealt by holders"):
+    with pytest.raises(ConfigError, match=r"^part: .* has no part that is dealt by holders"):
         sampler_of(plain, rank=0)
+    with pytest.raises(ConfigError, match=r"^part: .* has no part 'val' that is dealt by holders"):
+        sampler_of(plain, "val", rank=0)
     unheld = read_plan(described(tmp_path, SPLITS["solar"]))
     with pytest.raises(ConfigError, match=r"^split: 'solar' deals by holders, which are not known"):
         unheld.parts[0].loader.batches(0)

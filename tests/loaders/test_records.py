@@ -234,7 +234,7 @@ def test_whole_files_by_number(tmp_path: Path) -> None:
         with pytest.raises(IndexError):
             files[number]
     (tmp_path / "a/2.png").write_bytes(bytes(9))
-    with pytest.raises(OSError, match=r"9 bytes, and the index says 5"):
+    with pytest.raises(OSError, match=r"9 bytes, but 5 in the index"):
         files[1]
 
 

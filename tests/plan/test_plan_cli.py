@@ -118,7 +118,7 @@ def test_index_in_a_directory_that_cannot_be_written(
 def test_show(plan: Path) -> None:
     text = run("show", plan).output
     assert "\nHow often node 0 accesses the files\naccesses  files  expected\n" in text
-    assert "\nWhat all nodes read in each epoch, by where it comes from\nepoch  own copies" in text
+    assert "\nBytes that all nodes read in each epoch, by origin\nepoch  own copies" in text
     assert re.search(r"\nA node owns \d+ to \d+ files, ", text)
     assert max(map(len, text.splitlines()[1:])) <= 80
     found = json.loads(run("show", plan, "--json", "--node", 1, "--quota", "2KiB").output)

@@ -94,12 +94,12 @@ class GroupLoader:
     An epoch uses every sample once; with `drop_last=False`, (-length) % world_size samples come
     twice. All ranks make equally many steps, with batches of one size.
 
-    dataset : with `sizes` and `read_into`, as RecordDataset and PackDataset have them; `dataset[i]`
-        is what is read, unchanged
-    group : samples of a group; 'auto' takes 16 MiB and more than `epochs` samples, within `memory`,
-        and so few that each rank gets a group
-    epochs : for how many the training runs: they are compared with the group, and nothing is read
-        for further ones
+    dataset : has `sizes` and `read_into`, as RecordDataset and PackDataset do; `dataset[i]` must be
+        the bytes that `read_into` reads, unchanged
+    group : the number of samples in a group. 'auto' chooses at least 16 MiB and more than `epochs`
+        samples, but no more than `memory` allows, and few enough that each rank gets a group
+    epochs : the number of epochs of the training. The loader warns if a group has too few samples
+        for it, and reads no groups ahead after the last epoch
     labels : (samples,); a batch is then a pair of samples and labels
     rank, world_size : by default those of torch.distributed
     memory : the most that the two buffers of a rank may take, in bytes or as text
@@ -139,7 +139,7 @@ class GroupLoader:
         self.labels = None if labels is None else np.asarray(labels)
         if self.labels is not None and len(self.labels) != len(dataset):
             raise ConfigError(
-                f"labels: {len(self.labels)} for {len(dataset)} samples; give one for each"
+                f"labels: {len(self.labels)} for {len(dataset)} samples; give one label for each"
             )
         room = n_bytes("memory", memory)
         sizes, ranks = np.asarray(dataset.sizes), self.ranks.world_size
@@ -174,7 +174,7 @@ class GroupLoader:
             self.epoch, self._begin, self._given = epoch, 0, 0
 
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
-        """Returns the position in the epochs for a checkpoint, in less than 1 KB.
+        """Returns the training's position in its epochs for a checkpoint, in less than 1 KB.
 
         done : how many batches of the running epoch the training has taken; None takes the batches
             that the loader has handed out
@@ -186,8 +186,8 @@ class GroupLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the batches that were done when the state was taken. If the number of
-        ranks, the batch size or the group differs, groups are dealt in another way, so the state
-        must be of the beginning or the end of an epoch."""
+        ranks, the batch size or the group size has changed, groups are dealt in another way, so the
+        state must have been taken at the beginning or the end of an epoch."""
         settings = self._settings()
         fixed = ("monarch_groups", "length", "seed")
         is_whole = state.get("done") in (0, state.get("steps"))
@@ -239,7 +239,7 @@ class GroupLoader:
         return self._batches(ahead, begin, self._iteration)
 
     def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
-        """Returns an epoch from the step `begin` on, of which no group was asked for yet."""
+        """Returns an epoch from the step `begin` on. None of its groups was asked for yet."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
         return GroupsAhead(epoch, groups, groups.runs(at), [])
@@ -256,7 +256,8 @@ class GroupLoader:
             self._ahead.asked.append((run, slot, reader.ask(slot, run.samples)))
 
     def _batches(self, ahead: GroupsAhead, begin: int, iteration: int) -> Iterator[Any]:
-        # Nothing has run since __iter__: another iteration may have begun, or a fork been made.
+        # This generator runs only now, long after __iter__: meanwhile another iteration may have
+        # begun, or the process may have forked.
         self._check_newest(iteration)
         epoch = ahead.groups
         if begin >= len(epoch.ends):
@@ -265,7 +266,7 @@ class GroupLoader:
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
             self._owner = os.getpid()
-            if ahead.asked:  # of a process that was closed meanwhile
+            if ahead.asked:  # the process that was asked was closed meanwhile
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):

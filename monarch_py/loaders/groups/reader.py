@@ -1,7 +1,7 @@
 """The process that reads groups of samples into shared memory while the training uses others.
 
-The memory has no name, and the process ends with the training, however the training ends. So
-nothing is left behind.
+The memory has no name, and the process ends when the training ends, even if the training is killed.
+So neither is left behind.
 """
 
 import multiprocessing
@@ -78,8 +78,8 @@ class GroupReader:
         self._ring = Ring(self.SLOTS, max(1, slot_bytes))
         context: Any = multiprocessing.get_context(method)
         self._link, theirs = context.Pipe()
-        # A forked process inherits this end too. It closes it, so that it sees the pipe end when
-        # this process closes its own.
+        # A forked process inherits this end of the pipe too, and closes it. Otherwise it would not
+        # see the end of the pipe when this process closes its own descriptor.
         inherited = [self._link] if context.get_start_method() == "fork" else []
         self._process = context.Process(
             target=_serve,
@@ -116,8 +116,8 @@ class GroupReader:
         """
         self._tasks += 1
         low, high = int(samples[0]), int(samples[-1]) + 1
-        # The numbers of a large group would fill the pipe, and this process would wait for a read
-        # of it. So a range is sent as its bounds.
+        # The numbers of a large group would fill the pipe, and this process would block until the
+        # other one has read them. So a range is sent as its bounds.
         some = None if high - low == len(samples) else samples
         try:
             self._link.send(Task(self._tasks, slot, low, high, some))

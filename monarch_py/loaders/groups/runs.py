@@ -14,7 +14,7 @@ from monarch_py.plan.schedule import EpochSchedule
 class Run:
     """Consecutive samples of a rank's epoch that are of the same group.
 
-    begin, end : the places of the first sample and behind the last one, in the rank's epoch
+    begin, end : the place of the first sample in the rank's epoch, and that after the last sample
     samples : (samples,) int64, each sample once, in the rising order in which they are read
     within : (end - begin,) int64, for each place, the position of its sample in `samples`
     """

@@ -20,8 +20,9 @@ from monarch_py.util.units import format_size
 
 log = logging.getLogger("monarch.loaders")
 
-# What identifies a job, by launcher. Jobs share nothing: a file may have changed between them. One
-# without a launcher is known by its session, which a terminal or a service begins.
+# The variables by which launchers identify a job. Jobs do not share memory, because a file may have
+# changed between them. A job without a launcher is identified by its session (setsid), which a
+# terminal or a service begins.
 JOBS = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
@@ -45,8 +46,8 @@ class KeptDataset:
     find the sample only once it is whole. Nothing is evicted. The memory ends with the last
     process.
 
-    A sample is stored as it was first read. So apply random augmentations after this dataset, and
-    not in `dataset`.
+    A stored sample does not change after it was first read. So apply random augmentations after
+    this dataset, and not in `dataset`.
 
     dataset : the dataset to read from. If it has `read_into` and `sizes`, its samples are stored as
         their bytes, else pickled
@@ -69,7 +70,7 @@ class KeptDataset:
         self.dataset = dataset
         self._places = _places(keeps, len(dataset))
         room = n_bytes("quota", quota)
-        # Before anything is read, since that may change the dataset.
+        # Computed before the first read, since a read may change the dataset's pickled form.
         identity = _identity(name, dataset)
         self.sample_form = form_of(dataset)
         parts = [identity, self._places.tobytes(), str(room).encode()]
@@ -86,7 +87,7 @@ class KeptDataset:
 
     @property
     def labels(self) -> Any:
-        """Those of the dataset inside, if it has any."""
+        """The labels of `dataset`, if it has any."""
         return self.dataset.labels
 
     def __getitem__(self, index: int) -> Any:
@@ -134,7 +135,7 @@ class KeptDataset:
         starts = np.cumsum(lengths) - lengths
         if lengths.sum() > len(memory):
             raise ConfigError(
-                f"out: {len(memory)} bytes, and the samples have {lengths.sum()}; give more"
+                f"out: {len(memory)} bytes, but the samples have {lengths.sum()}; give more"
             )
         missing = np.zeros(len(numbers), dtype=np.uint8)
         target = ffi.from_buffer("char[]", memory, require_writable=True)
@@ -204,8 +205,8 @@ class KeptDataset:
         n_bytes = memoryview(value).nbytes
         if lib.monarch_kept_put(self._store(), place, ffi.from_buffer(value), n_bytes):
             log.warning(
-                "a sample of %d bytes finds no room in %s, and is read from the source again: quota"
-                " is less than the samples, as the dataset returns them, or than the memory left",
+                "a sample of %d bytes does not fit into %s, so it will be read from the source"
+                " again: give a larger quota, unless the node's memory is the limit",
                 n_bytes,
                 format_size(int(self._store().room)),
             )
@@ -220,7 +221,7 @@ class KeptDataset:
         return value if self.sample_form.is_bytes else np.ascontiguousarray(value)
 
     def _value(self, stored: memoryview) -> Any:
-        """Returns the sample that the stored bytes mean, in memory of its own."""
+        """Returns the sample that the stored bytes represent, in its own memory."""
         if self.sample_form is None:
             return pickle.loads(stored)  # noqa: S301  this user's own
         if self.sample_form.is_bytes:
@@ -259,7 +260,7 @@ def _places(keeps: Any, length: int) -> Ints:
         keeps = held.any(axis=1)
     given = np.asarray(keeps)
     if given.dtype == np.bool_ and given.shape != (length,):
-        raise ConfigError(f"keeps: {given.shape} bools for {length} samples; give one for each")
+        raise ConfigError(f"keeps: {given.shape} bools for {length} samples; give one per sample")
     chosen = np.flatnonzero(given) if given.dtype == np.bool_ else np.unique(given)
     if len(chosen) and (chosen[0] < 0 or chosen[-1] >= length):
         raise ConfigError(f"keeps: samples beyond the {length} of the dataset; give their numbers")
@@ -273,15 +274,15 @@ def _identity(name: str | None, dataset: Any) -> bytes:
         found = name.encode() if name is not None else pickle.dumps(dataset, 5)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise ConfigError(
-            f"name: the dataset cannot be pickled ({error}), by which it would be identified; give"
+            f"name: the dataset cannot be identified, because it cannot be pickled ({error}); give"
             " a name that no other dataset of the job has"
         ) from None
     return type(dataset).__qualname__.encode() + b"\0" + found
 
 
 def _key(parts: Sequence[bytes]) -> str:
-    """The name of the memory: processes share it if they are of one job, and these parts are the
-    same for all of them."""
+    """The name of the memory. Processes share the memory if they belong to one job and have the
+    same `parts`."""
     given = [os.environ.get(variable, "") for variable in JOBS]
     job = "/".join(given) if any(given) else f"session {os.getsid(0)}"
     digests = [hashlib.sha256(part).digest() for part in (job.encode(), *parts)]

@@ -59,7 +59,7 @@ class Ring:
 
     def _map(self, fd: int) -> None:
         self.memory = mmap.mmap(fd, self.slots * self.slot_bytes)
-        self._fd = fd  # only now, since whoever has made it closes it if it cannot be mapped
+        self._fd = fd  # set last: if mapping fails, the caller closes the descriptor
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.memory.madvise(mmap.MADV_DONTDUMP)  # else core files hold empty pages
         whole = np.frombuffer(self.memory, dtype=np.uint8)
@@ -70,11 +70,11 @@ class Ring:
         return self._slots[number]
 
     def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
-        """Writes the numbers of samples, or other keys, to the beginning of a slot, where the
-        worker finds them before it fills the slot. A pipe could be full of them while the worker's
-        answer fills the other direction. Returns what `read_numbers` needs: how many they are; for
-        keys that are no integers, how long their pickle is; or all of them, if the slot is too
-        small."""
+        """Writes the numbers of samples, or other keys, to the beginning of a slot. The worker
+        reads them there before it fills the slot. They are not sent through the pipe, because both
+        ends could block: the training on numbers, and the worker on a large answer. Returns the
+        argument for `read_numbers`: the count of numbers, the size of the pickle for other keys, or
+        the numbers themselves if the slot is too small for them."""
         count = len(numbers)
         if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, numbers))):
             pickled = pickle.dumps(list(numbers), 5)

@@ -81,8 +81,8 @@ class SharedMemory:
         return fd
 
     def _open(self, line: str) -> int | None:
-        """Returns a descriptor of the memory, opened through the process of a line; None if that
-        process no longer has the memory."""
+        """Returns a descriptor of the memory, opened through /proc of the process that the line of
+        the list names; None if that process no longer has the memory."""
         pid, _, number, inode = line.split()
         with suppress(OSError):
             fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
@@ -135,7 +135,8 @@ def _locked(path: Path) -> Iterator[int]:
                 yield fd
                 return
         finally:
-            # Said, since a child that was forked meanwhile has the descriptor too.
+            # Unlocked explicitly: a child that was forked meanwhile has the descriptor too, so
+            # closing it would not release the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
@@ -148,8 +149,8 @@ def _try_lock(fd: int) -> bool:
 
 
 def _alive(file: int) -> list[str]:
-    """The lines of processes that still run. What is no such line, after a crash of the node or by
-    a hand, counts as that of one that has ended."""
+    """The lines of processes that still run. A malformed line, as after a crash of the node or an
+    edit by hand, is ignored."""
     lines = os.pread(file, LINE_BYTES, 0).decode(errors="replace").splitlines()
     whole = [line for line in lines if re.fullmatch(r"[0-9]+ [0-9]+ [0-9]+ [0-9]+", line, re.ASCII)]
     owners = {line: Identity.parsed(" ".join(line.split()[:2])) for line in whole}
@@ -158,7 +159,7 @@ def _alive(file: int) -> list[str]:
 
 def _write(file: int, lines: list[str]) -> None:
     text = "".join(f"{line}\n" for line in lines).encode()
-    # First of all the room: a full file system then leaves the old lines.
+    # Allocate the room first: if the file system is full, the old lines stay intact.
     os.posix_fallocate(file, 0, max(1, len(text)))
     os.pwrite(file, text, 0)
     os.ftruncate(file, len(text))

@@ -5,8 +5,8 @@ from monarch_py.util.units import parse_size
 
 
 def n_bytes(argument: str, given: int | str, *, least: int = 1) -> int:
-    """Returns a size in bytes. Raises ConfigError, which names the argument, for what is no size,
-    and for less than `least` bytes.
+    """Returns a size in bytes. Raises ConfigError, which names the argument, if `given` is not a
+    size or is less than `least` bytes.
 
     given : bytes, or a size such as "8GiB"
     """

@@ -1,7 +1,7 @@
 """Reads of HDF5 rows that are not one contiguous range of the file, because they lie in chunks.
 
-A filtered chunk is read whole and decoded once, for all wanted rows in it. A chunk without filters
-that holds parts of rows is not read whole: only the parts of the wanted rows are.
+A filtered chunk is read whole and decoded once, for all wanted rows in it. From a chunk without
+filters that holds parts of rows, only the parts of the wanted rows are read.
 """
 
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ class Part(Protocol):
 
 
 def _extents(file: int, offset: Ints, length: Ints) -> tuple[Extents, int]:
-    """Returns the reads, placed one behind the other in a scratch buffer, and the buffer's size."""
+    """Returns the reads, placed one after the other in a scratch buffer, and the buffer's size."""
     start = np.cumsum(length) - length
     of = np.full(len(offset), file, dtype=np.int32)
     return Extents(of, offset, length, start), int(length.sum())

@@ -29,8 +29,8 @@ LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # The bytes of a TFRecord's frame before and after its data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
-# The datasets of this process. A forked child gets new locks: a thread that has none of its own
-# there may have held the parent's.
+# The datasets of this process. A forked child replaces their locks, because a thread of the parent,
+# which does not exist in the child, may have held one at the fork.
 _OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
 
 
@@ -70,8 +70,9 @@ class RecordDataset:
     index : the index of the files below `path`, or the path of one made by `monarch plan index`; by
         default the constructor makes it, for which it reads the tables of all files
     length : how many samples the plan has; ConfigError is raised if the dataset has another number
-    join : the most unwanted bytes between two samples over which one read may go on. 'auto' allows
-        as many as can be read faster than by another request; each process times two reads for it
+    join : the largest gap of unwanted bytes between two samples that one read may include. 'auto'
+        allows a gap if reading it is faster than another request; each process times two reads to
+        find the limit
     in_flight : the most reads that are under way at once
 
     Raises MonarchError, which names the file, if a file is missing, cannot be read or decoded, or
@@ -265,7 +266,7 @@ class RecordDataset:
             return wanted
         least, most, count = wanted.min(), wanted.max(), len(self)
         if not -count <= least <= most < count:
-            raise IndexError(f"samples {least} to {most} of {count}")
+            raise IndexError(f"samples {least} to {most}, but the dataset has {count}")
         return wanted if least >= 0 else np.where(wanted < 0, wanted + count, wanted)
 
     # --- reads ---------------------------------------------------------------------------------
@@ -335,7 +336,8 @@ class RecordDataset:
                 part.finish(content, table)
 
     def _read_extents(self, extents: Extents) -> None:
-        """Reads extents whose `start` is an address, of at most MOST_OPEN files at once."""
+        """Reads extents into memory; each `start` is an address. Opens at most MOST_OPEN files at
+        once."""
         if self.index.files > MOST_OPEN:
             numbers = np.unique(extents.file)
             for begin in range(0, len(numbers), MOST_OPEN):
@@ -354,10 +356,10 @@ class RecordDataset:
         )
 
     def _measured_gap(self, extents: Extents) -> int:
-        """Measures over how many unwanted bytes a read may go on before a request of its own for
-        the next sample would be cheaper. `in_flight` requests are under way at once, so that each
-        costs only its share of the latency. Times two reads: one of the first sample, and a longer
-        one that begins with the second sample. Returns 0 if no longer read is possible there."""
+        """Measures the largest gap of unwanted bytes between two samples at which one read of both
+        is faster than two requests. `in_flight` requests are under way at once, so each costs only
+        its share of the latency. Times two reads: one of the first sample, and a longer one that
+        begins with the second sample. Returns 0 if no longer read is possible there."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)
@@ -377,11 +379,12 @@ class RecordDataset:
 
 
 def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int) -> int:
-    """Returns how many unwanted bytes a read may go on over, from LEAST_GAP to MOST_GAP [bytes].
+    """Returns the largest gap of unwanted bytes that one read may include, from LEAST_GAP to
+    MOST_GAP [bytes].
 
     A request takes a latency, and then a time per byte. Since `in_flight` requests wait at once,
-    each costs `latency / in_flight`. Unwanted bytes are worth reading as long as they take no
-    longer than that.
+    each costs `latency / in_flight`. Unwanted bytes are worth reading if they take no longer than
+    that.
 
     seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """

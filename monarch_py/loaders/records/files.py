@@ -26,7 +26,7 @@ def indexed(
     patterns: tuple[str, ...],
 ) -> Index:
     """Returns the index of a file, or of a directory's files. Raises MonarchError if the path does
-    not exist, and ConfigError if the kind cannot be told or lacks an argument.
+    not exist, and ConfigError if the kind is not known or needs another argument.
 
     fixed : record_bytes, header_bytes
     """
@@ -56,7 +56,7 @@ def _kind_of(path: Path, dataset: str | None, record_bytes: int | None) -> str:
         return "webdataset"
     if ".tfrecord" in path.name:
         return "tfrecord"
-    raise ConfigError(f"kind: the name of {path} does not tell; give one of {', '.join(KINDS)}")
+    raise ConfigError(f"kind: the name of {path} does not show it; give one of {', '.join(KINDS)}")
 
 
 def tar_members(sample: bytes) -> dict[str, bytes]:

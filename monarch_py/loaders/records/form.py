@@ -18,8 +18,9 @@ class Form(NamedTuple):
 
 
 def form_of(dataset: Any) -> Form | None:
-    """The form of the samples; None if batches must be put together from `dataset[i]`. A dataset
-    that does not say its form is asked for its first sample, in both ways."""
+    """The form of the samples; None if batches must be put together from `dataset[i]`. If the
+    dataset does not have `sample_form`, reads its first sample by `dataset[0]` and by `read_into`,
+    and compares them."""
     if not _reads_what_it_gives(type(dataset)):
         return None
     known = getattr(dataset, "sample_form", None)
@@ -44,8 +45,9 @@ def form_of(dataset: Any) -> Form | None:
 
 
 def _reads_what_it_gives(cls: type) -> bool:
-    """Whether the class that defines `read_into` defines `dataset[i]` too. A class derived from it,
-    or one that forwards `read_into`, may change samples, and some only now and then."""
+    """Whether one class defines both `read_into` and `dataset[i]`. A derived class that overrides
+    only `dataset[i]`, or a class that forwards `read_into`, may change samples, and some classes
+    change them only sometimes, so that comparing a sample would not show it."""
     for each in cls.__mro__:
         if "read_into" in vars(each):
             return True

@@ -135,8 +135,8 @@ def rows_of(path: Path, dataset: str) -> Rows:
 
 
 def _is_as_in_memory(found: Any) -> bool:
-    """Whether the bytes in the file are those of h5py's arrays: numbers of fewer bits and strings
-    padded otherwise are not."""
+    """Whether the bytes in the file equal those of h5py's arrays. They differ for numbers of fewer
+    bits, and for strings with another padding."""
     kind = import_h5py().h5t.py_create(found.dtype, logical=True)
     return bool(found.id.get_type().equal(kind))
 

@@ -42,8 +42,9 @@ class Extents:
 class Joined:
     """The reads that bring a set of extents.
 
-    A read whose bytes do not lie in the caller's buffer as they lie in the file goes into a scratch
-    buffer, from which its extents are copied.
+    A read goes straight into the caller's buffer if all of its bytes are wanted there, in one piece
+    and in the file's order. Otherwise it goes into a scratch buffer, from which its extents are
+    copied.
 
     reads : the reads; `start` is a place in the caller's buffer or in the scratch buffer
     in_scratch : (reads,) bool, whether the read goes into the scratch buffer
@@ -60,8 +61,8 @@ class Joined:
 def join(extents: Extents, gap: int) -> Joined:
     """Returns the reads that bring the extents.
 
-    gap : the most unwanted bytes between two extents over which one read goes on. Two extents that
-        overlap are always joined; two that do not are left apart if both have PIECE bytes or more
+    gap : the largest gap of unwanted bytes between two extents that one read may include. Extents
+        that overlap are always joined; others stay apart if both have PIECE bytes or more
     """
     if not len(extents):
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)
@@ -72,7 +73,7 @@ def join(extents: Extents, gap: int) -> Joined:
     end = np.append(first[1:], len(rising))
     low = rising.offset[first]
     length = np.maximum.reduceat(rising.offset + rising.length, first) - low
-    # A read can go straight into the caller's buffer if its extents lie there as in the file.
+    # A read can go straight into the caller's buffer if its extents are contiguous there too.
     run = np.repeat(np.arange(len(first)), end - first)
     shift = rising.start - rising.offset
     same = np.logical_and.reduceat(shift == shift[first][run], first)
@@ -99,7 +100,7 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
             reach[of] = np.maximum.accumulate(reach[of])
     between = rising.offset[1:] - reach[:-1]
     apart = (between > gap) | (np.diff(rising.file) != 0)
-    # Joining two long extents would be in vain: `pieces` cuts the read again.
+    # Do not join two long extents, because `pieces` would cut the read again.
     apart |= (between >= 0) & (np.minimum(rising.length[:-1], rising.length[1:]) >= PIECE)
     return np.concatenate([[0], np.flatnonzero(apart) + 1])
 

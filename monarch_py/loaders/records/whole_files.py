@@ -75,7 +75,7 @@ class FileDataset:
                 size = size if got else done
                 done += got
             if size != len(out):
-                text = f"it has {size} bytes, and the index says {len(out)}; index it again"
+                text = f"it has {size} bytes, but {len(out)} in the index; index the dataset again"
                 raise OSError(errno.EIO, text, path)
         finally:
             os.close(descriptor)

@@ -1,5 +1,7 @@
-"""What ranks tell each other through the store of torch's process group: digests of what they deal
-by, because each works out its schedule alone, and what one of them has found out for all.
+"""Exchanges data between ranks through the store of torch's process group.
+
+Each rank computes its schedule alone, so the ranks compare digests of the schedules' inputs. And
+one rank can do work, such as asking for file sizes, whose result all ranks use.
 """
 
 import hashlib
@@ -13,8 +15,8 @@ from typing import Any
 from monarch_py.errors import ConfigError
 
 _numbers = itertools.count()
-_turns: Counter[str] = Counter()  # of each name in `once`
-_inherited: Any = None  # the store of a parent process, which alone may use the connection
+_turns: Counter[str] = Counter()  # how often `once` was called with each name
+_inherited: Any = None  # the store of the parent process; only the parent may use its connection
 
 
 def process_group() -> Any:
@@ -40,14 +42,15 @@ os.register_at_fork(after_in_child=_inherit)
 
 
 def _store() -> Any:
-    """The store of the process group; None where there is none that this process may use."""
+    """The store of the process group; None if there is none that this process may use."""
     store = _default_store()
     return None if store is _inherited else store
 
 
 def once(name: str, work: Callable[[], bytes]) -> bytes:
-    """What `work` returns. The first rank that comes does it, and the others wait for its result.
-    Each rank does it itself if there is no process group, or if the first one has failed."""
+    """Returns the result of `work`. The first rank that calls this function does the work, and the
+    others wait for its result. If there is no process group, or the first rank has failed, each
+    rank does the work itself."""
     if (store := _store()) is None:
         return work()
     key = f"monarch/{name}/{_turns[name]}"
@@ -56,7 +59,7 @@ def once(name: str, work: Callable[[], bytes]) -> bytes:
     if store.compare_set(f"{key}/rank", "", own.decode()) != own:
         try:
             found = bytes(store.get(key))
-        except RuntimeError:  # it takes longer than the store waits
+        except RuntimeError:  # the work takes longer than the store waits
             found = b""
         return found or work()
     found = b""
@@ -68,20 +71,20 @@ def once(name: str, work: Callable[[], bytes]) -> bytes:
 
 
 class Agreement:
-    """Compares, once, what the ranks of the process group deal by. The first rank that comes leaves
-    its digest in the group's store, and the others compare theirs with it. No rank waits for
-    another one.
+    """Compares once whether all ranks of the process group deal samples by the same inputs. The
+    first rank that checks leaves a digest of its inputs in the group's store, and the others
+    compare theirs with it. No rank waits for another one.
 
-    A sampler is known by its number among those of its process, so all ranks must make their
-    samplers in the same order.
+    A sampler is identified by its number among the samplers of its process, so all ranks must make
+    their samplers in the same order.
     """
 
     def __init__(self) -> None:
         self._number = next(_numbers)
 
     def check(self, parts: Iterable[Any]) -> None:
-        """Raises ConfigError if another rank deals by other `parts`. Arrays are given as
-        memoryviews; anything else is compared by its repr."""
+        """Raises ConfigError if the `parts`, this rank's inputs, differ from another rank's. Give
+        arrays as memoryviews; other objects are compared by their repr."""
         if (store := _store()) is None:
             return
         digest = hashlib.sha256()
@@ -90,7 +93,7 @@ class Agreement:
         own = digest.hexdigest()
         if store.compare_set(f"monarch/{self._number}", "", own).decode() != own:
             raise ConfigError(
-                "sampler: this rank deals samples otherwise than another rank; make the samplers in"
-                " the same order on all ranks, with the same arguments, files, MONARCH_CONFIG and"
-                " state"
+                "sampler: this rank and another rank deal samples by different inputs; make the"
+                " samplers in the same order on all ranks, with equal arguments, files, state and"
+                " MONARCH_CONFIG"
             )

@@ -29,8 +29,8 @@ def _default() -> Callable[[list[Any]], Any]:
 
 
 def _emptied(one: Any, two: Any) -> Any:
-    """The batch of one sample without it: what is longer in the batch of two has an element for
-    each sample."""
+    """An empty batch, made from a batch of one sample. A part that is longer in the batch of two
+    samples has one element per sample, so its elements are removed."""
     if isinstance(one, Mapping):
         return {key: _emptied(one[key], two[key]) for key in one}
     if not hasattr(one, "__len__") or getattr(one, "shape", None) == ():

@@ -20,15 +20,15 @@ from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.native import Int32s
 
-# The most that pickling adds to a sample; kept samples get this much more room each [bytes].
+# The most bytes that pickling adds to a sample. Each kept sample gets this much additional room.
 PICKLED_BYTES = 512
 
 
 class HeldSampler(ScheduledSampler):
-    """Knows which nodes hold each sample.
+    """A batch sampler that knows which nodes hold each sample.
 
     files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`. With
-        `quota`, sizes are to be those of the samples as the dataset returns them
+        `quota`, the sizes must be those of the samples as the dataset returns them
     batch_size : samples of a rank in a step;  seed, shuffle, drop_last : as DistributedSampler's
     rank, world_size : None for torch.distributed's
     ranks_per_node : None for the number that the launcher has set
@@ -36,11 +36,12 @@ class HeldSampler(ScheduledSampler):
         keep files
     config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
     others : further files of the sources that the daemons keep
-    holders : (samples, any) the nodes that hold each sample, filled up with -1, if a plan fixes
-        them (planned.py); else None
+    holders : (samples, any) the nodes that hold each sample, padded with -1, if a plan fixes them
+        (planned.py); else None
     """
 
-    # Whether the second copies count that daemons make in the room that is left.
+    # Whether nodes that hold second copies count as holders. Daemons make second copies if there is
+    # room left.
     EXTRA: ClassVar[bool]
     holders: Int32s  # (samples, any)
 
@@ -79,12 +80,15 @@ class HeldSampler(ScheduledSampler):
         return [*super()._dealt_by(), self.holders.data]
 
     def keep(self, dataset: Any) -> KeptDataset:
-        """Returns the dataset with the samples that this node holds kept in its memory: give it to
-        the loader in the dataset's place. A held sample stays as it was first read, so put random
-        augmentations around this dataset, not into the one that is kept. Raises ConfigError for a
-        sampler without a quota, because daemons keep the files then."""
+        """Returns a dataset that keeps the samples that this node holds in memory. Give it to the
+        loader instead of `dataset`. A held sample does not change after it was first read, so apply
+        random augmentations after the returned dataset, not in `dataset`. Raises ConfigError for a
+        sampler without a quota, because then daemons keep the files."""
         if self._sizes is None:
-            raise ConfigError("quota: daemons keep the files; use the dataset as it is")
+            raise ConfigError(
+                "quota: it is not given, so daemons keep the files and `keep` is not"
+                " needed; use the dataset as it is"
+            )
         self.check_dataset(dataset)
         own = np.flatnonzero(self.holders[:, 0] == self.ranks.node)
         room = int(self._sizes[own].sum()) + PICKLED_BYTES * len(own)

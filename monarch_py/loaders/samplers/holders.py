@@ -28,7 +28,7 @@ from monarch_py.policies.rendezvous import file_keys
 
 log = logging.getLogger("monarch.loaders")
 
-# Threads that ask for sizes, and how many each asks for in a turn.
+# The number of threads that ask for file sizes, and the number of files of each thread's task.
 STAT_THREADS, AT_ONCE = 16, 256
 
 Quota = str | int | Sequence[str | int]
@@ -79,13 +79,13 @@ class Files:
 def _absolute(paths: Sequence[Any]) -> list[str]:
     for path in paths:
         if not isinstance(path, str | os.PathLike):
-            raise ConfigError(f"files: {path!r} is no path; give the files' paths alone")
+            raise ConfigError(f"files: {path!r} is not a path; give only the files' paths")
     return [os.path.abspath(path) for path in paths]
 
 
 def _sizes(paths: Sequence[str]) -> Ints:
-    """(paths,) [bytes]. A parallel file system answers many questions at a time, and one rank asks
-    for all that name the same paths."""
+    """The sizes of the files, (paths,) [bytes]. Several threads ask for them, since a parallel file
+    system answers many requests at a time. One rank asks for all ranks with the same paths."""
 
     def ask(part: Sequence[str]) -> list[int]:
         return [os.stat(path).st_size for path in part]
@@ -101,27 +101,27 @@ def _sizes(paths: Sequence[str]) -> Ints:
         return np.frombuffer(once(f"sizes/{named}", ask_all), dtype=np.int64)
     except OSError as error:
         raise ConfigError(
-            f"files: {error.filename}: {error.strerror}; name files that are there"
+            f"files: {error.filename}: {error.strerror}; name files that exist"
         ) from None
 
 
 def quotas_of(quota: Quota, nodes: int) -> Ints:
-    """(nodes,) int64 what each node keeps [bytes]; a single quota is every node's."""
+    """The bytes that each node keeps, (nodes,) int64. A single quota applies to every node."""
     if isinstance(quota, str) or not isinstance(quota, Sequence | np.ndarray):
         quota = [quota] * nodes
     each = list(quota)
     if len(each) != nodes:
-        raise ConfigError(f"quota: {len(each)} were given for {nodes} nodes; give one for each")
+        raise ConfigError(f"quota: {len(each)} were given for {nodes} nodes; give one per node")
     return np.array([n_bytes("quota", size, least=0) for size in each], dtype=np.int64)
 
 
 def given_holders(holders: Any, samples: int) -> Int32s:
-    """(samples, any) the holders as a user gives them. Raises ConfigError if they are those of
-    another dataset."""
+    """The holders that a user has given, (samples, any). Raises ConfigError if their number is not
+    the dataset's."""
     found = np.asarray(holders, dtype=np.int32)
     if len(found) != samples:
         raise ConfigError(
-            f"holders: {len(found)} were given for {samples} samples; give those of each"
+            f"holders: {len(found)} were given for {samples} samples; give holders of each sample"
         )
     return found.reshape(samples, -1)
 
@@ -142,7 +142,7 @@ def kept_by_daemons(
     """Returns the nodes that hold each sample, (samples, any), if daemons keep files of their
     sources.
 
-    nodes : how many there are, all with the quotas of this one, and in the daemons' order
+    nodes : the number of nodes; all have this node's quotas, and are numbered as the daemons are
     config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
     others : further files that daemons keep, which take room if not all files fit
     extra : whether nodes with room left hold second copies
@@ -177,8 +177,9 @@ def kept_by_daemons(
 
 
 def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> list[str]:
-    """The paths, those of sources where links lead into one. Raises ConfigError if no path lies in
-    a source, and warns if some lie in none, because daemons then keep nothing of them."""
+    """The paths, with a path that leads into a source through links replaced by the path in the
+    source. Raises ConfigError if no path is in a source, and warns if some are not, because daemons
+    keep only files of sources."""
     real = cache(os.path.realpath)
     found, outside = [], []
     for path in paths:
@@ -190,12 +191,12 @@ def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> 
         found.append(linked)
     if outside and len(outside) == len(paths):
         raise ConfigError(
-            f"files: none is in a source of {named}, and daemons keep nothing else; give the paths"
-            f" as they are there, not {outside[0]}"
+            f"files: none is in a source of {named}, and daemons keep only files of sources; give"
+            f" paths below these sources, not {outside[0]}"
         )
     if outside:
         log.warning(
-            "%d of %d files are in no source of %s, and nobody holds them; the first is %s",
+            "%d of %d files are in no source of %s, so no node holds them; the first is %s",
             len(outside),
             len(paths),
             named,

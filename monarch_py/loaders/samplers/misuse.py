@@ -1,8 +1,8 @@
 """Detects callers that would deal samples to ranks twice, deliver batches out of order, or read
 another dataset.
 
-A batch sampler is not told who uses it. But its user calls `__iter__` or `__len__`, and the local
-variables of the calling function show what that user is.
+A batch sampler does not know which loader uses it. But the loader calls `__iter__` or `__len__`,
+and the local variables of the calling function show which loader it is.
 """
 
 from types import FrameType
@@ -10,16 +10,14 @@ from typing import Any
 
 from monarch_py.errors import ConfigError
 
-# The names of classes that deal to the ranks what they iterate over: torch's and accelerate's.
+# The names of classes that deal the items of a sampler to the ranks: torch's and accelerate's.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
-# The packages of these classes and of DataLoaders. Nobody else's variables are looked at: until
-# Python 3.13, a look keeps the objects of the caller until its function ends.
+# The packages of these classes and of DataLoaders. Only variables of their functions are examined:
+# before Python 3.13, examining a function's variables keeps the objects alive until it ends.
 PACKAGES = frozenset(
     {"torch", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"}
 )
-_TWICE = (
-    "these batches are already one rank's, and {who} would deal them to the ranks again; {mend}"
-)
+_TWICE = "it yields only this rank's batches, and {who} would deal them to the ranks again; {mend}"
 _MENDS = {
     "BatchSamplerShard": "do not pass this loader to accelerator.prepare",
     "DistributedSampler": "pass the sampler to DataLoader as batch_sampler and nothing else, and"
@@ -38,19 +36,20 @@ def _twice(who: str) -> ConfigError:
 
 
 def refuse_sampler(files: Any) -> None:
-    """Raises ConfigError if `files` is a sampler. Lightning makes batch samplers anew, with a
-    sampler of its own as the first argument, where the files belong."""
+    """Raises ConfigError if `files` is a sampler. Lightning constructs batch samplers again, and
+    passes its own sampler as the first argument, which should be the files."""
     if _sharding(files) is not None:
         raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):
         raise ConfigError(
-            f"files: got a {type(files).__name__}, and this sampler draws the order itself; give"
+            f"files: got a {type(files).__name__}, but this sampler draws the order itself; give"
             " the paths of the files, or the dataset"
         )
 
 
 def other_length(samples: int, dataset: Any) -> ConfigError | None:
-    """The error of a dataset that has not as many samples as the sampler; None if it has."""
+    """The error for a dataset whose number of samples differs from the sampler's; None if they are
+    equal."""
     if not hasattr(dataset, "__len__") or len(dataset) == samples:
         return None
     return ConfigError(
@@ -60,8 +59,9 @@ def other_length(samples: int, dataset: Any) -> ConfigError | None:
 
 
 def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
-    """The error of a caller that shards what it iterates over, or of a DataLoader that delivers
-    batches out of order or whose dataset has not so many samples; None if the caller is neither."""
+    """The error for a caller that deals the batches to the ranks again, or for a DataLoader that
+    delivers batches out of order or whose dataset has another number of samples; None for any other
+    caller."""
     if frame is None or frame.f_globals.get("__name__", "").split(".")[0] not in PACKAGES:
         return None
     who = _sharding(frame.f_locals.get("self"))
@@ -70,7 +70,7 @@ def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     loader = frame.f_locals.get("loader")
     if getattr(loader, "in_order", True) is False and getattr(loader, "num_workers", 0) > 0:
         return ConfigError(
-            "in_order: with False, it is unknown which batches were delivered, and which weight a"
-            " batch has; remove it"
+            "in_order: with False, the sampler cannot know which batches were delivered, or which"
+            " weight a batch has; remove in_order=False"
         )
     return other_length(samples, getattr(loader, "dataset", None))

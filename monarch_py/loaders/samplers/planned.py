@@ -43,9 +43,10 @@ def sampler_of(
         loader = each.loader
         if loader.split in HELD_SPLITS and part in (None, each.name):
             return _sampler(loaded, each, rank)
+    named = "" if part is None else f" {part!r}"
     raise ConfigError(
-        f"part: {part or 'no part'} is dealt by holders in {plan}; write 'split: local_first' or"
-        " 'split: solar' there"
+        f"part: {plan} has no part{named} that is dealt by holders; make the plan again with"
+        " 'split: local_first' or 'split: solar' for the part"
     )
 
 
@@ -58,7 +59,7 @@ def _sampler(plan: Plan, part: PlanPart, rank: int | None) -> ScheduledSampler:
         )
     if not order.set_epoch:
         raise ConfigError(
-            f"set_epoch: {part.name!r} repeats one order in all epochs, which no sampler does;"
+            f"set_epoch: {part.name!r} repeats one order in all epochs, but samplers do not;"
             " write 'set_epoch: true'"
         )
     more: dict[str, Any] = {

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import process_group
 
-# What launchers say of all ranks, and of those on this node: torchrun, srun, Open MPI, MPICH.
-# SLURM_NTASKS is not among them, since a single process in an allocation for several tasks has it
-# too.
+# The variables in which launchers give the number of all ranks, and of the ranks on this node:
+# torchrun, srun, Open MPI, MPICH. SLURM_NTASKS is not among them, since it is also set for a single
+# process in an allocation for several tasks.
 LAUNCHERS = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS_PER_NODE",
@@ -21,8 +21,9 @@ LAUNCHERS = {
 class Ranks:
     """This process's rank among all ranks. Rank r is on node r // per_node.
 
-    rank : of this process;  world_size : how many there are;  per_node : how many a node has
-    is_found : whether nobody gave them: they must remain those of the process group
+    rank : of this process;  world_size : the number of ranks;  per_node : the ranks of a node
+    is_found : whether they were detected, not given by the user. Then they must stay equal to those
+        of the process group
     """
 
     rank: int
@@ -43,8 +44,8 @@ class Ranks:
     def found(
         cls, rank: int | None = None, world_size: int | None = None, per_node: int | None = None
     ) -> "Ranks":
-        """Returns the ranks as given, or else as torch.distributed and the launcher tell. Raises
-        ConfigError if the numbers are impossible, or if nothing tells them."""
+        """Returns the ranks as given, or else as torch.distributed and the launcher give them.
+        Raises ConfigError if the numbers are impossible, or not known."""
         if (rank is None) != (world_size is None):
             raise ConfigError("rank: rank and world_size belong together; give both or neither")
         is_found = rank is None or world_size is None
@@ -61,14 +62,14 @@ class Ranks:
         return cls(rank, world_size, per_node, is_found)
 
     def check(self) -> None:
-        """Raises ConfigError if these ranks were found before there was a process group, which says
-        otherwise."""
+        """Raises ConfigError if these ranks were detected before there was a process group, and the
+        process group now has other numbers."""
         if not self.is_found or (group := process_group()) is None:
             return
         rank, world_size = int(group.get_rank()), int(group.get_world_size())
         if (rank, world_size) != (self.rank, self.world_size):
             raise ConfigError(
-                f"rank: the sampler was made for rank {self.rank} of {self.world_size}, and this is"
+                f"rank: the sampler was made for rank {self.rank} of {self.world_size}, but this is"
                 f" rank {rank} of {world_size}; make it after torch.distributed.init_process_group"
             )
 
@@ -79,7 +80,7 @@ def _distributed() -> tuple[int, int]:
     for name in LAUNCHERS:
         if (told := os.environ.get(name, "")).isdecimal() and int(told) > 1:
             raise ConfigError(
-                f"rank: there is no process group yet, and {name} says that there are {told} ranks;"
+                f"rank: there is no process group yet, but {name} says that there are {told} ranks;"
                 " call torch.distributed.init_process_group first, or give rank and world_size"
             )
     return 0, 1
@@ -89,7 +90,8 @@ def _per_node(world_size: int) -> int:
     if world_size == 1:
         return 1
     for ranks, local in LAUNCHERS.items():
-        # A launcher whose processes have started ranks of their own knows nothing of these.
+        # If the launcher's processes start ranks themselves, the launcher's number is not that of
+        # the ranks.
         is_launcher = os.environ.get(ranks) == str(world_size)
         told = os.environ.get(local, "")
         if is_launcher and told.isdecimal() and world_size % max(1, int(told)) == 0:

@@ -34,9 +34,9 @@ class RankEpoch:
 
     samples : (accesses,) int32, batch after batch
     starts : (steps + 1,) int64, where each batch begins in `samples`
-    sizes : (steps,) how many samples of each step are dealt to this rank. If none is and batches
-        may not be empty, the rank takes a sample of another rank, which counts neither here nor in
-        `weight`
+    sizes : (steps,) the number of samples that are dealt to this rank in each step. If it is 0 and
+        batches may not be empty, the rank takes a sample of another rank, which counts neither here
+        nor in `weight`
     totals : (steps,) the sizes of the global batches
     is_equal : whether all ranks' batches have the same size in each step
     """
@@ -89,7 +89,7 @@ class _Ahead:
     def result(self) -> RankEpoch:
         if self._pid == os.getpid():
             self._thread.join()
-        # If the thread has failed there is no result: computing it again raises the error here.
+        # If the thread has failed, there is no result. Computing it again raises the error here.
         return self._make() if self._found is None else self._found
 
 
@@ -102,8 +102,8 @@ class ScheduledSampler(ABC):
     padded with samples from its beginning, and the last batch may be smaller.
 
     A state counts global batches. So a training can continue with the same global batches on
-    another number of ranks. If that number does not divide a batch, the ranks' batches differ by
-    one sample, and `weight` corrects the loss for it.
+    another number of ranks. If that number does not divide the size of a batch, the ranks' batches
+    differ by one sample, and `weight` corrects the loss for it.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ScheduledSampler(ABC):
             per_step=batch_size * ranks.world_size,
             ranks=ranks.world_size,
             length=length,
-            seed=int(seed),  # of NumPy's types, JSON would take none
+            seed=int(seed),  # JSON does not accept NumPy's integers
             shuffle=bool(shuffle),
             drop_last=bool(drop_last),
         )
@@ -136,7 +136,7 @@ class ScheduledSampler(ABC):
         self._weighed = 0  # the first step for which `weight` was not called
         self._ready: dict[int, RankEpoch] = {}  # the running epoch, by its number
         self._ahead: dict[int, _Ahead] = {}  # the next epoch, by its number
-        self._goes_on = False  # whether the training sets epochs, so that a next one is prepared
+        self._goes_on = False  # whether to prepare the next epoch, because the training sets epochs
         if self._steps() == 0:
             raise ConfigError(
                 f"batch_size: {batch_size} leaves no full batch of {length} samples for"
@@ -155,7 +155,7 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns the number of the epoch whose order the training uses in its epoch `epoch`."""
+        """Returns the number of the epoch whose order of samples the training uses in `epoch`."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------
@@ -219,7 +219,8 @@ class ScheduledSampler(ABC):
         return RankEpoch.of(self.schedule(number), self.ranks.rank, may_be_empty=self._may_be_empty)
 
     def _compare(self) -> None:
-        """Raises ConfigError if this rank is another one by now, or if ranks deal differently."""
+        """Raises ConfigError if this process has another rank by now, or if ranks deal samples by
+        different inputs."""
         self.ranks.check()
         agreement, self._agreement = self._agreement, None
         if agreement is not None:
@@ -227,7 +228,7 @@ class ScheduledSampler(ABC):
 
     def _dealt_by(self) -> list[Any]:
         """What determines the batches of all ranks."""
-        at = replace(self._at, epoch=0)  # which a look at the first batch may precede
+        at = replace(self._at, epoch=0)  # the epoch may differ: a rank may peek at a first batch
         return [type(self).__name__, at, self.ranks.per_node]
 
     def _prepare(self, number: int) -> None:
@@ -289,9 +290,9 @@ class ScheduledSampler(ABC):
         """Returns the position in the epochs for a checkpoint, in less than 1 KB.
 
         done : how many batches of the running epoch the training has got, counted from the epoch's
-            beginning. None takes the batches that the iterator has handed out. With workers, a
-            DataLoader asks for batches ahead: then give `done`, unless the loader counts itself
-            (StatefulDataLoader)
+            beginning. None takes the batches that the iterator has handed out. A DataLoader with
+            workers asks for batches ahead, so give `done` then, unless the loader counts the
+            batches itself (StatefulDataLoader)
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():
@@ -302,27 +303,27 @@ class ScheduledSampler(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state_dict` was called: the next iteration begins with the batch after
-        the last one that was delivered. The state decides on seed, shuffle, drop_last and the size
-        of the global batches. The first batch that is taken uses the place up, even if it is only
-        looked at."""
+        the last one that was delivered. The state's seed, shuffle, drop_last and size of the global
+        batches replace the sampler's. The position is used only once: after an iteration has taken
+        a batch, the next iteration begins at the epoch's first batch."""
         self._take(State.from_dict(state, self._at.length))
 
     def _take(self, state: State) -> None:
         if state.epochs and type(self)._number is ScheduledSampler._number:
             raise ConfigError(
-                "state: it is of a SolarSampler with epoch_order; load it with a SolarSampler"
+                "state: it comes from a SolarSampler with epoch_order; load it into a SolarSampler"
             )
         for name in ("seed", "shuffle", "drop_last"):
             if getattr(state, name) != getattr(self._at, name):
                 log.warning(
-                    "the state has %s=%r, and the sampler was made with %r: the state's counts",
+                    "the state has %s=%r, but the sampler was made with %r; the state's is used",
                     name,
                     getattr(state, name),
                     getattr(self._at, name),
                 )
         self._at = state
         self.drop_last = state.drop_last
-        self.batch_size = -(-state.per_step // self.ranks.world_size)  # of the larger ones
+        self.batch_size = -(-state.per_step // self.ranks.world_size)  # the ranks' largest batch
         self._ready, self._ahead = {}, {}
         self._goes_on = True
         self._begin = self._given = self._weighed = self._at.done

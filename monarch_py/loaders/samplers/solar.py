@@ -80,7 +80,8 @@ class SolarSampler(HeldSampler):
 
     @cached_property
     def _path(self) -> tuple[Ints, int, int]:
-        """The epochs in their order, and the costs of the given order and of this one [samples]."""
+        """The epochs in the best order, and the loads in the usual and in the best order
+        [samples]."""
         at, epochs = self._at, self._at.epochs
         sampler = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
         costs = edge_costs(
@@ -93,8 +94,8 @@ class SolarSampler(HeldSampler):
 
     @property
     def saved(self) -> float:
-        """The share of loads that the order of the epochs saves if nodes keep the samples that they
-        used last; 0 without `epoch_order`."""
+        """The share of loads that the best order of the epochs saves, if nodes keep the samples
+        that they used last; 0 without `epoch_order`."""
         if not self._at.epochs:
             return 0.0
         _, before, after = self._path
@@ -122,7 +123,7 @@ class SolarSampler(HeldSampler):
         for name, layer in model.named_modules():
             if isinstance(layer, _BatchNorm) and not isinstance(layer, SyncBatchNorm):
                 raise ConfigError(
-                    f"model: {name or 'it'} is a {type(layer).__name__}, which takes the mean of"
-                    " one rank's batch; convert it with"
+                    f"model: {name or 'it'} is a {type(layer).__name__}, which normalises over one"
+                    " rank's batch only; convert it with"
                     " torch.nn.SyncBatchNorm.convert_sync_batchnorm"
                 )

@@ -13,7 +13,8 @@ LEAST = {"epoch": 0, "done": 0, "per_step": 1, "ranks": 1, "length": 1, "epochs"
 
 @dataclass(frozen=True)
 class State:
-    """The global batches that come next, which do not depend on the number of ranks that continue.
+    """The position of a training. It counts global batches, so it does not depend on the number of
+    ranks that continue.
 
     epoch : the running epoch;  done : how many of its steps were delivered
     per_step : samples of a step on all ranks
@@ -48,7 +49,7 @@ class State:
         names = {each.name for each in fields(cls)}
         if not isinstance(text, dict) or text.get("monarch") != VERSION or names - text.keys():
             raise ConfigError(
-                "state: not a state of Monarch's samplers; give state_dict()'s result"
+                "state: it is not a state of Monarch's samplers; give state_dict()'s result"
             )
         for each in fields(cls):
             value, least = text[each.name], LEAST.get(each.name)
@@ -60,7 +61,7 @@ class State:
         state = cls(**{name: text[name] for name in names})
         if state.length != length:
             raise ConfigError(
-                f"state: it is of a dataset of {state.length} samples, and this one has {length};"
+                f"state: its dataset has {state.length} samples, but this one has {length};"
                 " load it with the same dataset"
             )
         return state

@@ -1,8 +1,8 @@
 """Computes how many worker processes a training needs (Lobster, section 4.1).
 
 The model gives the seconds that a sample takes as piecewise linear functions of the number of
-workers. Waiting for the source and computing are modelled apart: waiting grows when the source is
-saturated, and computing when the processors are. Each size class of samples has a model of its own,
+workers. Waiting for the source and computing are modelled separately: waiting grows when the source
+is saturated, and computing when the processors are. Each size class of samples has its own model,
 because large samples take longer.
 """
 
@@ -194,8 +194,8 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements. If the model of the earlier ones differs from them by more
-        than CHANGED, the earlier ones are dropped."""
+        """Adds the epoch's measurements. If they differ from the model of the earlier measurements
+        by more than CHANGED, drops the earlier ones."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

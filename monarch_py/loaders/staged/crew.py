@@ -19,7 +19,7 @@ from monarch_py.util.processes import PROC, Identity
 
 # How often a training that waits for a batch checks that its workers still run [s].
 LOOK_S = 0.5
-# A worker that is seen stopped (SIGSTOP) for longer than this is an error [s]. A job that is
+# If a worker is seen stopped (SIGSTOP) for longer than this, an error is raised [s]. A job that is
 # stopped and continued as a whole must not raise it.
 STOPPED_S = 3.0
 # How long workers have to end by themselves, since one may be in the middle of a read [s].
@@ -69,7 +69,7 @@ class Crew:
         return len(self._workers)
 
     def resize(self, count: int) -> None:
-        """Starts or ends workers until there are `count`. Those that are ended must be idle."""
+        """Starts or ends workers until there are `count`. Workers to end must be idle."""
         while self.size < count:
             self._start()
         surplus = list(self._workers.items())[count:]

@@ -41,21 +41,23 @@ class StagedLoader:
 
     The arrays of a batch are views of shared memory, valid until the next batch is asked for.
 
-    dataset : has `dataset[i]`, or `__getitems__(list)`. Its `read_into(samples, out)` and `sizes`
-        are used, where one class defines them and `dataset[i]`, if samples are bytes or arrays and
-        there is no collate_fn: a batch is then one array (samples, *shape), or a list of arrays of
-        bytes if sizes differ
-    batch_sampler : an iterable of lists of samples; one that resumes has state_dict(done=batches)
-    workers : processes; 0 reads in this one; "auto" begins with one, and changes them between
-        epochs, by what was measured (Lobster 4.1)
-    copy : True gives batches memory of their own, so that they may be kept
-    pin_memory : registers the ring's memory with CUDA, once. A slot is then used again when the
-        current stream has done what was asked of it before the next batch
-    collate_fn : makes a batch of samples, in the worker; None puts them together as torch does
-    tensors : None gives tensors if torch is installed, False arrays
+    dataset : has `dataset[i]`, or `__getitems__(list)`. If one class defines `dataset[i]`,
+        `read_into(samples, out)` and `sizes`, samples are bytes or arrays, and there is no
+        collate_fn, then samples are read in place: a batch is one array (samples, *shape), or a
+        list of arrays of bytes if sizes differ
+    batch_sampler : an iterable of lists of samples. If it has state_dict(done=batches), it resumes
+        an epoch itself; otherwise the loader skips batches
+    workers : the number of processes; 0 reads in this process; "auto" begins with one, and changes
+        the number between epochs according to measured times (Lobster 4.1)
+    copy : True copies each batch to memory of its own, so that the training may keep it
+    pin_memory : registers the ring's memory with CUDA, once. A slot is reused only when the current
+        stream has finished the work that was queued before the next batch was asked for
+    collate_fn : makes a batch of samples, in the worker; None collates as torch does
+    tensors : None gives tensors if torch is installed, False gives arrays
     prefetch : batches that are read ahead, per worker
     persistent : False ends the workers after each epoch
-    max_batch : the largest batch, in bytes or as text; memory is used only as far as batches reach
+    max_batch : the size of the largest batch, in bytes or as text; only the part of a slot that
+        batches have filled uses memory
     multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
     worker_init_fn : called in each worker at its start, with the worker's number
 
@@ -144,14 +146,15 @@ class StagedLoader:
         return _Epoch(self, lambda batch: batch)
 
     def begin_epoch(self) -> int:
-        """Begins an epoch. Returns its number, with which alone one gets batches from now on."""
+        """Begins an epoch. Returns its number. From now on, `next_batch` gives batches only to
+        callers with this number."""
         check_owner(self._owner)
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
         if self._pinned is not None:
             self._pinned.passed_on()  # the last batch of an epoch that was left early
         epoch = _epoch_of(self.batch_sampler)
-        skip = self._skip if epoch == self._sampled_epoch else 0  # else the state is of another one
+        skip = self._skip if epoch == self._sampled_epoch else 0  # a loaded state is for one epoch
         self._delivered, self._skip, self._sampled_epoch = skip, 0, epoch
         batches = iter(self.batch_sampler)
         if not _resumes(self.batch_sampler):
@@ -173,9 +176,10 @@ class StagedLoader:
         return {"delivered": done, "batch_sampler": sampler.state_dict(done=done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The state's epoch goes on after the batches that the state has counted. Any other epoch
-        that `set_epoch` names before the iteration begins at its first batch; so does the iteration
-        after a whole epoch of a sampler that knows no epochs."""
+        """Sets the position of a state: its epoch continues after the batches that the state has
+        counted. If `set_epoch` then sets another epoch, that epoch begins at its first batch. If
+        the batch sampler has no epochs and the state was taken after a whole epoch, the next
+        iteration begins at the first batch."""
         self._epoch += 1
         done = int(state["delivered"])
         sampler: Any = self.batch_sampler
@@ -222,8 +226,8 @@ class StagedLoader:
     # --- one batch ------------------------------------------------------------------------------
 
     def next_batch(self, epoch: int) -> Batch:
-        """The next batch in its slot. Raises StopIteration at the end, and in an iterator that is
-        not the newest one."""
+        """The next batch in its slot. Raises StopIteration at the end of the epoch, and if a newer
+        epoch has begun."""
         check_owner(self._owner)
         if epoch != self._epoch:
             raise StopIteration

@@ -29,7 +29,8 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Measuring ends when the last two steps in COUNTS together raised the speed by less than this
 # factor, but not before four numbers, which the two lines of the model need.
 GAIN = 1.03
-# Batches per worker: the fewest that are measured, and those that are read before measuring.
+# Batches per worker: the least number that is measured, and the number that is read before, to warm
+# up.
 LEAST_BATCHES, FIRST_BATCHES = 4, 2
 # The most size classes that are measured. Samples of rarer classes count as the nearest of these.
 MOST_CLASSES = 3
@@ -100,7 +101,7 @@ def advise(
 
 def _classes(dataset: Any) -> list[tuple[int, Ints]]:
     """Returns the most frequent size classes, each with its samples. Samples of other classes are
-    among those of the nearest class."""
+    counted as samples of the nearest one."""
     everything = np.arange(len(dataset))
     if not hasattr(dataset, "sizes"):
         return [(0, everything)]
@@ -112,8 +113,8 @@ def _classes(dataset: Any) -> list[tuple[int, Ints]]:
 
 
 class _Measuring:
-    """Measures one size class. Each measurement continues with the samples behind those of the
-    measurement before."""
+    """Measures one size class. Each measurement continues with the samples after those of the
+    previous measurement."""
 
     def __init__(
         self, work: Work, samples: Ints, batch: int, seconds: float, method: str | None

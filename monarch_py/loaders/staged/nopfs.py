@@ -9,7 +9,7 @@
             ...
 
 The seed fixes every access of every rank in advance. NoPFS uses this to decide which node keeps
-which samples. Here that is decided by the daemons, or by LocalFirstSampler.
+which samples. Here the daemons, or LocalFirstSampler, decide that.
 """
 
 import io
@@ -100,7 +100,7 @@ class Job:
 
     def _begin(self) -> None:
         self._epoch = -1
-        self._is_cut = False  # whether a worker was lost in this epoch
+        self._is_cut = False  # whether this epoch was interrupted because a worker was lost
         self.iterated = 0  # epochs that loaders of this job have begun
         self._batches: Any = None
         self._samples: Iterator[tuple[memoryview, Any]] = iter(())
@@ -117,10 +117,10 @@ class Job:
         return self._loader
 
     def get(self) -> tuple[memoryview, Any]:
-        """The next sample of this rank, where it was read to, and its label (None without labels).
-        The memory is the sample's until the first sample of the next batch is asked for. Raises
-        MonarchError after the last epoch, or if a worker is gone; the next call then goes on with
-        the batch that was due."""
+        """Returns this rank's next sample, as a view of the memory that it was read into, and its
+        label (None without labels). The view is valid until the first sample of the next batch is
+        asked for. Raises MonarchError after the last epoch, or if a worker is gone; the next call
+        then continues with the batch that was due."""
         for sample in self._samples:
             return sample
         self._samples = self._of_batch()
@@ -143,7 +143,7 @@ class Job:
         try:
             return next(self._batches, None)
         except MonarchError:
-            # The loader's epoch has ended; the next one begins behind what was delivered.
+            # The loader's epoch has ended; the next one begins after the delivered batches.
             self.loader.load_state_dict(self.loader.state_dict())
             self._batches, self._is_cut = None, True
             raise

@@ -8,7 +8,7 @@ from monarch_py.loaders.memory.ring import PAGE, Ring
 
 
 class Pinned:
-    """Registers the slots of a ring with CUDA, each as far as its batches reach.
+    """Registers the slots of a ring with CUDA, each only as far as batches have filled it.
 
     Without CUDA the constructor warns, as DataLoader does, and nothing is registered.
     """

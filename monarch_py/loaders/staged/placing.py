@@ -1,4 +1,4 @@
-"""Places a batch in a slot: its arrays one behind the other, and a tree with their places.
+"""Places a batch in a slot: its arrays one after the other, and a tree with their places.
 
 Arrays, and torch's tensors in the processor's memory, are written into the slot. Everything else in
 a batch (names, numbers, objects) stays in the tree, which is pickled and sent to the training.
@@ -138,7 +138,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    # The type is told by its name, since torch need not be installed.
+    # Recognise the type by its name, since torch need not be installed.
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "is_cpu")
 
 
@@ -206,7 +206,7 @@ class _Placing:
         return placed
 
     def _room(self, shape: tuple[int, ...], dtype: Any, name: str, is_tensor: bool) -> Placed:
-        """Reserves room for an array behind the last one.
+        """Reserves room for an array after the last one.
 
         dtype : numpy's or torch's
         """

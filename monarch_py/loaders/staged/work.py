@@ -1,4 +1,4 @@
-"""The worker process: it reads batches into slots of the ring, and answers where arrays lie."""
+"""The worker process: it reads batches into slots of the ring, and reports where arrays are."""
 
 import os
 import pickle
@@ -103,7 +103,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a batch's reading has raised, as it travels from a worker.
+    """An exception that was raised while a batch was read, as a worker sends it.
 
     text : the worker's traceback; "" if the training's own process has read
     """
@@ -131,7 +131,7 @@ class Failure:
         raise error from WorkerTraceback(f"\n{where}:\n{self.text}")
 
 
-class WorkerTraceback(Exception):  # noqa: N818  not raised: it shows another's traceback
+class WorkerTraceback(Exception):  # noqa: N818  only a cause: it shows the worker's traceback
     """The traceback of a worker process, as text."""
 
 
