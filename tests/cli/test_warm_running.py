@@ -17,6 +17,7 @@ from cli.conftest import Factory
 from cli.warming import present, warm
 from support.files import Files
 from support.session import MIB, Session, wait_until
+from support.signals import handles_sigterm
 
 from monarch_py import word
 from monarch_py.demo.slowsource import SlowSource
@@ -153,6 +154,7 @@ def test_two_at_once_and_one_of_them_interrupted(
         # Both have ordered everything: this one, which does so too, began last.
         wait_until(lambda: present(session) > 2, what="the first copies")
         assert " ordered, " in warm(session, "--no-wait", slow.mountpoint).stdout
+        wait_until(lambda: handles_sigterm(one.pid), what="the first one's handler")
         one.terminate()
         one.communicate(timeout=30)
         assert one.returncode == 128 + signal.SIGTERM

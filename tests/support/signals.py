@@ -1,8 +1,9 @@
-"""Handles signals that the parent shell has set to be ignored."""
+"""Signals that the parent shell has set to be ignored, and signals that a process handles."""
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 
 def heed_signals() -> None:
@@ -12,3 +13,10 @@ def heed_signals() -> None:
     for number in (signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+
+
+def handles_sigterm(pid: int) -> bool:
+    """Whether the process has installed its handler: Python by itself leaves SIGTERM alone."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> signal.SIGTERM - 1 & 1)

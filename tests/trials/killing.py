@@ -17,6 +17,7 @@ import psutil
 from support.forking import Process
 from support.nodes import Node
 from support.session import Session, wait_until
+from support.signals import handles_sigterm
 from trials.leftovers import (
     copies,
     files_of,
@@ -216,13 +217,6 @@ class Trial:
         self.wait_operations(300)
 
 
-def handles_signals(daemon: Process) -> bool:
-    """Whether it is past what Python does by itself, which leaves SIGTERM alone."""
-    status = Path(f"/proc/{daemon.pid}/status").read_text()
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> signal.SIGTERM - 1 & 1)
-
-
 # --- interventions ------------------------------------------------------------------------------
 
 Intervention = Callable[[Trial], None]
@@ -252,7 +246,7 @@ def terminate(trial: Trial) -> None:
 
 def interrupt(trial: Trial) -> None:
     """In order; while Python itself starts, it would end with a traceback of Python's own."""
-    wait_until(lambda: handles_signals(trial.daemon), what="the daemon's beginning")
+    wait_until(lambda: handles_sigterm(trial.daemon.pid), what="the daemon's beginning")
     trial.send(signal.SIGINT)
     trial.ended(0)
 
