@@ -7,6 +7,8 @@ import yaml
 
 from monarch_py.errors import ConfigError
 
+# PyYAML's problem where a line has no ": ".
+NO_COLON = "could not find expected ':'"
 # Largest file that is read. People write a few lines; a data file that was named by mistake is not
 # loaded into memory.
 MAX_FILE_BYTES = 1 << 20
@@ -158,7 +160,11 @@ def _read_text(document: Document, kind: str) -> str:
 def _not_yaml(document: Document, error: yaml.MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     problem = error.problem or error.context or "it cannot be parsed"
-    if "alias" in problem or "alias" in (error.context or ""):
+    if problem == NO_COLON:  # the mark is where the next line begins, or the file ends
+        mark = error.context_mark or mark
+    if "'\\t'" in problem:
+        problem, hint = "a tab is not allowed here", "indent with spaces instead of tabs"
+    elif "alias" in problem or "alias" in (error.context or ""):
         hint = "put a value that begins with '*', such as a pattern, in quotes"
     else:
         hint = "indent with spaces, write 'key: value', and quote values with special characters"

@@ -187,6 +187,18 @@ def test_more_than_the_limits_is_refused(layered: Layered, text: str, said: str)
     assert refused.endswith(", or ask your site's administrator")
 
 
+@pytest.mark.parametrize(
+    ("quotas", "hint"), [(("2MiB", "2MiB"), "write at most 1MiB"), (("3MiB", "1MiB"), "remove")]
+)
+def test_the_hint_leaves_the_tiers_before_their_room(
+    layered: Layered, quotas: tuple[str, str], hint: str
+) -> None:
+    layered.below(LIMITS)
+    levels = LEVEL.format(quotas[0]).replace("@/ssd2", "@/ssd")
+    more = LEVEL.format(quotas[1]).partition("\n")[2]
+    assert f"; {hint}" in layered.refusal(f"sources: [@/pfs]\n{levels}{more}")
+
+
 def test_a_limit_holds_for_other_file_systems_below_its_directory(layered: Layered) -> None:
     """As for a data set of each user. One outside of it has room of its own."""
     layered.below(LIMITS.replace("{@: 3MiB}", "{@/ssd: 3MiB}"))
