@@ -24,11 +24,14 @@ def console() -> Console:
     return made
 
 
-def show(what: RenderableType) -> None:
-    """Prints `what` without the blanks with which rich fills lines."""
+def show(what: RenderableType, *, is_folded: bool = False) -> None:
+    """Prints `what` without the blanks with which rich fills lines.
+
+    is_folded : lines are as long as they are; the terminal folds those that are too long
+    """
     out = console()
     with out.capture() as captured:
-        out.print(what)
+        out.print(what, soft_wrap=is_folded)
     for line in captured.get().splitlines():
         click.echo(line.rstrip(" "))
 

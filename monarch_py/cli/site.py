@@ -22,17 +22,17 @@ from monarch_py.ipc.session import SessionDir
         "monarch module --lua > /opt/modulefiles/monarch/VERSION.lua",
     ),
 )
-@click.option("--tcl", "language", flag_value="tcl", help="For Environment Modules, and for Lmod.")
-@click.option("--lua", "language", flag_value="lua", help="For Lmod.")
+@click.option("--tcl", "is_tcl", is_flag=True, help="For Environment Modules, and for Lmod.")
+@click.option("--lua", "is_lua", is_flag=True, help="For Lmod.")
 @click.option(
     "--site-config",
     type=click.Path(path_type=Path),
     help="The site's configuration.  [default: etc/monarch/site.yaml of the installation]",
 )
-def module(language: str | None, site_config: Path | None) -> None:
+def module(*, is_tcl: bool, is_lua: bool, site_config: Path | None) -> None:
     """Print a modulefile, with which an administrator offers this installation to all users."""
-    if language is None:
-        raise click.UsageError("give --tcl or --lua")
+    if is_tcl == is_lua:
+        raise click.UsageError("give either --tcl or --lua")
     site, prefix = site_config or site_file(), installation()
     if site is None:
         place = "/the/site.yaml" if prefix is None else prefix / SITE_FILE
@@ -42,7 +42,7 @@ def module(language: str | None, site_config: Path | None) -> None:
         )
     else:
         site = Path(os.path.abspath(site))
-    click.echo(modulefile(language, __version__, prefix, site), nl=False)
+    click.echo(modulefile("tcl" if is_tcl else "lua", __version__, prefix, site), nl=False)
 
 
 @click.group(short_help="Give a running daemon further datasets.")

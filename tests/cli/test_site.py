@@ -14,6 +14,7 @@ from threading import Barrier
 from unittest import mock
 
 import pytest
+import yaml
 from cli.conftest import is_running
 from support.command_line import run_monarch
 from support.manifests import wait_recorded
@@ -90,6 +91,31 @@ def hits(site: SiteSession, number: int, **environment: str) -> int:
     assert said == f"{6 * 40 * KIB}\n"
     found: int = site.totals()["hits"] - before
     return found
+
+
+def test_without_a_daemon_commands_mean_the_sites(site: SiteSession) -> None:
+    """So that the log of a job that has ended can be read without a file's name."""
+    done = site.command_line("logs")
+    assert (done.returncode, done.stderr.split(" has left a log")[0]) == (
+        3,
+        f"monarch: no daemon of {site.config}",
+    )
+    ran = site.command_line("run", "-q", "--", "true", **site.of(0))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "the daemon has ended" in site.command_line("logs").stdout
+    for command in ("status", "ls", "top", "metrics"):
+        done = site.command_line(command)
+        assert done.stderr.startswith("monarch: no daemon serves this configuration; start one")
+
+
+def test_a_first_configuration_leaves_the_tiers_to_the_site(site: SiteSession) -> None:
+    file = site.config.with_name("mine.yaml")
+    named = site.datasets[0] / ".." / "one"
+    done = site.command_line("init", str(named), "-o", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert yaml.safe_load(file.read_text()) == {"sources": [str(site.datasets[0])]}
+    assert f"# Copies go where the site says: {site.config}\n" in file.read_text()
+    assert site.command_line("config", "check", "-c", str(file)).returncode == 0
 
 
 # --- sources are added ---------------------------------------------------------------------------
