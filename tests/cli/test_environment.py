@@ -57,7 +57,7 @@ def test_a_mistake_is_told_before_the_job_starts(monarch: Monarch, tmp_path: Pat
     config = tmp_path / "tiers.yaml"
     text = "sources: [/pfs]\n{}: [{{mount_point: /scratch/$JOB, max_storage_quota: 1GiB}}]\n"
     for key, said in (
-        ("hierachy", "hierachy: unknown key; did you mean 'hierarchy'?"),
+        ("hierarchi", "hierarchi: unknown key; did you mean 'hierarchy'?"),
         ("hierarchy", "hierarchy[0].mount_point: the variable JOB is not set in the environment"),
     ):
         config.write_text(text.format(key))
