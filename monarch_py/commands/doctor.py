@@ -41,8 +41,11 @@ CATALOG_BYTES_PER_FILE = 288
 MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
-# A program that runs in its own process, so that doctor survives a broken MPI and can report it.
+# A program that runs in its own process, so that doctor survives a broken MPI and can report it. Its
+# argument is where this package lies: in a directory of `pip install --prefix` mpi4py lies beside it.
 MPI_VERSION = """
+import sys
+sys.path.insert(0, sys.argv[1])
 import mpi4py
 mpi4py.rc(initialize=False, finalize=False)
 from mpi4py import MPI
@@ -231,7 +234,7 @@ def _many_nodes() -> Finding:
         text = "mpi4py is not installed, so this node works alone (pip install mpi4py mpich)"
         return Finding("ok", what, text)
     hint = "load the cluster's MPI (module load), or pip install mpi4py mpich"
-    command = [sys.executable, "-c", MPI_VERSION]
+    command = [sys.executable, "-c", MPI_VERSION, str(LIBRARY.parents[1])]
     try:  # in "/", so that no module of the working directory is imported
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=MPI_S, cwd="/"

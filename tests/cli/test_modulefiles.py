@@ -321,6 +321,22 @@ def test_two_users_share_nothing(cluster: Cluster, accounts: list[str]) -> None:
             cluster.shell(system, end, user=name)
 
 
+def test_doctor_finds_mpi_beside_the_package(cluster: Cluster) -> None:
+    """The interpreter alone does not know the directory."""
+    prefix = install(cluster.place / "opt" / "own", cluster.python)
+    packages = prefix / "lib" / PYTHON / "site-packages"
+    own = packages / "mpi4py"
+    if own.is_symlink():
+        own.unlink()
+    own.mkdir()
+    (own / "__init__.py").write_text(
+        "def rc(**_): pass\nclass MPI:\n"
+        "    Get_library_version = staticmethod(lambda: 'MPI of the directory')\n"
+    )
+    done = cluster.run([str(prefix / "bin/monarch"), "doctor"])
+    assert "  mpi4py finds MPI of the directory\n" in done.stdout
+
+
 @pytest.mark.parametrize(
     "packages", [f"lib/{PYTHON}/dist-packages", f"lib64/{PYTHON}/site-packages",
                  "lib/python3/dist-packages"]
