@@ -7,7 +7,7 @@ import click
 
 from monarch_py import __version__
 from monarch_py.cli.messages import warn
-from monarch_py.cli.options import config_option, examples, to_serve
+from monarch_py.cli.options import examples, served_config_option, to_serve
 from monarch_py.commands.modulefile import modulefile
 from monarch_py.commands.sources import add_sources
 from monarch_py.config.layers import SITE_FILE, installation, site_file
@@ -54,7 +54,7 @@ def source() -> None:
     short_help="Add datasets to the daemon that runs.",
     epilog=examples("monarch source add -c tiers.yaml /pfs/coco"),
 )
-@config_option
+@served_config_option
 @click.argument("paths", metavar="PATH ...", nargs=-1, required=True)
 def add(config_file: Path, paths: tuple[str, ...]) -> None:
     """Add the datasets PATH to the daemon that runs, for all jobs that use it.

@@ -41,8 +41,8 @@ CATALOG_BYTES_PER_FILE = 288
 MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
-# A program that runs in its own process, so that doctor survives a broken MPI and can report it. Its
-# argument is where this package lies: in a directory of `pip install --prefix` mpi4py lies beside it.
+# A program that runs in its own process, so that doctor survives a broken MPI and can report it.
+# Its argument is the directory of this package: `pip install --prefix` puts mpi4py beside it.
 MPI_VERSION = """
 import sys
 sys.path.insert(0, sys.argv[1])

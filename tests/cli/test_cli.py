@@ -231,7 +231,7 @@ def test_a_daemon_that_outlives_its_configuration_can_be_stopped(
     assert (done.returncode, done.stdout) == (0, f"the daemon has stopped (process {pid})\n")
 
 
-@pytest.mark.parametrize("command", ["start", "verify", "clear", "serve", "warm"])
+@pytest.mark.parametrize("command", ["start", "verify", "clear", "serve"])
 def test_no_configuration_at_all_is_status_2(monarch: Monarch, command: str) -> None:
     done = monarch(command)
     assert done.returncode == 2
