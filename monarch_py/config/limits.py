@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from monarch_py.config.layers import ASK
 from monarch_py.config.schema import Config
 from monarch_py.document.nodes import Spot
 from monarch_py.util.units import format_size
-
-ASK = "or ask your site's administrator"
 
 
 def within_limits(config: Config, top: Spot) -> Config:

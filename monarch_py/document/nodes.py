@@ -21,11 +21,15 @@ Way = tuple[str | int, ...]
 @dataclass(frozen=True, slots=True)
 class Document:
     """A file that is read: its name as the user wrote it, the warnings about it, and the spot of
-    each key and item that was read."""
+    each key and item that was read.
+
+    otherwise : what hints add for a reader who cannot change the file; "" for nothing
+    """
 
     name: str
     warnings: list[str] = field(default_factory=list)
     spots: "dict[Way, Spot]" = field(default_factory=dict)
+    otherwise: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Spot:
 
     def error(self, problem: str, hint: str) -> ConfigError:
         """The error to raise for a problem at this spot."""
-        return ConfigError(f"{self}: {problem}; {hint}")
+        return ConfigError(f"{self}: {problem}; {hint}{self.document.otherwise}")
 
     def unfit(self, node: yaml.Node, hint: str) -> ConfigError:
         """The error to raise if the value at this spot is of the wrong kind."""
@@ -88,14 +92,17 @@ class Spot:
         return f"{where}: {self.key}" if self.key else where
 
 
-def load_document(path: Path, kind: str, first_keys: str) -> tuple[yaml.Node, Spot]:
+def load_document(
+    path: Path, kind: str, first_keys: str, otherwise: str = ""
+) -> tuple[yaml.Node, Spot]:
     """The root node of the YAML file at `path`, and the node's spot. Raises ConfigError if the file
     cannot be read, is not YAML or is empty.
 
     kind : what the file is to its user, such as "configuration"
     first_keys : the keys that a file needs at least, for the error about an empty file
+    otherwise : what hints add, as for a Document
     """
-    document = Document(str(path))
+    document = Document(str(path), otherwise=otherwise)
     text = _read_text(document, kind)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)

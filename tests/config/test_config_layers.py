@@ -118,6 +118,19 @@ def test_an_error_names_the_file_that_has_it(
     assert " is already a source, in MONARCH_SOURCE; " in layered.refusal("scan: lazy\n")
 
 
+def test_a_user_who_cannot_write_the_sites_file_is_told_whom_to_ask(
+    layered: Layered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layered.below("hierarchy:\n- mount_point: @/none\n  max_storage_quota: 1MiB\n")
+    ask = ", or ask your site's administrator"
+    assert ask not in layered.refusal("sources: [@/pfs]\n")  # root, who is the administrator
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or path != layered.site)
+    said = layered.refusal("sources: [@/pfs]\n")
+    assert said.endswith(f"; create the directory or correct the path{ask}")
+    layered.below(TIER)
+    assert ask not in layered.refusal("sources: [@/none]\n")
+
+
 def test_without_a_dataset_the_variable_is_named(layered: Layered) -> None:
     with pytest.raises(ConfigError, match="set MONARCH_SOURCE=/the/dataset, or give --source"):
         load_config(layered.site)
