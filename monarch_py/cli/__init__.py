@@ -44,6 +44,8 @@ MODULES = {
 }
 COMMANDS = {command: module for module, commands in MODULES.items() for command in commands}
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+# What click calls a number that is none.
+NO_NUMBER = re.compile(r"is not a valid (?:(integer)|float)(?: range)?")
 DID_YOU_MEAN = r"\.? \(?Did you mean(.*?)\)?$"
 # The exception that click raises for a group without a command; the group's help is shown then.
 # Older versions of click lack the exception, and show the help themselves.
@@ -119,6 +121,7 @@ def _sentence(error: click.ClickException) -> str:
     """A message of click in the style of Monarch's own, with a hint at the command that explains
     the options."""
     text = re.sub(DID_YOU_MEAN, r"; did you mean\1", error.format_message().rstrip("."))
+    text = NO_NUMBER.sub(lambda found: f"is not a {'whole ' if found[1] else ''}number", text)
     context = getattr(error, "ctx", None)
     if isinstance(error, click.UsageError) and context is not None and ";" not in text:
         text += f"; see `{context.command_path} --help`"

@@ -94,7 +94,10 @@ def _show(document: dict[str, Any]) -> None:
         )
 
 
-@advise.command(epilog=examples("monarch advise report run.json"))
+@advise.command(
+    short_help="Say what would have made a run faster.",
+    epilog=examples("monarch advise report run.json"),
+)
 @run_argument
 @epochs_option
 @compute_option
@@ -104,11 +107,8 @@ def report(run_file: Path, *, epochs: int | None, compute: float | None, as_json
 
     RUN.JSON is the output of `monarch run --json`, or of `monarch status --json --history`; - is
     standard input.
-
-    \b
-    monarch advise report run.json
     """
-    from monarch_py.report.advice import WORTH, compared, saved
+    from monarch_py.report.advice import WORTH, compared, percent, saved
     from monarch_py.report.advice import advise as estimate
     from monarch_py.report.recorded import load
 
@@ -120,7 +120,7 @@ def report(run_file: Path, *, epochs: int | None, compute: float | None, as_json
     if advice.changes:
         print_table("", ("change", "time of the run", "saved"), saved(advice))
     else:
-        click.echo(f"No simulated change would have saved {WORTH:.0%} of this run's time.")
+        click.echo(f"No simulated change would have saved {percent(WORTH)} of this run's time.")
     click.echo(f"{compared(advice)} Assumptions:")
     for text in advice.assumptions:
         click.echo(f"- {text}")

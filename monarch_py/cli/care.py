@@ -2,12 +2,12 @@
 
 import json
 import sys
+import textwrap
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from monarch_py.cli.messages import tell
@@ -19,7 +19,7 @@ from monarch_py.cli.options import (
     force_option,
     optional_config_option,
 )
-from monarch_py.cli.screen import show
+from monarch_py.cli.screen import console, show
 from monarch_py.commands.doctor import Finding, examine
 from monarch_py.commands.run import listed_jobs, seen_others
 from monarch_py.commands.sweep import sweep as sweep_node
@@ -32,6 +32,8 @@ from monarch_py.util.units import counted
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
 # Widths of the first two columns: the longest level, and the longest name of an examined thing.
 WIDTHS = (7, 15)
+# The least width of the third one, however narrow the terminal is [columns].
+LEAST_WIDTH = 20
 
 
 @click.command(
@@ -56,15 +58,23 @@ def doctor(config_file: Path | None, as_json: bool) -> None:
 
 
 def _print_finding(finding: Finding) -> None:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for width in WIDTHS:
-        table.add_column(no_wrap=True, width=width)
-    table.add_column(overflow="fold")
-    hint = (f"\n-> {finding.hint}", "dim") if finding.hint else ""
-    level = Text(finding.level, style=COLOURS[finding.level])
-    table.add_row(level, Text(finding.what), Text.assemble(finding.found, hint))
-    show(table)
+    first, second = WIDTHS
+    margin = f"\n{'':{first + second + 4}}"
+    width = max(console().width - len(margin), LEAST_WIDTH)
+    text = Text.assemble(
+        (f"{finding.level:{first}}", COLOURS[finding.level]),
+        f"  {finding.what:{second}}  ",
+        margin.join(_folded(finding.found, width)),
+    )
+    if finding.hint:
+        text.append(margin + margin.join(_folded(f"-> {finding.hint}", width)), "dim")
+    show(text, is_folded=True)
     sys.stdout.flush()
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """The lines of a text. A path stays in one piece, so that it can be copied."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 @click.command(

@@ -40,10 +40,10 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 
 def _only_served() -> Path:
-    """The configuration of this user's only daemon on this node. Raises ConfigError if there is no
-    daemon, or several."""
+    """The configuration of this user's only daemon on this node; the site's if no daemon runs.
+    Raises ConfigError if there is neither, or if there are several daemons."""
     served, site = served_configurations(), site_file()
-    if site is not None and Path(os.path.abspath(site)) in served:
+    if site is not None and (not served or Path(os.path.abspath(site)) in served):
         return site
     if not served:
         raise ConfigError(
@@ -69,7 +69,7 @@ def _config(
         "--config",
         "config_file",
         envvar="MONARCH_CONFIG",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),  # reading it tells why it cannot be
         callback=callback,
         help=f"{CONFIG_HELP}  [default: {default}]",
     )

@@ -24,11 +24,14 @@ def console() -> Console:
     return made
 
 
-def show(what: RenderableType) -> None:
-    """Prints `what` without the trailing blanks that rich adds to lines."""
+def show(what: RenderableType, *, is_folded: bool = False) -> None:
+    """Prints `what` without the trailing blanks that rich adds to lines.
+
+    is_folded : prints long lines whole, so that the terminal folds them
+    """
     out = console()
     with out.capture() as captured:
-        out.print(what)
+        out.print(what, soft_wrap=is_folded)
     for line in captured.get().splitlines():
         click.echo(line.rstrip(" "))
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import click
 
+from monarch_py.cli.messages import warn
 from monarch_py.cli.options import as_size, examples, optional_config_option, write_new
 from monarch_py.cli.screen import console
+from monarch_py.config.layers import read_layers
 from monarch_py.config.load import load_config
+from monarch_py.errors import ConfigError
 from monarch_py.native import LIBRARY
 from monarch_py.util.signals import handling
 
@@ -34,10 +37,21 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
         if config_file is not None and not config_file.is_file():
             # Reports that the file is missing. Its content can be checked only on the job's nodes.
             load_config(config_file)
+        if config_file is not None:
+            _warn_of_mistakes(config_file)
         quoted = shlex.quote(str(LIBRARY))
         click.echo(f'export LD_PRELOAD={quoted}"${{LD_PRELOAD:+:$LD_PRELOAD}}"')
         if config_file is not None:
             click.echo(f"export MONARCH_CONFIG={shlex.quote(str(config_file.resolve()))}")
+
+
+def _warn_of_mistakes(config_file: Path) -> None:
+    """Warns of a configuration with which no daemon will start. It is only a warning, because what
+    the file says may hold on the job's nodes alone, such as a variable of the batch system."""
+    try:
+        read_layers(config_file)
+    except ConfigError as error:
+        warn(str(error))
 
 
 @click.command(
@@ -82,8 +96,9 @@ def demo(size: int, workdir: Path | None, keep: bool) -> None:
 def init(output: Path, datasets: tuple[Path, ...]) -> None:
     """Write a first configuration, for the directories DATASET, by looking at this node.
 
-    Its tiers are the node's memory and local disks, with quotas from what is free now. Run it where
-    the job will run, and read the file before you use it.
+    Its tiers are the node's memory and local disks, with quotas from what is free now; where a site
+    has tiers in its own file, they stay the site's. Run it where the job will run, and read the
+    file before you use it.
     """
     from monarch_py.commands.first_config import first_configuration
 

@@ -7,7 +7,7 @@ import click
 
 from monarch_py import __version__
 from monarch_py.cli.messages import warn
-from monarch_py.cli.options import config_option, examples, to_serve
+from monarch_py.cli.options import examples, served_config_option, to_serve
 from monarch_py.commands.modulefile import modulefile
 from monarch_py.commands.sources import add_sources
 from monarch_py.config.layers import SITE_FILE, installation, site_file
@@ -22,17 +22,17 @@ from monarch_py.ipc.session import SessionDir
         "monarch module --lua > /opt/modulefiles/monarch/VERSION.lua",
     ),
 )
-@click.option("--tcl", "language", flag_value="tcl", help="For Environment Modules, and for Lmod.")
-@click.option("--lua", "language", flag_value="lua", help="For Lmod.")
+@click.option("--tcl", "is_tcl", is_flag=True, help="For Environment Modules, and for Lmod.")
+@click.option("--lua", "is_lua", is_flag=True, help="For Lmod.")
 @click.option(
     "--site-config",
     type=click.Path(path_type=Path),
     help="The site's configuration.  [default: etc/monarch/site.yaml of the installation]",
 )
-def module(language: str | None, site_config: Path | None) -> None:
+def module(*, is_tcl: bool, is_lua: bool, site_config: Path | None) -> None:
     """Print a modulefile, with which an administrator offers this installation to all users."""
-    if language is None:
-        raise click.UsageError("give --tcl or --lua")
+    if is_tcl == is_lua:
+        raise click.UsageError("give either --tcl or --lua")
     site, prefix = site_config or site_file(), installation()
     if site is None:
         place = "/the/site.yaml" if prefix is None else prefix / SITE_FILE
@@ -42,7 +42,7 @@ def module(language: str | None, site_config: Path | None) -> None:
         )
     else:
         site = Path(os.path.abspath(site))
-    click.echo(modulefile(language, __version__, prefix, site), nl=False)
+    click.echo(modulefile("tcl" if is_tcl else "lua", __version__, prefix, site), nl=False)
 
 
 @click.group(short_help="Give a running daemon further datasets.")
@@ -54,7 +54,7 @@ def source() -> None:
     short_help="Add datasets to the daemon that runs.",
     epilog=examples("monarch source add -c tiers.yaml /pfs/coco"),
 )
-@config_option
+@served_config_option
 @click.argument("paths", metavar="PATH ...", nargs=-1, required=True)
 def add(config_file: Path, paths: tuple[str, ...]) -> None:
     """Add the datasets PATH to the daemon that runs, for all jobs that use it.

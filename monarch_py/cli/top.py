@@ -48,8 +48,10 @@ class _OpenFiles(threading.Thread):
 
     def run(self) -> None:
         try:
-            while not self._is_over.wait(OPEN_S):
+            while True:
                 self._view.take_open(DaemonConnection(self._session).ask("open")["open"])
+                if self._is_over.wait(OPEN_S):
+                    return
         except SessionError:
             return  # the view's next request fails too, and reports the error
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from monarch_py.cli.messages import tell
-from monarch_py.cli.options import as_json, config_option, examples
+from monarch_py.cli.options import as_json, examples, served_config_option
 from monarch_py.commands.warm import Progress, Warm
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
@@ -157,7 +157,7 @@ def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> s
         "find /pfs/imagenet -name '*.idx' -print0 | monarch warm -c tiers.yaml -0 --from-file -",
     ),
 )
-@config_option
+@served_config_option
 @click.option(
     "--from-file",
     "list_file",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from monarch_py.cluster.address import is_loopback, serving_address
 from monarch_py.config._disk import mount_options
+from monarch_py.config.layers import read_layers
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import SYSTEM_SWITCH_FILE, Config, PeersConfig
 from monarch_py.errors import MonarchError, TierError
@@ -31,6 +32,7 @@ from monarch_py.util.ownership import doubts, why_not_private
 from monarch_py.util.units import format_size
 
 NONE_RUNS = "none runs; `monarch run` starts one for its command, `monarch start` one that stays"
+NAME_ONE = "set MONARCH_SOURCE=/the/dataset to check it as well"
 # Shared memory that a catalog takes per file [bytes]: at most 192 bytes and the path.
 # (`least_shm_bytes` counts the segments of fixed size.)
 CATALOG_BYTES_PER_FILE = 288
@@ -40,7 +42,10 @@ MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
 # A program that runs in its own process, so that doctor survives a broken MPI and can report it.
+# Its argument is the directory of this package: `pip install --prefix` puts mpi4py beside it.
 MPI_VERSION = """
+import sys
+sys.path.insert(0, sys.argv[1])
 import mpi4py
 mpi4py.rc(initialize=False, finalize=False)
 from mpi4py import MPI
@@ -229,7 +234,7 @@ def _many_nodes() -> Finding:
         text = "mpi4py is not installed, so this node works alone (pip install mpi4py mpich)"
         return Finding("ok", what, text)
     hint = "load the cluster's MPI (module load), or pip install mpi4py mpich"
-    command = [sys.executable, "-c", MPI_VERSION]
+    command = [sys.executable, "-c", MPI_VERSION, str(LIBRARY.parents[1])]
     try:  # in "/", so that no module of the working directory is imported
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=MPI_S, cwd="/"
@@ -307,7 +312,8 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
 def _container(config: Config) -> Iterator[Finding]:
     """Findings on the paths that a container must share with the host if the job runs inside the
     container and the daemon outside."""
-    places = [shm_root(), LIBRARY.parent, *config.files]
+    files = [Path(os.path.abspath(file)) for file in config.files]
+    places = [shm_root(), LIBRARY.parent, *files]
     places += [source.path for source in config.sources]
     places += [tier.mount_point for tier in config.tiers]
     shared = " ".join(dict.fromkeys(map(str, places)))
@@ -371,15 +377,19 @@ def _configured(config_file: Path) -> Iterator[Finding]:
     config, can_start = None, True
     parts: tuple[Callable[[Config], Iterator[Finding]], ...] = (_sources, *WITHOUT_SOURCES)
     try:
-        config = load_config(config_file)
+        if read_layers(config_file).lack_sources:
+            config, parts = load_config(config_file, with_sources=False), WITHOUT_SOURCES
+            can_start = False
+            yield Finding("warning", "configuration", f"{config.file} names no dataset", NAME_ONE)
+        else:
+            config = load_config(config_file)
+            yield Finding("ok", "configuration", ", ".join(map(str, config.files)))
     except MonarchError as error:
         yield Finding("problem", "configuration", str(error))
         can_start = False
         # The tiers are examined even if a source is gone or hangs.
         with suppress(MonarchError):
             config, parts = load_config(config_file, with_sources=False), WITHOUT_SOURCES
-    else:
-        yield Finding("ok", "configuration", ", ".join(map(str, config.files)))
     if config is not None:
         for text in config.warnings:
             yield Finding("warning", "configuration", text)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from monarch_py.config.layers import read_layers, site_file
 from monarch_py.errors import ConfigError
 from monarch_py.storage import memory
 from monarch_py.util.hanging import LIMIT_S, hanging
@@ -31,11 +32,16 @@ FORM = """\
 # Monarch's configuration of {node}, made by `monarch init`. All keys: docs/configuration.md.
 sources:                          # the datasets, which are only read
 {sources}
+"""
+TIERS = """\
 hierarchy:                        # where copies may go, fastest first
 {tiers}"""
 TIER = """\
 - mount_point: {path}
-  max_storage_quota: {quota}{room}
+{quota:33} # {room}
+"""
+SITE = """\
+# Copies go where the site says: {site}
 """
 
 
@@ -139,8 +145,8 @@ def shared_memory() -> LocalPlace | None:
 
 
 def first_configuration(sources: Sequence[Path]) -> str:
-    """Returns the text of a configuration for this node. Raises ConfigError if a source is not a
-    directory, or if the node has no room for copies.
+    """Returns the text of a configuration for this node, without tiers if the site has them. Raises
+    ConfigError if a source is not a directory, or if the node has no room for copies.
 
     sources : the directories of the datasets
     """
@@ -149,6 +155,15 @@ def first_configuration(sources: Sequence[Path]) -> str:
     for path in sources:
         if not os.path.isdir(path):
             raise ConfigError(f"{path}: not a directory; name the dataset's directory")
+    named = "\n".join(f"- {_quoted(path)}" for path in sources)
+    text = FORM.format(node=os.uname().nodename, sources=named)
+    site = site_file()
+    if site is not None and "tiers" in read_layers(site).given:
+        return text + SITE.format(site=site)
+    return text + TIERS.format(tiers="".join(_tiers(sources)))
+
+
+def _tiers(sources: Sequence[Path]) -> list[str]:
     tiers = []
     taken = {os.stat(source).st_dev for source in sources}
     if (ram := shared_memory()) is not None and ram.device not in taken:
@@ -160,18 +175,19 @@ def first_configuration(sources: Sequence[Path]) -> str:
             "this node has no memory and no local disk with room for copies; name a directory of"
             " its own storage in TMPDIR, or write the configuration by hand"
         )
-    named = "\n".join(f"- {_quoted(path)}" for path in sources)
-    return FORM.format(node=os.uname().nodename, sources=named, tiers="".join(tiers))
+    return tiers
 
 
 def _tier(place: LocalPlace, quota: int, note: str) -> str:
     unit, name = (GIB, "GiB") if quota >= 4 * GIB else (MIB, "MiB")
-    room = f"   # {place.free_bytes // unit} {name} {note}"
-    return TIER.format(path=_quoted(place.path), quota=f"{quota // unit}{name}", room=room)
+    room = f"{place.free_bytes // unit} {name} {note}"
+    written = f"  max_storage_quota: {quota // unit}{name}"
+    return TIER.format(path=_quoted(place.path), quota=written, room=room)
 
 
 def _quoted(path: Path) -> str:
     """Returns the path as a YAML scalar. Each `$` is doubled, because a single one begins the name
     of a variable in a configuration."""
-    text = str(path.absolute()).replace("$", "$$")
+    absolute = path.resolve() if ".." in path.parts else path.absolute()
+    text = str(absolute).replace("$", "$$")
     return str(yaml.safe_dump(text, width=10_000).splitlines()[0])

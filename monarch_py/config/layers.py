@@ -20,6 +20,8 @@ from monarch_py.errors import ConfigError
 
 # The variables that name the user's file, the site's file, and the datasets of a job.
 USER, SITE, SOURCES = "MONARCH_CONFIG", "MONARCH_SITE_CONFIG", "MONARCH_SOURCE"
+# The end of a hint about what the user cannot change.
+ASK = "or ask your site's administrator"
 # Where the site's file lies in an installation, if no variable names it.
 SITE_FILE = Path("etc/monarch/site.yaml")
 OPTION = "--source"
@@ -124,7 +126,9 @@ def read_user_file(path: Path) -> Layer:
 
 
 def _file_layer(name: str, path: Path, kind: str) -> Layer:
-    root, top = load_document(path, kind, "'sources' and 'hierarchy'")
+    is_others = name == "site" and not os.access(path, os.W_OK)
+    otherwise = f", {ASK}" if is_others else ""
+    root, top = load_document(path, kind, "'sources' and 'hierarchy'", otherwise)
     given = read_given(root, top, Config)
     if name == "user" and "limits" in top:
         raise top.of("limits").error(

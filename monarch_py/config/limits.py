@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from monarch_py.config.layers import ASK
 from monarch_py.config.schema import Config
 from monarch_py.document.nodes import Spot
 from monarch_py.util.units import format_size
-
-ASK = "or ask your site's administrator"
 
 
 def within_limits(config: Config, top: Spot) -> Config:
@@ -72,10 +71,11 @@ def _check_quotas(config: Config, top: Spot) -> None:
             taken += tier.quota_bytes
             if taken > most:
                 what = "" if taken == tier.quota_bytes else ", with the tiers before it,"
+                left = most - (taken - tier.quota_bytes)
                 raise at.of("max_storage_quota").error(
                     f"{format_size(taken)}{what} is more than the {format_size(most)} that the"
                     f" site's limits leave in {str(directory)!r} and on its file system",
-                    _hint(format_size(most)),
+                    _hint(format_size(left)) if left > 0 else f"remove this level, {ASK}",
                 )
 
 

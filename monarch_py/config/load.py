@@ -34,6 +34,7 @@ from monarch_py.util.units import GIB, MIB, TIB, format_size
 # The hint for a missing dataset. It does not suggest creating the directory, because an empty one
 # would hide that the file system is not mounted.
 SOURCE_HINT = "correct the path; is the file system mounted here?"
+TIER_HINT = "create the directory or correct the path"
 
 # A directory of the configuration, and the spot where it is written.
 _Place = tuple[Path, Spot]
@@ -70,6 +71,7 @@ def load_config(
     _refuse_hanging([*looked_at, *packs, *tiers, *staging])
     _check_packs(packs)
     _check_settings(config, top)
+    _check_places(looked_at, tiers, staging)
     config = within_limits(
         replace(
             config,
@@ -88,7 +90,6 @@ def load_config(
     config = replace(config, min_reads=min(config.min_reads, config.copy_threads))
     if config.performance_file is not None:
         config = replace(config, performance=load_performance(config.performance_file))
-    _check_places(looked_at, tiers, staging)
     return replace(config, warnings=layers.warnings)
 
 
@@ -185,7 +186,6 @@ def _check_files(config: Config, top: Spot) -> None:
 
 
 def _real_path(path: Path, spot: Spot) -> Path:
-    _check_directory(path, spot, SOURCE_HINT)
     real_path = Path(os.path.realpath(path))
     for name in (path, real_path):
         _check_length(name, spot, MAX_SOURCE_PATH_BYTES)
@@ -218,7 +218,6 @@ def _staging(config: Config, top: Spot) -> TierConfig | None:
 def _check_area(tier: TierConfig, level: Spot) -> None:
     """Refuses a directory that cannot hold copies, or cannot hold as many as the quota allows."""
     mount_point, spot = tier.mount_point, level.of("mount_point")
-    _check_directory(mount_point, spot, "create the directory or correct the path")
     if (kind := disk.kernel_file_system(mount_point)) is not None:
         raise spot.error(
             f"{str(mount_point)!r} is on {kind}, where no copy can be written",
@@ -307,8 +306,13 @@ def _check_length(path: Path, spot: Spot, most: int) -> None:
 def _check_places(
     sources: Sequence[_Place], tiers: Sequence[_Place], staging: Sequence[_Place]
 ) -> None:
-    """Refuses two directories of which one would hold the other's files. The staging area may share
-    a mount point with a tier, because it has its own directory there."""
+    """Refuses what is not a directory, and two directories of which one would hold the other's
+    files. The staging area may share a mount point with a tier, because it has its own directory
+    there. Call it before anything else is said of a tier: nobody should make a source writable."""
+    for path, spot in sources:
+        _check_directory(path, spot, SOURCE_HINT)
+    for path, spot in (*tiers, *staging):
+        _check_directory(path, spot, TIER_HINT)
     for other, tier in combinations(tiers, 2):
         _refuse_same(tier, other, "a tier", "merge the two levels into one")
     for other, source in combinations(sources, 2):

@@ -27,6 +27,7 @@ from monarch_py.document.values import (
     Share,
     Size,
     choice,
+    directory,
     file,
     path,
     shown_size,
@@ -85,6 +86,7 @@ GLOB_HINT = "write a pattern such as '*.tfrecord', see 'Patterns' in docs/config
 Glob = Annotated[str, words("pattern", GLOB_HINT, checked_glob)]
 ADDRESS_HINT = "write it in numbers, such as 10.0.0.5 or fd00::5, or name an interface"
 Address = Annotated[str, words("address", ADDRESS_HINT, _address)]
+TierDirectory = Annotated[Path, directory("/local/scratch")]
 Interface = Annotated[str, words("name", "write a name such as eth0", str)]
 Threads = Annotated[int, Meta(ge=1, le=256, title="threads")]
 Reads = Annotated[int, Meta(ge=1, le=256, title="reads")]
@@ -183,7 +185,7 @@ class TierConfig(Keys):
         " lower max_storage_quota",
     }
 
-    mount_point: Annotated[Directory, Key(aliases=("prefix",))]
+    mount_point: Annotated[TierDirectory, Key(aliases=("prefix",))]
     # 0 if no quota is written, as in the last level of a configuration of the original Monarch.
     quota_bytes: Annotated[
         Size, Key("max_storage_quota", "required", aliases=("max_storage_size",))
@@ -203,7 +205,7 @@ class StagingArea(Keys):
     """
 
     quota_bytes: Annotated[Size, Key("max_storage_quota")]
-    mount_point: Directory = Path("/dev/shm")  # noqa: S108
+    mount_point: TierDirectory = Path("/dev/shm")  # noqa: S108
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ class Limits(Keys):
     operations : the largest allowed `operations` of `source_limits`, and its default
     """
 
-    quota_bytes: Annotated[dict[Directory, Size], Key("max_storage_quota", "no limit")] = field(
+    quota_bytes: Annotated[dict[TierDirectory, Size], Key("max_storage_quota", "no limit")] = field(
         default_factory=dict
     )
     copy_threads: Annotated[Threads | None, Key("shared_tpool_size", "no limit")] = None

@@ -277,7 +277,8 @@ def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Tabl
     is_plain : whether to leave out the lines of a box, for a file or a pipe
     """
     counted = all(epoch.n_bytes is not None for epoch in [*without, *gained])
-    table = Table(title="What an epoch costs, and what of it reaches the source")
+    of_source = ", and what of it reaches the source" if counted else ""
+    table = Table(title=f"What an epoch costs{of_source}")
     if is_plain:
         table.box, table.pad_edge, table.title_justify = None, False, "left"
     table.add_column("\n\nepoch")

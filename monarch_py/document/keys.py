@@ -7,7 +7,7 @@ are generated from these declarations.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import partial
 from inspect import cleandoc
@@ -306,8 +306,7 @@ def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
     if isinstance(annotation, type) and issubclass(annotation, Keys):
         known = declared(annotation)
         one, many = known[annotation.SCALAR].kind.value if annotation.SCALAR else "mapping", "list"
-        first = next(iter(known.values()))
-        hint = f"write '- {first.name}: {first.kind.example or '...'}' below it"
+        hint = f"write {_shown_item(list(known.values()))} below it"
 
     def parse(node: yaml.Node, spot: Spot) -> tuple[Any, ...]:
         is_text = isinstance(node, yaml.ScalarNode) and not is_empty(node)
@@ -321,6 +320,13 @@ def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
 
     schema = {"type": ["array", "string"] if is_alone else "array", "items": item.schema}
     return Kind(parse, f"{one} or {many}" if is_alone else many, schema)
+
+
+def _shown_item(keys: Sequence[Declared]) -> str:
+    """The lines of a list's item for a hint: its first key, and the others that it must have."""
+    shown = [each for each in keys if each is keys[0] or each.default == "required"]
+    lines = [f"{each.name}: {each.kind.example or '...'}" for each in shown]
+    return " and ".join(f"'{'  ' if at else '- '}{line}'" for at, line in enumerate(lines))
 
 
 def _mapping_of(name: Kind, item: Kind) -> Kind:

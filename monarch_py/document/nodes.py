@@ -7,6 +7,8 @@ import yaml
 
 from monarch_py.errors import ConfigError
 
+# What PyYAML reports for a line without ": ".
+NO_COLON = "could not find expected ':'"
 # The largest file that is read. A file written by hand has a few lines; the limit keeps a data file
 # that was named by mistake out of memory.
 MAX_FILE_BYTES = 1 << 20
@@ -19,11 +21,15 @@ Way = tuple[str | int, ...]
 @dataclass(frozen=True, slots=True)
 class Document:
     """A file that is read: its name as the user wrote it, the warnings about it, and the spot of
-    each key and item."""
+    each key and item.
+
+    otherwise : text that each hint adds for a reader who cannot change the file, or ""
+    """
 
     name: str
     warnings: list[str] = field(default_factory=list)
     spots: "dict[Way, Spot]" = field(default_factory=dict)
+    otherwise: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ class Spot:
 
     def error(self, problem: str, hint: str) -> ConfigError:
         """The error to raise for a problem at this spot."""
-        return ConfigError(f"{self}: {problem}; {hint}")
+        return ConfigError(f"{self}: {problem}; {hint}{self.document.otherwise}")
 
     def unfit(self, node: yaml.Node, hint: str) -> ConfigError:
         """Returns the error to raise if the value at this spot is of the wrong kind."""
@@ -87,14 +93,17 @@ class Spot:
         return f"{where}: {self.key}" if self.key else where
 
 
-def load_document(path: Path, kind: str, first_keys: str) -> tuple[yaml.Node, Spot]:
+def load_document(
+    path: Path, kind: str, first_keys: str, otherwise: str = ""
+) -> tuple[yaml.Node, Spot]:
     """Returns the root node of the YAML file at `path`, and the node's spot. Raises ConfigError if
     the file cannot be read, is not YAML or is empty.
 
     kind : what the user calls the file, such as "configuration"
     first_keys : the keys that a file must have, for the error about an empty file
+    otherwise : text that each hint adds, as for a Document
     """
-    document = Document(str(path))
+    document = Document(str(path), otherwise=otherwise)
     text = _read_text(document, kind)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -159,7 +168,11 @@ def _read_text(document: Document, kind: str) -> str:
 def _not_yaml(document: Document, error: yaml.MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     problem = error.problem or error.context or "it cannot be parsed"
-    if "alias" in problem or "alias" in (error.context or ""):
+    if problem == NO_COLON:  # the mark is where the next line begins, or the file ends
+        mark = error.context_mark or mark
+    if "'\\t'" in problem:
+        problem, hint = "a tab is not allowed here", "indent with spaces instead of tabs"
+    elif "alias" in problem or "alias" in (error.context or ""):
         hint = "put a value that begins with '*', such as a pattern, in quotes"
     else:
         hint = "indent with spaces, write 'key: value', and quote values with special characters"

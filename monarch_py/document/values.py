@@ -6,6 +6,7 @@ number.
 """
 
 import os
+import pwd
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -201,7 +202,9 @@ def file(hint: str) -> Kind:
 # Size: whole bytes (units.parse_size). Amount: a mean in bytes, which may have a fraction. Rate:
 # bytes per second, above 0. Share: a fraction of a whole, such as `0.25` or `25%`. Duration:
 # seconds, such as `90`, `90s`, `1.5min` or `2h`.
-Size = Annotated[int, words("size", SIZE_HINT, parse_size, schema=NUMBER, show=shown_size)]
+Size = Annotated[
+    int, words("size", SIZE_HINT, parse_size, schema=NUMBER, show=shown_size, example="110GiB")
+]
 Amount = Annotated[float, words("size", SIZE_HINT, parse_amount, schema=NUMBER, show=shown_size)]
 RATE_HINT = "write a rate above 0, such as 64MiB/s or 1.5GB/s"
 Rate = Annotated[float, words("rate", RATE_HINT, parse_rate, schema=NUMBER, example="330MiB/s")]
@@ -213,9 +216,14 @@ TIME_HINT = "write seconds, or a time such as 90s, 5min or 2h"
 Duration = Annotated[
     float, words("time", TIME_HINT, _duration, schema=NUMBER, show=_shown_duration)
 ]
-Directory = Annotated[
-    Path, Kind(path, "directory", TEXT, lambda found: f"`{found}`", example="/the/dataset")
-]
+
+
+def directory(example: str) -> Kind:
+    """The kind of absolute paths of directories. example : one that hints show"""
+    return Kind(path, "directory", TEXT, lambda found: f"`{found}`", example=example)
+
+
+Directory = Annotated[Path, directory("/the/dataset")]
 
 
 def _is_usable(text: str) -> bool:
@@ -236,12 +244,22 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
             "has a '$' without a name after it", "write $NAME or ${NAME}, or $$ for a dollar sign"
         )
     # An empty variable counts as undefined: "/scratch/$JOB" must never become "/scratch/".
-    if not os.environ.get(name):
+    value = os.environ.get(name) or (_account() if name == "USER" else "")
+    if not value:
         raise spot.error(
             f"the variable {name} is not set in the environment",
             f"export {name} or write the path without it",
         )
-    return os.environ[name]
+    return value
+
+
+def _account() -> str:
+    """The name of this user's account, for containers and daemons of the system, which have no
+    USER; "" if there is no such account."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return ""
 
 
 def scalar(node: yaml.Node, spot: Spot, hint: str) -> str:

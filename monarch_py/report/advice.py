@@ -158,18 +158,23 @@ def _fewer_readers(
 def saved(advice: Advice) -> list[list[str]]:
     """Each change, the time of the run with it, and the share of the time that it saves."""
     return [
-        [c.what, f"{c.seconds:,.1f} s", f"{max(0.0, 1 - c.seconds / advice.simulated):.0%}"]
+        [c.what, f"{c.seconds:,.1f} s", percent(max(0.0, 1 - c.seconds / advice.simulated))]
         for c in advice.changes
     ]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def compared(advice: Advice) -> str:
     """A sentence that compares the measured and the simulated time of the unchanged run."""
     if not advice.simulated:
         return "Nothing was simulated."
+    changed = ", and the times above are simulated with one change each" if advice.changes else ""
     return (
         f"The run took {advice.measured:,.1f} s. Its simulated time is {advice.simulated:,.1f} s"
-        " without a change, and the times above are simulated with one change each."
+        f" without a change{changed}."
     )
 
 

@@ -1,12 +1,13 @@
 """The page of `monarch report`: one HTML file that needs no network and no script."""
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
 from monarch_py.errors import MonarchError
-from monarch_py.report.advice import WORTH, Advice, compared, saved
+from monarch_py.report.advice import WORTH, Advice, compared, percent, saved
 from monarch_py.report.figures import figures_of
 from monarch_py.report.recorded import Recorded
 from monarch_py.report.summary import opened, read_from_source
@@ -20,9 +21,11 @@ def check_packages() -> None:
     """Raises MonarchError if a package is missing that draws the page."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise MonarchError(
-            f"the page needs {' and '.join(missing)}; pip install {' '.join(missing)}"
-        )
+        packages = Path(__file__).parents[2]
+        ours = f"pip install {' '.join(missing)}"
+        theirs = f"ask who has installed Monarch to add {'them' if missing[1:] else 'it'}"
+        hint = ours if os.access(packages, os.W_OK) else f"{theirs} in {packages}"
+        raise MonarchError(f"the page needs {' and '.join(missing)}; {hint}")
 
 
 def page(run: Recorded, advice: Advice, epochs: int | None = None) -> str:
@@ -42,7 +45,7 @@ def page(run: Recorded, advice: Advice, epochs: int | None = None) -> str:
         advice=advice,
         changes=saved(advice),
         compared=compared(advice),
-        worth=f"{WORTH:.0%}",
+        worth=percent(WORTH),
         figures=figures_of(run, epochs),
         tiers=_tiers(run),
         sources=_sources(run),

@@ -58,9 +58,9 @@ class View:
             _head(report),
             _flows(report, now),
             Text(),
-            _tiers(report, max(LEAST_NAME, width - NEEDED_WIDTH)),
+            _tiers(report, width),
             Text(),
-            _sources(report, lately, max(LEAST_NAME, width - NEEDED_WIDTH)),
+            _sources(report, lately, width),
         ]
         if self._open:
             parts += [Text(), _programs(self._open)]
@@ -108,18 +108,30 @@ def _grid(columns: int) -> Table:
     return table
 
 
-def _shares(title: str, columns: Sequence[str]) -> Table:
-    """Returns an empty table with a column of names, a column of bars, and further columns."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column(title, no_wrap=True)
-    table.add_column("", width=BAR_WIDTH)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
+class _Shares:
+    """A table with a column of names, a column of bars, and further columns of numbers. On a screen
+    that is too narrow for the numbers it has no bars.
 
+    table : what is shown;  width : of the screen [columns]
+    """
 
-def _bar(part: float, whole: float) -> ProgressBar:
-    return ProgressBar(total=max(whole, 1), completed=min(part, whole), width=BAR_WIDTH)
+    def __init__(self, title: str, columns: Sequence[str], width: int) -> None:
+        self.table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+        self._has_bars = width >= NEEDED_WIDTH + LEAST_NAME
+        needed = NEEDED_WIDTH if self._has_bars else NEEDED_WIDTH - BAR_WIDTH - 2
+        self._name_width = max(LEAST_NAME, width - needed)
+        self.table.add_column(title, no_wrap=True)
+        if self._has_bars:
+            self.table.add_column("", width=BAR_WIDTH)
+        for column in columns:
+            self.table.add_column(column, justify="right", no_wrap=True)
+
+    def add(self, name: str, part: float, whole: float, *numbers: str) -> None:
+        """Adds a row. part, whole : what the bar shows"""
+        bar = ProgressBar(total=max(whole, 1), completed=min(part, whole), width=BAR_WIDTH)
+        bars = [bar] if self._has_bars else []
+        name = _short(name, self._name_width)
+        self.table.add_row(name, *bars, _share(part, whole), *numbers)
 
 
 def _short(name: str, width: int) -> str:
@@ -135,7 +147,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def _tiers(report: Report, width: int) -> Table:
-    table = _shares("tier", ["full", "used", "of", "copies"])
+    shares = _Shares("tier", ["full", "used", "of", "copies"], width)
     tiers = [(tier["mount_point"], tier) for tier in report["tiers"]]
     if report["staging"] is not None:
         tiers.append((f"{report['staging']['mount_point']} (staging)", report["staging"]))
@@ -143,23 +155,23 @@ def _tiers(report: Report, width: int) -> Table:
         used, quota = tier["used_bytes"], tier["quota_bytes"]
         sizes = format_size(used), format_size(quota), f"{tier['files']:,}"
         label = name if tier["usable"] else f"{name} (unused)"
-        table.add_row(_short(label, width), _bar(used, quota), _share(used, quota), *sizes)
-    return table
+        shares.add(label, used, quota, *sizes)
+    return shares.table
 
 
 def _sources(report: Report, lately: Rates, width: int) -> RenderableType:
-    table = _shares("source", ["copied", "files", "of", "to come"])
+    shares = _Shares("source", ["copied", "files", "of", "to come"], width)
     for source in report["sources"]:
         files, present = source["files"], source["present"]
         label = source["path"] if source["scanned"] else f"{source['path']} (being scanned)"
         coming = source["filling"] + source["wanted"]
         counts = f"{present:,}", f"{files:,}", f"{coming:,}"
-        table.add_row(_short(label, width), _bar(present, files), _share(present, files), *counts)
+        shares.add(label, present, files, *counts)
     left = seconds_left(report, lately.filled_bytes)
     if left is None:
-        return table
+        return shares.table
     when = f"at {_rate(lately.filled_bytes)}, all files that have room are copied in"
-    return Group(table, Text(f"{when} {timedelta(seconds=round(left))}", style="dim"))
+    return Group(shares.table, Text(f"{when} {timedelta(seconds=round(left))}", style="dim"))
 
 
 def _programs(rows: Iterable[dict[str, Any]]) -> Table:

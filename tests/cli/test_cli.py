@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 from cli.conftest import FILES, Factory, Monarch
 from cli.sites import is_running
+from support import users
 from support.session import MIB, Session, wait_until
 
 import monarch_py
 from monarch_py.util.processes import Identity
 from monarch_py.util.units import format_size
+
+open_place = pytest.fixture(users.open_place)
 
 COMMANDS = [
     *(
@@ -94,6 +97,17 @@ def test_an_unknown_command_is_refused(monarch: Monarch) -> None:
         (["plan", "maek"], "no such command 'maek'; did you mean 'make'?"),
         (["run", "--quite", "--", "true"], "no such option '--quite'; did you mean '--quiet'?"),
         (["run"], "missing argument 'COMMAND...'; see `monarch run --help`"),
+        (["module"], "give either --tcl or --lua; see `monarch module --help`"),
+        (["module", "--tcl", "--lua"], "give either --tcl or --lua; see `monarch module --help`"),
+        (
+            ["logs", "-n", "x"],
+            "invalid value for '-n' / '--lines': 'x' is not a whole number; see `monarch logs"
+            " --help`",
+        ),
+        (
+            ["top", "-d", "x"],
+            "invalid value for '-d' / '--delay': 'x' is not a number; see `monarch top --help`",
+        ),
         (
             ["simulate"],
             "no scenario is named; `monarch simulate --list` shows those that come with Monarch,"
@@ -114,7 +128,7 @@ def test_help_is_a_command_too(monarch: Monarch) -> None:
 
 
 def test_the_summaries_of_the_commands_fit(monarch: Monarch) -> None:
-    for words in (["--help"], ["plan", "--help"]):
+    for words in (["--help"], ["plan", "--help"], ["advise", "--help"], ["config", "--help"]):
         text = monarch(*words, COLUMNS="80").stdout
         assert "..." not in text.partition("Commands:")[2]
         assert max(map(len, text.splitlines())) <= 80
@@ -176,6 +190,25 @@ def test_a_file_that_is_not_there_is_named(monarch: Monarch, tmp_path: Path, com
     assert done.stdout == ""  # nothing for a shell to take in
 
 
+def test_a_file_that_may_not_be_read_is_named(open_place: Path) -> None:
+    closed = open_place / "tiers.yaml"
+    closed.touch(mode=0o600)
+    words = ["-m", "monarch_py", "config", "check", "-c", str(closed)]
+    path = [entry for entry in (str(users.PACKAGE), *sys.path) if entry]
+    done = subprocess.run(
+        users.as_user(users.ALICE, users.python_for_all(), *words),
+        env={**os.environ, "PYTHONPATH": ":".join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"monarch: {closed}: the configuration cannot be read (Permission denied); check the path"
+        " and its permissions\n",
+    )
+
+
 def test_that_a_daemon_was_killed_is_said(started: tuple[Session, int]) -> None:
     session, pid = started
     daemon = Identity.of(pid)
@@ -199,7 +232,7 @@ def test_a_daemon_that_outlives_its_configuration_can_be_stopped(
     assert (done.returncode, done.stdout) == (0, f"the daemon has stopped (process {pid})\n")
 
 
-@pytest.mark.parametrize("command", ["start", "verify", "clear", "serve", "warm"])
+@pytest.mark.parametrize("command", ["start", "verify", "clear", "serve"])
 def test_no_configuration_at_all_is_status_2(monarch: Monarch, command: str) -> None:
     done = monarch(command)
     assert done.returncode == 2

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
 import platform
+import pty
 import re
 import resource
 import shutil
 import signal
+import struct
+import subprocess
+import termios
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +99,9 @@ def test_what_a_container_must_share(session: Session) -> None:
     shared = findings["containers"]["found"].partition(": ")[2].split()
     places = [session.shm, LIBRARY.parent, session.config, session.source, *session.tiers]
     assert shared == [str(place) for place in places]
+    relative = os.path.relpath(session.config)
+    _, findings = examined(session, MONARCH_CONFIG=relative)
+    assert f" {session.config} " in findings["containers"]["found"]
 
 
 def test_a_container_that_lacks_what_a_daemon_outside_needs(
@@ -131,6 +140,42 @@ def test_what_looks_like_markup_is_text(monarch: Monarch, tmp_path: Path) -> Non
     done = monarch("doctor", "-c", str(config))
     assert (done.returncode, done.stderr) == (1, "")
     assert f"{config}:1: sources: there is no source; add the dataset: 'sources: [/" in done.stdout
+
+
+def test_a_path_stays_in_one_piece_on_a_narrow_terminal(session: Session) -> None:
+    """So that it can be copied from there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 60, 0, 0))
+    with subprocess.Popen(
+        session.command("doctor"), env=session.env(preload=False), stdout=theirs
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # EIO once nobody has the other end
+            while piece := os.read(ours, 65536):
+                shown += piece
+    os.close(ours)
+    assert process.returncode == 0
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+    lines = text.replace("\r", "").splitlines()
+    for path in (LIBRARY, session.config, session.source):
+        assert any(str(path) in line for line in lines), text
+    assert all(len(line) < 60 or " " not in line[26:] for line in lines)
+
+
+def test_a_site_leaves_the_dataset_to_its_users(session: Session) -> None:
+    text = session.config.read_text()
+    session.config.write_text(text[: text.index("sources:")])
+    status, findings = examined(session, MONARCH_SITE_CONFIG=str(session.config))
+    assert status == 0
+    assert findings["configuration"] == {
+        "level": "warning",
+        "what": "configuration",
+        "found": f"{session.config} names no dataset",
+        "hint": "set MONARCH_SOURCE=/the/dataset to check it as well",
+    }
+    assert findings["tier (ssd)"]["level"] == "ok"
+    assert "daemon" not in findings
 
 
 # --- troubles -----------------------------------------------------------------------------------

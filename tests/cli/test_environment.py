@@ -52,6 +52,23 @@ def test_a_directory_is_no_configuration(monarch: Monarch, tmp_path: Path) -> No
     assert done.stderr.startswith(f"monarch: {tmp_path}: the configuration cannot be read ")
 
 
+def test_a_mistake_is_told_before_the_job_starts(monarch: Monarch, tmp_path: Path) -> None:
+    """It keeps nobody from the lines: what is wrong on this node may be right on the job's."""
+    config = tmp_path / "tiers.yaml"
+    text = "sources: [/pfs]\n{}: [{{mount_point: /scratch/$JOB, max_storage_quota: 1GiB}}]\n"
+    for key, said in (
+        ("hierarchi", "hierarchi: unknown key; did you mean 'hierarchy'?"),
+        ("hierarchy", "hierarchy[0].mount_point: the variable JOB is not set in the environment"),
+    ):
+        config.write_text(text.format(key))
+        done = monarch("env", "-c", str(config))
+        assert done.returncode == 0
+        assert done.stdout.splitlines()[1] == f"export MONARCH_CONFIG={config}"
+        assert done.stderr.startswith(f"monarch: warning: {config}:2: {said}")
+        assert done.stderr.count("\n") == 1
+    assert monarch("env", "-c", str(config), JOB="7").stderr == ""
+
+
 def test_the_lines_put_a_shells_programs_under_the_library(served: Session) -> None:
     """The configuration is named by a relative path, which holds only where it was written."""
     relative = os.path.relpath(served.config)

@@ -108,6 +108,16 @@ def test_the_only_daemon_is_found(started: tuple[Session, int], monarch: Monarch
         assert str(pid) in said.stdout
 
 
+def test_what_needs_a_daemon_needs_no_name(
+    started: tuple[Session, int], monarch: Monarch, tmp_path: Path
+) -> None:
+    session, _ = started
+    (tmp_path / "more").mkdir()
+    for words in (["warm"], ["source", "add", str(tmp_path / "more")], ["ls"], ["top", "-n", "1"]):
+        said = monarch(*words, MONARCH_SHM=str(session.shm))
+        assert said.returncode == 0, said.stderr
+
+
 def test_a_staging_area_is_no_daemon_of_its_own(
     session_factory: Callable[..., Session], source: Path, monarch: Monarch
 ) -> None:
@@ -144,7 +154,7 @@ def test_several_daemons_are_listed(written: Session, monarch: Monarch, tmp_path
 
 
 def test_no_daemon_at_all(monarch: Monarch) -> None:
-    for command in ("logs", "status", "stop"):
+    for command in ("logs", "status", "stop", "warm"):
         said = monarch(command)
         assert said.returncode == 2
         assert (

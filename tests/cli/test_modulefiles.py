@@ -80,10 +80,10 @@ def system(request: pytest.FixtureRequest) -> System:
     return SYSTEMS[request.param]()
 
 
-def install(place: Path, python: str) -> Path:
+def install(place: Path, python: str, packages_path: str = f"lib/{PYTHON}/site-packages") -> Path:
     """Installs the package at `place`, by moving it there from where it was installed."""
     first = place.with_name(f"{place.name}.first")
-    packages = first / "lib" / PYTHON / "site-packages"
+    packages = first / packages_path
     built = Path(monarch_py.__file__).parent
     shutil.copytree(built, packages / "monarch_py", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("bin/monarch", "share/monarch/bin/monarch"):
@@ -92,12 +92,11 @@ def install(place: Path, python: str) -> Path:
     (first / "bin/monarch").write_text(text.replace("#!python\n", f"#!{python}\n", 1))
     shutil.copy(ROOT / "packaging/share/monarch/bin/monarch", first / "share/monarch/bin/monarch")
     (first / "bin/monarch").chmod(0o755)
-    return finish(first, place)
+    return finish(first, place, packages)
 
 
-def finish(first: Path, place: Path) -> Path:
+def finish(first: Path, place: Path, packages: Path) -> Path:
     """Puts what the package needs beside it, and moves the installation."""
-    packages = first / "lib" / PYTHON / "site-packages"
     for entry in DEPENDENCIES.iterdir():
         if not entry.name.startswith(("monarch", "_monarch", "__editable__")):
             (packages / entry.name).symlink_to(entry)
@@ -322,6 +321,37 @@ def test_two_users_share_nothing(cluster: Cluster, accounts: list[str]) -> None:
             cluster.shell(system, end, user=name)
 
 
+def test_doctor_finds_mpi_beside_the_package(cluster: Cluster) -> None:
+    """The interpreter alone does not know the directory."""
+    prefix = install(cluster.place / "opt" / "own", cluster.python)
+    packages = prefix / "lib" / PYTHON / "site-packages"
+    own = packages / "mpi4py"
+    if own.is_symlink():
+        own.unlink()
+    own.mkdir()
+    (own / "__init__.py").write_text(
+        "def rc(**_): pass\nclass MPI:\n"
+        "    Get_library_version = staticmethod(lambda: 'MPI of the directory')\n"
+    )
+    done = cluster.run([str(prefix / "bin/monarch"), "doctor"])
+    assert "  mpi4py finds MPI of the directory\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "packages", [f"lib/{PYTHON}/dist-packages", f"lib64/{PYTHON}/site-packages",
+                 "lib/python3/dist-packages"]
+)  # fmt: skip
+def test_layouts_of_distributions_are_found(cluster: Cluster, packages: str) -> None:
+    prefix = install(cluster.place / "opt" / "theirs", cluster.python, packages)
+    site = prefix / "etc/monarch/site.yaml"
+    site.parent.mkdir(parents=True)
+    site.write_text("hierarchy: []\n")
+    done = cluster.run([str(prefix / "bin/monarch"), "module", "--tcl"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{{{prefix}/{packages}/monarch_py/libmonarch.so}}" in done.stdout
+    assert f"setenv MONARCH_SITE_CONFIG {{{site}}}" in done.stdout
+
+
 def test_a_site_without_a_configuration_is_told(cluster: Cluster) -> None:
     prefix = install(cluster.place / "opt" / "bare", cluster.python)
     words = [str(prefix / "bin/monarch"), "module", "--lua"]
@@ -361,7 +391,8 @@ def test_pip_makes_such_an_installation(cluster: Cluster) -> None:
     if importlib.util.find_spec("setuptools") is not None:
         words.append("--no-build-isolation")
     subprocess.run([*words, str(ROOT)], check=True, timeout=600)
-    prefix = finish(first, cluster.place / "opt" / "pip")
+    packages = first / "lib" / PYTHON / "site-packages"
+    prefix = finish(first, cluster.place / "opt" / "pip", packages)
     for name in ("bin/monarch", "share/monarch/bin/monarch"):
         lines = (prefix / name).read_text().splitlines(), (made / name).read_text().splitlines()
         assert lines[0][1:] == lines[1][1:]

@@ -24,6 +24,7 @@ from PIL import Image
 from support import draws
 from support.session import MIB, Session
 
+import monarch_py
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.report.recorded import load
 
@@ -364,7 +365,8 @@ def test_a_training_that_is_no_faster_gains_nothing(monarch: Monarch, tmp_path: 
     file = write(made_report(epochs=4, share=0.5, rate=100e6), tmp_path)
     assert changes_of(monarch, file, "--compute", "90MB/s") == {}
     done = monarch("advise", "report", str(file), "--compute", "90MB/s")
-    assert done.stdout.startswith("No simulated change would have saved 5%")
+    assert done.stdout.startswith("No simulated change would have saved 5 %")
+    assert "without a change. Assumptions:" in done.stdout
 
 
 def test_scaled_down_the_gain_is_the_same(monarch: Monarch, tmp_path: Path) -> None:
@@ -526,6 +528,14 @@ def test_a_package_that_is_missing(
     done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
     assert done.returncode == 1
     assert done.stderr == "monarch: the page needs nosuchpackage; pip install nosuchpackage\n"
+    # Where an administrator has installed Monarch, pip would put it where it is not looked for.
+    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
+    done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
+    packages = Path(monarch_py.__file__).parents[1]
+    assert done.stderr == (
+        "monarch: the page needs nosuchpackage; ask who has installed Monarch to add it in"
+        f" {packages}\n"
+    )
 
 
 def test_every_cut_is_told_in_a_sentence(monarch: Monarch, tmp_path: Path) -> None:

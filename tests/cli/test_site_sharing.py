@@ -6,12 +6,38 @@ import os
 import signal
 
 import pytest
+import yaml
 from cli.sites import SiteSession, hits, is_running, present
 from support.session import wait_until
 
 from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir, link_session
+
+
+def test_without_a_daemon_commands_mean_the_sites(site: SiteSession) -> None:
+    """So that the log of a job that has ended can be read without a file's name."""
+    done = site.command_line("logs")
+    assert (done.returncode, done.stderr.split(" has left a log")[0]) == (
+        3,
+        f"monarch: no daemon of {site.config}",
+    )
+    ran = site.command_line("run", "-q", "--", "true", **site.of(0))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "the daemon has ended" in site.command_line("logs").stdout
+    for command in ("status", "ls", "top", "metrics"):
+        done = site.command_line(command)
+        assert done.stderr.startswith("monarch: no daemon serves this configuration; start one")
+
+
+def test_a_first_configuration_leaves_the_tiers_to_the_site(site: SiteSession) -> None:
+    file = site.config.with_name("mine.yaml")
+    named = site.datasets[0] / ".." / "one"
+    done = site.command_line("init", str(named), "-o", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert yaml.safe_load(file.read_text()) == {"sources": [str(site.datasets[0])]}
+    assert f"# Copies go where the site says: {site.config}\n" in file.read_text()
+    assert site.command_line("config", "check", "-c", str(file)).returncode == 0
 
 
 def test_users_files_without_tiers_mean_the_sites_session(site: SiteSession) -> None:

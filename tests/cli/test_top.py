@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -78,7 +79,7 @@ def session(session_factory: Factory, source: Path) -> Session:
     return session
 
 
-@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("columns", [58, 80, 200])
 def test_it_is_seen_on_a_terminal_until_q(session: Session, columns: int) -> None:
     terminal = Terminal(columns)
     with running(session, terminal) as process:
@@ -120,6 +121,22 @@ def test_rates_are_right_within_a_look(session: Session, source: Path) -> None:
 def test_in_a_pipe_each_look_is_printed(session: Session) -> None:
     done = session.monarch("top", "-n", "2", "-d", "0.1")
     assert (done.returncode, done.stdout.count("monarch top"), done.stderr) == (0, 2, "")
+
+
+def test_the_first_looks_show_the_programs(session: Session, source: Path) -> None:
+    """The files that programs have open are asked for at once, and every 5 s after that."""
+    code = "import sys; f = open(sys.argv[1]); print('up', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(source / "a")],
+        env=session.env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"up\n"
+        done = session.monarch("top", "-n", "10", "-d", "0.3")
+        reader.communicate()
+    assert re.search(rf"^python\S* {reader.pid} +1 +tier 0 1 +a$", done.stdout, re.M), done.stdout
 
 
 def test_a_signal_leaves_the_terminal_in_order(session: Session) -> None:

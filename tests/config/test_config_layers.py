@@ -118,6 +118,19 @@ def test_an_error_names_the_file_that_has_it(
     assert " is already a source, in MONARCH_SOURCE; " in layered.refusal("scan: lazy\n")
 
 
+def test_a_user_who_cannot_write_the_sites_file_is_told_whom_to_ask(
+    layered: Layered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layered.below("hierarchy:\n- mount_point: @/none\n  max_storage_quota: 1MiB\n")
+    ask = ", or ask your site's administrator"
+    assert ask not in layered.refusal("sources: [@/pfs]\n")  # root, who is the administrator
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or path != layered.site)
+    said = layered.refusal("sources: [@/pfs]\n")
+    assert said.endswith(f"; create the directory or correct the path{ask}")
+    layered.below(TIER)
+    assert ask not in layered.refusal("sources: [@/none]\n")
+
+
 def test_without_a_dataset_the_variable_is_named(layered: Layered) -> None:
     with pytest.raises(ConfigError, match="set MONARCH_SOURCE=/the/dataset, or give --source"):
         load_config(layered.site)
@@ -185,6 +198,18 @@ def test_more_than_the_limits_is_refused(layered: Layered, text: str, said: str)
     refused = layered.refusal("sources: [@/pfs]\n" + text)
     assert re.match(rf"{re.escape(str(layered.file))}:\d: {re.escape(said)}", refused)
     assert refused.endswith(", or ask your site's administrator")
+
+
+@pytest.mark.parametrize(
+    ("quotas", "hint"), [(("2MiB", "2MiB"), "write at most 1MiB"), (("3MiB", "1MiB"), "remove")]
+)
+def test_the_hint_leaves_the_tiers_before_their_room(
+    layered: Layered, quotas: tuple[str, str], hint: str
+) -> None:
+    layered.below(LIMITS)
+    levels = LEVEL.format(quotas[0]).replace("@/ssd2", "@/ssd")
+    more = LEVEL.format(quotas[1]).partition("\n")[2]
+    assert f"; {hint}" in layered.refusal(f"sources: [@/pfs]\n{levels}{more}")
 
 
 def test_a_limit_holds_for_other_file_systems_below_its_directory(layered: Layered) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import subprocess
 import sys
@@ -231,6 +233,22 @@ def test_the_bounds_of_file_sizes_may_be_equal(site: Site) -> None:
 def test_an_empty_variable_is_as_good_as_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOB", "")
     assert "the variable JOB is not set" in site.refusal(SMALLEST.replace("@/ssd", "@/$JOB"))
+
+
+def test_user_is_the_accounts_name_where_nobody_sets_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, and under cron."""
+    name = pwd.getpwuid(os.geteuid()).pw_name
+    (site.root / name).mkdir()
+    text = SMALLEST.replace("@/ssd", "@/$USER")
+    for unset in ("", None):
+        monkeypatch.delenv("USER", raising=False)
+        if unset is not None:
+            monkeypatch.setenv("USER", unset)
+        assert site.load(text).tiers[0].mount_point == site.root / name
+    monkeypatch.setattr(os, "geteuid", lambda: 4242424)
+    assert "the variable USER is not set" in site.refusal(text)
 
 
 def test_a_tilde_out_of_a_variable_is_a_character(

@@ -244,6 +244,11 @@ def test_a_tier_that_cannot_be_written_to_is_refused(site: Site, read_only: Path
     )
 
 
+def test_nobody_is_told_to_make_a_source_writable(site: Site, read_only: Path) -> None:
+    text = SMALLEST.replace("@/pfs", str(read_only)).replace("@/ssd", str(read_only))
+    assert f"'{read_only}' is already a source, in line 1; choose" in site.refusal(text)
+
+
 def test_the_same_directory_behind_a_bind_mount_is_found(site: Site) -> None:
     bound = site.root / "bound"
     bound.mkdir()

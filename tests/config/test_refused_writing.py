@@ -106,6 +106,13 @@ REFUSED = {
         "cannot be a mapping",
         "write '- path: /the/dataset' below it",
     ),
+    "list of tiers wanted": (
+        SOURCES + "hierarchy: {mount_point: @/ssd, max_storage_quota: 1MiB}\n",
+        2,
+        "hierarchy",
+        "cannot be a mapping",
+        "'- mount_point: /local/scratch' and '  max_storage_quota: 110GiB' below it",
+    ),
     "list of patterns wanted": (
         "sources: [{path: @/pfs, include: a}]\n",
         1,
@@ -351,7 +358,14 @@ REFUSED = {
         "out of range",
         "65535",
     ),
-    "tab": (SMALLEST + "\tx: 1\n", 5, "", "not YAML (found character '\\t'", "indent with spaces"),
+    "tab": (SMALLEST + "\tx: 1\n", 5, "", "not YAML (a tab is not", "indent with spaces instead"),
+    "no space behind a colon": (
+        SMALLEST.replace("quota: 1", "quota:1"),
+        4,
+        "",
+        "not YAML (could not find expected ':')",
+        "write 'key: value'",
+    ),
     "unclosed": ("a:\n  b: [1\n", 3, "", "not YAML (expected ',' or ']'", "indent"),
     "pattern without quotes": (
         "sources:\n- {path: /x, include: [*.tar]}\n",

@@ -67,6 +67,24 @@ def test_a_configuration_that_is_missing_is_said_once(
         session, files, [f"MONARCH_CONFIG names a file that cannot be found: {missing}"],
         MONARCH_CONFIG=missing,
     )  # fmt: skip
+    check_job(
+        session, files, [f"MONARCH_SITE_CONFIG names a file that cannot be found: {missing}"],
+        MONARCH_CONFIG="", MONARCH_SITE_CONFIG=missing,
+    )  # fmt: skip
+
+
+def test_our_own_command_says_itself_what_is_missing(
+    session_factory: Callable[..., Session], tmp_path: Path, files: Files
+) -> None:
+    """Under a module's library it begins as a shell script of this name."""
+    session = session_factory(files.root)
+    script, other = tmp_path / "monarch", tmp_path / "other"
+    for file in (script, other):
+        file.write_text("#!/bin/sh\n:\n")
+        file.chmod(0o755)
+    missing = {"MONARCH_CONFIG": str(tmp_path / "missing.yaml")}
+    assert session.run([str(script)], env=missing).stderr == ""
+    assert session.run([str(other)], env=missing).stderr.count("monarch: ") == 1
 
 
 def test_no_daemon_is_said_once(session_factory: Callable[..., Session], files: Files) -> None:

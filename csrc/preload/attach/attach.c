@@ -277,7 +277,8 @@ __attribute__((constructor)) static void load(void) {
     /* If only the site's module has set up Monarch, the user has not asked for a daemon, so its
      * absence needs no warning. */
     int is_meant = (config && *config) || (sources && *sources);
-    if (!config || !*config)
+    int is_site = !config || !*config;
+    if (is_site)
         config = secure_getenv("MONARCH_SITE_CONFIG");
     if (!config || !*config || (off && *off && strcmp(off, "0") != 0))
         return;
@@ -285,8 +286,10 @@ __attribute__((constructor)) static void load(void) {
     monarch_log_init();
     monarch_rank_init();
     if (!monarch_find_session_dir(config)) {
-        monarch_warn("MONARCH_CONFIG names a file that cannot be found:", config,
-                     "Set it to the absolute path of a configuration file.");
+        if (!is_our_command()) /* it says so itself */
+            monarch_warn(is_site ? "MONARCH_SITE_CONFIG names a file that cannot be found:"
+                                 : "MONARCH_CONFIG names a file that cannot be found:",
+                         config, "Set it to the absolute path of a configuration file.");
     } else {
         struct session *s = attach(NULL);
         int starts = !is_our_command() && monarch_autostart_init(config, s);
