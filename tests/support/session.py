@@ -6,6 +6,7 @@ nor a daemon of the user's; leaving the context ends the daemon and the programs
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -40,6 +41,18 @@ def arranged(settings: Mapping[str, Any]) -> dict[str, Any]:
     tuning = {name: value for name, value in settings.items() if name in declared(Tuning)}
     others = {name: value for name, value in settings.items() if name not in tuning}
     return {**others, "tuning": tuning} if tuning else others
+
+
+def imports_packages(script: str) -> bool:
+    """Whether a script imports what is not Python's own. Without the directories of packages, an
+    interpreter starts in a third of the time."""
+    found = set()
+    for node in ast.walk(ast.parse(script)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return any(name.partition(".")[0] not in sys.stdlib_module_names for name in found)
 
 
 def wait_until(
@@ -308,7 +321,8 @@ class Session:
 
     def python(self, script: str, *words: str | Path, **more: Any) -> str:
         """Runs a Python script under the library and returns what it printed; its errors fail."""
-        done = self.run([sys.executable, "-c", script, *words], **more)
+        options = [] if imports_packages(script) else ["-S"]
+        done = self.run([sys.executable, *options, "-c", script, *words], **more)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
