@@ -31,6 +31,8 @@ from support.forking import Process, fork_monarch
 
 T = TypeVar("T")
 MIB = 1 << 20
+# Of `wait_until`, between its first looks and its later ones.
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.03
 # For tests of what happens while a copy is filled: files larger than a unit are filled in units, as
 # those beyond the default of `handover_size` are.
 IN_UNITS: dict[str, Any] = {"handover_size": "256KiB"}
@@ -60,17 +62,24 @@ def wait_until(
     *,
     timeout: float = 30.0,
     what: str = "condition",
-    every: float = 0.01,
+    every: float | None = None,
 ) -> T:
-    """Polls until the condition is true and returns its answer; AssertionError after `timeout`."""
+    """Polls until the condition is true and returns its answer; AssertionError after `timeout`.
+
+    every : between two looks [s]. Without it, they become rarer: most conditions are soon true, and
+    each look at a daemon takes a millisecond of the processors
+    """
     limit = time.monotonic() + timeout
+    pause = SHORTEST_PAUSE_S if every is None else every
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > limit:
             raise AssertionError(f"{what} did not come true within {timeout:.0f} s")
-        time.sleep(every)
+        time.sleep(pause)
+        if every is None:
+            pause = min(1.2 * pause, LONGEST_PAUSE_S)
 
 
 class Session:
