@@ -11,7 +11,7 @@ AHEAD_S, LEAST = 0.4, 8
 # What was filled in less time than that tells of the rate of fills, too, because fills of small
 # files are soon many. Of large files a few always end together: more names than were filled in the
 # last AHEAD_S are looked at for this much at most [bytes].
-RISING_BYTES = 4 << 20
+RISING_BYTES = 8 << 20
 # Within this time the scan has looked at as many names as it was allowed, unless the source is slow
 # [s].
 LOOK_S = 0.2
