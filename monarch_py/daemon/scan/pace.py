@@ -11,7 +11,7 @@ AHEAD_S, LEAST = 0.4, 8
 # The rate of fills may also be measured over less time than AHEAD_S, because a job soon has many
 # fills of small files. A few fills of large files, however, always end together and look like a
 # high rate: on the word of such a rate, the scan looks at names of this many bytes at most [bytes].
-RISING_BYTES = 4 << 20
+RISING_BYTES = 8 << 20
 # The scan is allowed more names once it has found entries since the last allowance, or after this
 # time without any [s].
 LOOK_S = 0.2
