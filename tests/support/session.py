@@ -134,7 +134,9 @@ class Session:
 
     def env(self, preload: bool = True, **more: str) -> dict[str, str]:
         base = {k: v for k, v in os.environ.items() if not k.startswith("MONARCH_")}
-        base.pop("LD_PRELOAD", None)
+        # The readline module, which pytest's workers import, sets the size of a terminal.
+        for name in ("LD_PRELOAD", "COLUMNS", "LINES"):
+            base.pop(name, None)
         base["MONARCH_SHM"] = str(self.shm)
         if preload:
             base["LD_PRELOAD"] = str(self.preload)
