@@ -134,18 +134,25 @@ def test_the_first_process_ends_as_without_us(site: Started, files: Files, first
     if first == "namespace" and os.geteuid() != 0:
         pytest.skip("only root may make a pid namespace: run the tests as root")
     site.learn()
-    # Those that are ours to end with are under the library as well.
-    done = site.run(*prefix, CAT, files.path("f00001"), timeout=60)
-    assert done.returncode == 0, done.stderr
-    site.wait_for_starts(1)
-    if first == "namespace":  # its end kills all that is in it
+
+    def reads(name: str, *words: str) -> None:
+        # The programs of `words` are under the library as well.
+        done = site.run(*words, CAT, files.path(name), timeout=60)
+        assert done.returncode == 0, done.stderr
+
+    def is_started(count: int, name: str, *words: str) -> bool:
+        reads(name, *words)
+        site.wait_for_starter()
+        return site.starts() == count
+
+    if first == "namespace":
+        # Its end kills all that is in it, the starter as well, perhaps before the start counts.
+        wait_until(lambda: is_started(1, "f00001", *prefix), what="the first start", every=0.2)
         wait_until(site.is_gone, what="the end of the namespace")
-
-        def is_started() -> bool:
-            assert site.run(CAT, files.path("f00002")).returncode == 0
-            return site.starts() == 2
-
-        wait_until(is_started, what="the second start", every=0.2)
+        wait_until(lambda: is_started(2, "f00002"), what="the second start", every=0.2)
+    else:
+        reads("f00001", *prefix)
+        site.wait_for_starts(1)
     assert site.daemon().ppid() in {1, os.getpid()} | {p.pid for p in psutil.Process().parents()}
     for process in psutil.process_iter(["status", "ppid"]):
         assert process.info["status"] != psutil.STATUS_ZOMBIE or process.info["ppid"] != os.getpid()
