@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "clients/demands.h"
 #include "copy/fill.h"
 #include "copy/job.h"
 #include "copy/origin.h"

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "copy/fill.h"
+#include "clients/claims.h"
 #include "copy/job.h"
 #include "engine/grant.h"
 #include "engine/orders.h"

@@ -175,7 +175,7 @@ BUGS = {
     "a file that is read is found absent": _bug(
         "claimed",
         (
-            "publish/beside.c",
+            "publish/find.c",
             " &&\n            !monarch_is_being_read(m, *at, e->ino, now))\n",
             ")\n            (void)now, ",
         ),
@@ -209,7 +209,7 @@ BUGS = {
         "released", ("engine/work.c", "w->awaits_reader ? READER_NS : has_used", "has_used")
     ),
     "a claim does not end by itself": _bug(
-        "killed", ("publish/beside.c", " && monarch_claim_holds(claim, now_ns);", " && now_ns;")
+        "killed", ("clients/claims.c", " && monarch_claim_holds(claim, now_ns);", " && now_ns;")
     ),
     "an order is forgotten": _bug(
         "killed", ("engine/schedule.c", "        me->awaits_reader = 1;\n", "")
