@@ -32,6 +32,8 @@ SOURCES = [
     "serving/open_copy.c",
     "serving/holdings.c",
     "copy/job.c",
+    "copy/source_file.c",
+    "copy/upkeep.c",
     "copy/origin.c",
     "copy/pack.c",
     "engine/queue.c",

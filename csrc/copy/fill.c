@@ -15,9 +15,9 @@
 #include "clients/claims.h"
 #include "clients/demands.h"
 #include "copy/flow.h"
-#include "copy/job.h"
 #include "copy/origin.h"
 #include "copy/pack.h"
+#include "copy/source_file.h"
 #include "copy/state.h"
 #include "serving/serving.h"
 #include "shared/clock.h"
@@ -306,10 +306,22 @@ static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int fr
     return got;
 }
 
+static int write_fully(int fd, const char *buf, size_t n, off_t at) {
+    for (size_t done = 0; done < n;) {
+        ssize_t r = pwrite(fd, buf + done, n - done, at + (off_t)done);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r <= 0)
+            return r < 0 ? -errno : -EIO;
+        done += (size_t)r;
+    }
+    return 0;
+}
+
 /* Writes bytes to the copy, and adds them to the sum. Returns whether the write succeeded. */
 static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t at,
                       struct block_sum_stream *stream) {
-    int error = monarch_write_fully(f->to, buffer, n, (off_t)at);
+    int error = write_fully(f->to, buffer, n, (off_t)at);
     if (error) {
         give_up(f, monarch_tier_status(-error), -error);
         return 0;

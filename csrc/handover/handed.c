@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "clients/claims.h"
-#include "copy/job.h"
+#include "copy/source_file.h"
 #include "engine/grant.h"
 #include "engine/orders.h"
 #include "publish/writer.h"
