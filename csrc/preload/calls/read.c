@@ -8,7 +8,7 @@
 #include <limits.h>
 #include <string.h>
 
-#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/await.h"
 #include "preload/fill/demand.h"

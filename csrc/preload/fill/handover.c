@@ -6,7 +6,7 @@
 #include <sys/sysmacros.h>
 #include <sys/un.h>
 
-#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/progress.h"

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/fill/demand.h"
 #include "preload/lookup/where.h"
 #include "preload/process/attributes.h"

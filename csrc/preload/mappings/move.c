@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <sys/prctl.h>
 
-#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/process/calls.h"
 #include "preload/process/momentary.h"
 #include "preload/promotion/promote.h"
