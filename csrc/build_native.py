@@ -41,7 +41,7 @@ SOURCES = [
     "engine/grant.c",
     "handover/handed.c",
     "handover/kept.c",
-    "handover/handovers.c",
+    "handover/receive.c",
     "engine/schedule.c",
     "engine/fair_queue.c",
     "serving/sums.c",

@@ -142,7 +142,7 @@ BUGS = {
     "what does not wait is forgotten": _bug(
         "limit",
         (
-            "handover/handovers.c",
+            "handover/receive.c",
             "        asks |= answer == MONARCH_NOT_YET && monarch_asks_policy(p, h);\n",
             "",
         ),
@@ -150,7 +150,7 @@ BUGS = {
     "what does not wait is not closed": _bug(
         "limit",
         (
-            "handover/handovers.c",
+            "handover/receive.c",
             "        monarch_give_back(p, h);\n        free(h);\n    }",
             "        free(h);\n    }",
         ),
