@@ -18,10 +18,11 @@ import numpy as np
 from monarch_py import word
 from monarch_py.daemon.copies.eviction import Evictions
 from monarch_py.daemon.fill.filler import Filler
+from monarch_py.daemon.plans.loading import Loaded, Version, load_plan, version_of
 from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
 from monarch_py.daemon.plans.prefetch import PlanPrefetch
-from monarch_py.daemon.plans.retry import Job, Version, version_of
-from monarch_py.daemon.plans.tracker import Loaded, PlanTracker, load_plan, observe
+from monarch_py.daemon.plans.retry import Job
+from monarch_py.daemon.plans.tracker import PlanTracker, observe
 from monarch_py.errors import MonarchError
 from monarch_py.native import NO_IDS, Bools, Floats, Ids, State
 from monarch_py.plan import Plan
