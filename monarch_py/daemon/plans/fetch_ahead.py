@@ -33,7 +33,7 @@ LOOK_S = 0.02
 MEMORY_S = 2.0
 
 
-class PlanPrefetch:
+class FetchAhead:
     """Orders fetches ahead, and tells the policy which files are used next. Runs in the daemon's
     loop and never blocks."""
 
