@@ -141,8 +141,7 @@ class FetchAhead:
     def _order(self, ids: Ids) -> None:
         if not len(ids):
             return
-        self.filler.order_planned(ids, self._horizon)
-        left = ids[self.shared.catalog.states(ids) == State.ABSENT]
+        left = self.filler.order_planned(ids, self._horizon)
         kept = self._policy.keeps(left)
         # A tier may be fuller than the placement assumed. The file is then staged shortly before
         # its use.
