@@ -6,15 +6,15 @@ from pathlib import Path
 from monarch_py.errors import ConfigError
 from monarch_py.plan import Plan
 
-# The version of a plan's file: its inode, size and mtime. At least one of them changes if another
-# plan is written to the file.
+# The version of a file: its inode, size and mtime. At least one of them changes if another plan, or
+# another configuration, is written to the file.
 Version = tuple[int, int, int] | None
 # The version of a plan's file, and the plan.
 Loaded = tuple[Version, Plan]
 
 
 def version_of(file: Path) -> Version:
-    """Returns the version of a plan's file, or None if stat(2) of the file fails."""
+    """Returns the version of a file, or None if stat(2) of the file fails."""
     try:
         found = file.stat()
     except OSError:
