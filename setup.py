@@ -44,7 +44,7 @@ PRELOAD = [
     "preload/promotion/promote.c",
     "preload/fill/handover.c",
     "preload/process/proc.c",
-    "preload/descriptors/posix_locks.c",
+    "preload/descriptors/locked_files.c",
     "preload/promotion/backing.c",
     "preload/calls/locks.c",
     "preload/process/maps.c",

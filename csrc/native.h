@@ -6,7 +6,8 @@
 #include "shared/catalog.h"
 #include "shared/path.h"
 
-/* --- writing the catalog: catalog_write.c, publish.c ------------------------------------------ */
+/* --- writing the catalog: publish/writer.c, publish/publish.c -----------------------------------
+ */
 
 uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes);
 void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes);
@@ -50,14 +51,7 @@ int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
 /* Ends publishing in a tier: after this call the engine publishes no copy there. */
 void monarch_lose_tier(struct monarch_writer *w, unsigned tier);
 
-/* Finds the entries of `n` files by name. The names are concatenated in `pool`: name i begins at
- * starts[i] and ends at starts[i + 1]. Each is looked up with `prefix` in front, which is empty or
- * ends with a slash. Links that the catalog knows are followed. ids[i] gets the entry's number, or
- * -1 if the catalog does not know the file. */
-void monarch_find_all(const struct monarch_control *k, const struct monarch_clients *m,
-                      const struct monarch_catalog *c, unsigned source, const char *prefix,
-                      uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
-                      int64_t *ids);
+/* --- clients: csrc/clients -------------------------------------------------------------------- */
 
 /* Clears bits that clients have set, and writes the numbers of their entries to `ids`, in no
  * particular order. Takes at most `max` bits, and only those of the first `count` entries. Returns
@@ -77,6 +71,9 @@ void monarch_find_changed(const struct monarch_clients *m, const struct monarch_
  * value. */
 uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int timeout_ms);
 void monarch_ring_doorbell(struct monarch_clients *m);
+/* Makes readers look again if their file is complete or will not be filled any more. Returns how
+ * many readers still have to wait. */
+uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);
 
 /* --- listings: listing.c ---------------------------------------------------------------------- */
 
@@ -106,11 +103,16 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
                                      const struct monarch_source *source, unsigned number, int root,
                                      int is_listed, uint64_t *at, uint64_t max);
 
-/* --- files of one directory: beside.c --------------------------------------------------------- */
+/* --- finding entries: find.c ------------------------------------------------------------------ */
 
-/* Returns whether a program is reading the file at the source and will hand its descriptor over. */
-int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t ino,
-                          uint64_t now_ns);
+/* Finds the entries of `n` files by name. The names are concatenated in `pool`: name i begins at
+ * starts[i] and ends at starts[i + 1]. Each is looked up with `prefix` in front, which is empty or
+ * ends with a slash. Links that the catalog knows are followed. ids[i] gets the entry's number, or
+ * -1 if the catalog does not know the file. */
+void monarch_find_all(const struct monarch_control *k, const struct monarch_clients *m,
+                      const struct monarch_catalog *c, unsigned source, const char *prefix,
+                      uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
+                      int64_t *ids);
 /* Finds files of a directory, in the catalog's order, that have no copy, are not wanted by a client
  * and are not being read at the source by a program. Skips files for which there was no room.
  * `directory` (`length` bytes) is relative to the source; its length is 0 for the root. is_deep:
@@ -386,9 +388,6 @@ uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what)
 /* Stops the engine and abandons unfinished orders. Limit and result are those of
  * monarch_scan_stop. */
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms);
-/* Makes readers look again if their file is complete or will not be filled any more. Returns how
- * many readers still have to wait. */
-uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);
 /* Computes the XXH3-64 of the block sums of the file at `path`. Returns 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);
 

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.nodes.testbed import Dataset, Layout
 from monarch_py.daemon.nodes.nodes import UNIT
 from monarch_py.daemon.nodes.remote_copies import PEER_THREADS
-from monarch_py.daemon.plans.prefetch import WINDOW_LEAVES
+from monarch_py.daemon.plans.fetch_ahead import WINDOW_LEAVES
 from monarch_py.policies.caches import hashed
 from monarch_py.policies.nopfs.policy import planned
 from monarch_py.policies.placement import slack_of

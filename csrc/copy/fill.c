@@ -12,60 +12,15 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "clients/claims.h"
+#include "clients/demands.h"
 #include "copy/flow.h"
-#include "copy/job.h"
 #include "copy/origin.h"
 #include "copy/pack.h"
+#include "copy/source_file.h"
 #include "copy/state.h"
 #include "serving/serving.h"
 #include "shared/clock.h"
-#include "shared/doorbell.h"
-
-/* --- readers ---------------------------------------------------------------------------------- */
-
-/* The lower half of a demand is the word that its reader sleeps on. */
-static uint32_t *futex_of(uint64_t *demand) { return (uint32_t *)demand; }
-
-void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count) {
-    for (int i = 0; i < MONARCH_DEMANDS; i++) {
-        uint64_t d = __atomic_load_n(&m->demand[i], __ATOMIC_ACQUIRE);
-        if (d && monarch_demand_entry(d) == entry && monarch_demand_unit(d) - first < count &&
-            __atomic_compare_exchange_n(&m->demand[i], &d, 0, 0, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_RELAXED))
-            monarch_futex_wake(futex_of(&m->demand[i]));
-    }
-}
-
-int monarch_is_requested(const struct monarch_clients *m, uint64_t id) {
-    return id < MONARCH_MAX_FILES && monarch_bit_is_set(m->wanted.word, id);
-}
-
-static int is_settled(const struct monarch_clients *m, const struct monarch_catalog *c,
-                      uint64_t id) {
-    if (id >= c->count)
-        return 1;
-    uint64_t word = __atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE);
-    unsigned state = MONARCH_WORD_STATE(word);
-    return state != MONARCH_WANTED && state != MONARCH_FILLING &&
-           !(state == MONARCH_ABSENT && monarch_is_requested(m, id));
-}
-
-/* Looks only at demands that were made before the function began: a reader that is answered and
- * asks again at once, in another slot, is not answered a second time. */
-uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
-    uint64_t standing[MONARCH_DEMANDS], waiting = 0;
-    for (int i = 0; i < MONARCH_DEMANDS; i++)
-        standing[i] = __atomic_load_n(&m->demand[i], __ATOMIC_ACQUIRE);
-    for (int i = 0; i < MONARCH_DEMANDS; i++) {
-        uint64_t d = standing[i];
-        if (d && !is_settled(m, c, monarch_demand_entry(d)))
-            waiting++;
-        else if (d && __atomic_compare_exchange_n(&m->demand[i], &d, 0, 0, __ATOMIC_SEQ_CST,
-                                                  __ATOMIC_RELAXED))
-            monarch_futex_wake(futex_of(&m->demand[i]));
-    }
-    return waiting;
-}
 
 /* --- beginning -------------------------------------------------------------------------------- */
 
@@ -153,19 +108,6 @@ static void show(struct monarch_engine *e, struct fill *f) {
                      monarch_word(MONARCH_FILLING, 0, job->result.tier, job->result.copy),
                      __ATOMIC_SEQ_CST);
     wake_askers(e, job);
-}
-
-void monarch_end_claim(struct monarch_clients *m, uint64_t id) {
-    uint64_t *at = monarch_claim_at(m, id), claim = __atomic_load_n(at, __ATOMIC_SEQ_CST);
-    while (monarch_claim_names(claim, id) && claim & MONARCH_CLAIM_HANDED &&
-           !__atomic_compare_exchange_n(at, &claim, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        ;
-}
-
-int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns) {
-    uint64_t claim = __atomic_load_n(&m->claim[id % MONARCH_CLAIMS], __ATOMIC_SEQ_CST);
-    return !monarch_claim_names(claim, id) || claim & MONARCH_CLAIM_RECALLED ||
-           !monarch_claim_holds(claim, now_ns);
 }
 
 static void close_source(struct monarch_engine *e, struct job *job, int fd) {
@@ -364,10 +306,22 @@ static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int fr
     return got;
 }
 
+static int write_fully(int fd, const char *buf, size_t n, off_t at) {
+    for (size_t done = 0; done < n;) {
+        ssize_t r = pwrite(fd, buf + done, n - done, at + (off_t)done);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r <= 0)
+            return r < 0 ? -errno : -EIO;
+        done += (size_t)r;
+    }
+    return 0;
+}
+
 /* Writes bytes to the copy, and adds them to the sum. Returns whether the write succeeded. */
 static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t at,
                       struct block_sum_stream *stream) {
-    int error = monarch_write_fully(f->to, buffer, n, (off_t)at);
+    int error = write_fully(f->to, buffer, n, (off_t)at);
     if (error) {
         give_up(f, monarch_tier_status(-error), -error);
         return 0;

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "copy/flow.h"
-#include "copy/job.h"
+#include "copy/source_file.h"
 #include "copy/state.h"
 #include "peers/peers.h"
 #include "serving/serving.h"

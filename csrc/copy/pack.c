@@ -12,6 +12,7 @@
 
 #include "copy/flow.h"
 #include "copy/origin.h"
+#include "copy/source_file.h"
 #include "shared/buffer.h"
 #include "shared/clock.h"
 #include "shared/xxh3.h"

@@ -9,6 +9,7 @@
 #include "copy/fill.h"
 #include "copy/flow.h"
 #include "copy/pack.h"
+#include "copy/source_file.h"
 #include "engine/orders.h"
 #include "engine/schedule.h"
 #include "engine/waking.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "copy/fill.h"
+#include "clients/demands.h"
 #include "copy/flow.h"
 #include "engine/orders.h"
 #include "engine/waking.h"

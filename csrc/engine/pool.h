@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-#include "copy/fill.h"
+#include "copy/filling.h"
 #include "engine/fair_queue.h"
 #include "engine/queue.h"
 

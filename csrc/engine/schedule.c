@@ -2,6 +2,8 @@
  * removals of copies, orders for files in use, PAGE_INs, and all other orders. */
 #include "engine/schedule.h"
 
+#include "clients/claims.h"
+#include "clients/demands.h"
 #include "copy/fill.h"
 #include "shared/clock.h"
 

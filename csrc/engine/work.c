@@ -5,9 +5,9 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "clients/demands.h"
 #include "copy/fill.h"
-#include "copy/job.h"
-#include "copy/origin.h"
+#include "copy/upkeep.h"
 #include "engine/grant.h"
 #include "engine/waking.h"
 #include "publish/writer.h"
@@ -230,7 +230,7 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
         monarch_close_handed(&p->shared, job);
         finish(p, job);
     } else if (job->result.kind != MONARCH_FILL) {
-        monarch_do_job(&p->shared, job, buffer);
+        monarch_do_upkeep(&p->shared, job, buffer);
         if (job->result.kind != MONARCH_PAGE_IN || job->result.status != MONARCH_ABANDONED)
             finish(p, job);
         else

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "copy/fill.h"
-#include "copy/job.h"
+#include "clients/claims.h"
+#include "copy/source_file.h"
 #include "engine/grant.h"
 #include "engine/orders.h"
 #include "publish/writer.h"

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "copy/fill.h"
+#include "clients/claims.h"
 #include "engine/grant.h"
 #include "engine/orders.h"
 #include "engine/waking.h"

@@ -2,20 +2,6 @@
  * entry. */
 #include "publish/writer.h"
 
-#include <time.h>
-
-/* How long a copying thread waits for the writer's lock [ns]. */
-#define LOCK_NS 20000000L
-
-int monarch_lock_soon(struct monarch_writer *w) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += LOCK_NS;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    return pthread_mutex_timedlock(&w->lock, &until) == 0;
-}
-
 /* Sets the entry's word, and the guess of it in the index by path. The two stores may come in any
  * order, because readers check each guess against the word. After both, the guess matches the
  * word. */

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "clients/claims.h"
 #include "publish/writer.h"
 #include "scan/scan.h"
 #include "shared/sys.h"

@@ -100,8 +100,8 @@ def index(
 @click.option("-o", "--output", type=_PATH, required=True, help="The plan to write (.npz).")
 def make(recipe: Path, output: Path) -> None:
     """Make a plan from its description."""
-    from monarch_py.loaders.samplers.planned import with_holders
     from monarch_py.plan.recipe import read_plan
+    from monarch_py.policies.holding import with_holders
 
     made = with_holders(read_plan(recipe))
     made.save(output)

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -133,6 +134,13 @@ class Index:
             total,
         )
         return f"{total[0]:016x}{total[1]:016x}"
+
+    def path_hashes(self) -> Uints:
+        """Returns (files,) the hash of each file's name, as the catalog of a session has it whose
+        first source is `root`."""
+        ends, pool = self.starts.tolist(), self.pool.tobytes()
+        hashes = [lib.monarch_path_hash(0, pool[a:b], b - a) for a, b in pairwise(ends)]
+        return np.array(hashes, dtype=np.uint64)
 
     def units(self, grain: str = "files", range_bytes: int = 4 << 20) -> Units:
         """The units of the dataset.

@@ -1,12 +1,19 @@
-"""Computes which nodes hold each file: its owner, and further nodes that have room left.
+"""Computes which nodes hold each file: its owner, and further nodes that have room left. Adds the
+holders of its samples to a plan.
 
 Every node computes the same result by itself, without communication.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
+from monarch_py.plan.index import Index
+from monarch_py.plan.loader import HELD_SPLITS
+from monarch_py.plan.plan import Plan, PlanPart
 from monarch_py.policies.node import NOBODY
-from monarch_py.policies.rendezvous import Keys, owners, second_copies
+from monarch_py.policies.placement import UNIT, slack_of
+from monarch_py.policies.rendezvous import Keys, file_keys, owners, second_copies
 from monarch_py.policies.view import Int32s, Ints
 
 # At most this many holders are listed for a file. A longer list would hardly improve how samples
@@ -52,3 +59,30 @@ def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32
     columns = np.empty((int(count.max(initial=0)), len(keys)), np.int32)
     columns[:, order] = found[:, : len(columns)].T
     return list(columns)
+
+
+def with_holders(plan: Plan) -> Plan:
+    """Returns the plan with the samples' holders added to each part that is dealt by holders."""
+    return replace(plan, parts=tuple(_held(plan, part) for part in plan.parts))
+
+
+def _held(plan: Plan, part: PlanPart) -> PlanPart:
+    loader = part.loader
+    if loader.split not in HELD_SPLITS:
+        return part
+    extra = loader.split == "local_first"
+    index = plan.datasets[part.dataset]
+    holders = _kept_along(index, plan.nodes, loader.quota, extra=extra)
+    return replace(part, loader=replace(loader, holders=holders))
+
+
+def _kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:
+    """Returns the nodes that hold each sample of a plan, (samples, any). Daemons that follow the
+    plan keep the files on these nodes, even if the hashes of their paths would give others.
+
+    quota : how much each node holds [bytes];  extra : as in `held_by_hash`
+    """
+    keys = file_keys(index.files) if index.kind == "unnamed" else index.path_hashes()
+    rooms = np.full(nodes, quota - slack_of(quota), dtype=np.int64)
+    held = held_by_hash(keys, UNIT.rounded(index.sizes), rooms, extra=extra)
+    return held if index.sample_file is None else held[index.sample_file]

@@ -3,7 +3,6 @@
 The daemon has one such object, for its own node. The simulator has one for each node of a job.
 """
 
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
-from monarch_py.policies.view import PFS, Array, Bools, Int32s, Ints, Uints
+from monarch_py.policies.view import PFS, Bools, Int32s, Ints, Uints
 
 # The holder of a file that only the source has.
 NOBODY = PFS
@@ -224,20 +223,3 @@ def _found(table: npt.NDArray[Number], ids: Ints, default: Any) -> npt.NDArray[N
     inside = ids < len(table)
     found[inside] = table[ids[inside]]
     return found
-
-
-def planned_tiers(
-    frequency: Array, first_use: Ints, sizes: Ints, rooms: Sequence[TierRoom]
-) -> Int32s:
-    """Returns (n,) the tier of each file that a node keeps under a plan. The files used most often
-    get the fastest tier; of files used equally often, those used first come first (NoPFS 5.1).
-    NOWHERE marks a file that fits into no tier, although the tiers together have room for it.
-
-    frequency, first_use : (n,) how often this node uses each file, and when first
-    sizes : (n,) [bytes]
-    rooms : the room of the tiers, fastest first
-    """
-    by_use = np.lexsort((first_use, -frequency.astype(np.float64)))
-    tier = np.full(len(sizes), NOWHERE, np.int32)
-    tier[by_use] = first_fit(sizes[by_use], rooms)
-    return tier

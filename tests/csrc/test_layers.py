@@ -20,6 +20,7 @@ LAYERS = [
     ["copy"],
     ["scan", "serving"],
     ["peers", "publish"],
+    ["clients"],
     ["preload/calls"],
     ["preload/mappings"],
     ["preload/promotion", "preload/changes"],

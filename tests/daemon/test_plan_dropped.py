@@ -29,8 +29,8 @@ from support.watch import assert_quiet
 
 from monarch_py import word
 from monarch_py.config.load import load_config
+from monarch_py.daemon.plans.fetch_ahead import MOST_FILES
 from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
-from monarch_py.daemon.plans.prefetch import MOST_FILES
 from monarch_py.daemon.server import Daemon
 from monarch_py.plan import Plan
 

@@ -16,7 +16,7 @@ from support.session import wait_until
 from monarch_py.config.performance import Performance
 from monarch_py.daemon.nodes.remote_copies import RouteChooser
 from monarch_py.daemon.nodes.throughput import LEVELS, Throughput
-from monarch_py.daemon.plans.prefetch import Pace
+from monarch_py.daemon.plans.fetch_ahead import Pace
 from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.native import lib
 from monarch_py.peers.status import PeerStatus

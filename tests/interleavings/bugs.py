@@ -142,7 +142,7 @@ BUGS = {
     "what does not wait is forgotten": _bug(
         "limit",
         (
-            "handover/handovers.c",
+            "handover/receive.c",
             "        asks |= answer == MONARCH_NOT_YET && monarch_asks_policy(p, h);\n",
             "",
         ),
@@ -150,7 +150,7 @@ BUGS = {
     "what does not wait is not closed": _bug(
         "limit",
         (
-            "handover/handovers.c",
+            "handover/receive.c",
             "        monarch_give_back(p, h);\n        free(h);\n    }",
             "        free(h);\n    }",
         ),
@@ -175,7 +175,7 @@ BUGS = {
     "a file that is read is found absent": _bug(
         "claimed",
         (
-            "publish/beside.c",
+            "publish/find.c",
             " &&\n            !monarch_is_being_read(m, *at, e->ino, now))\n",
             ")\n            (void)now, ",
         ),
@@ -209,7 +209,7 @@ BUGS = {
         "released", ("engine/work.c", "w->awaits_reader ? READER_NS : has_used", "has_used")
     ),
     "a claim does not end by itself": _bug(
-        "killed", ("publish/beside.c", " && monarch_claim_holds(claim, now_ns);", " && now_ns;")
+        "killed", ("clients/claims.c", " && monarch_claim_holds(claim, now_ns);", " && now_ns;")
     ),
     "an order is forgotten": _bug(
         "killed", ("engine/schedule.c", "        me->awaits_reader = 1;\n", "")

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "acts.h"
+#include "clients/demands.h"
 #include "copy/flow.h"
 #include "engine/schedule.h"
 #include "preload/session/segments.h"

@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "clients/claims.h"
 #include "engine/pool.h"
 #include "preload/session/segments.h"
 #include "site.h"

@@ -18,7 +18,7 @@ from monarch_py.daemon.plans.placement import PlacementTask
 from monarch_py.daemon.plans.tracker import Found
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.groups.runs import RankGroups
-from monarch_py.loaders.samplers.planned import sampler_of, with_holders
+from monarch_py.loaders.samplers.planned import sampler_of
 from monarch_py.native import lib
 from monarch_py.plan import Plan, Timeline
 from monarch_py.plan.builders import index_files
@@ -27,6 +27,7 @@ from monarch_py.plan.recipe import read_plan
 from monarch_py.plan.run import Run
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.schedule import group_schedule
+from monarch_py.policies.holding import with_holders
 from monarch_py.policies.placement import UNIT, TierRoom
 
 FILES, NODES, EPOCHS = 230, 2, 3

@@ -10,11 +10,11 @@ import pytest
 from support.planned import PlannedNodes, follows
 from support.session import MIB
 
-from monarch_py.loaders.samplers.planned import with_holders
 from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import NONE, DistributedSampler
+from monarch_py.policies.holding import with_holders
 from monarch_py.policies.placement import UNIT
 
 RANKS, FILES, SIZE, EPOCHS, SEED, BATCH = 3, 120, 100_000, 3, 7, 4

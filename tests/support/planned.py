@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.loaders.samplers.planned import with_holders
 from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
+from monarch_py.policies.holding import with_holders
 from support.epoch import Reader
 from support.nodes import Node, Nodes
 from support.session import MIB, wait_until

@@ -237,7 +237,7 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
 /* Counts a call that has moved n bytes. `at`: the offset where the call ended; NULL if it used the
  * descriptor's own offset. */
 static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
-    return monarch_count_read(from, n, at && n > 0 ? *at - n : -1);
+    return monarch_note_read(from, n, at && n > 0 ? *at - n : -1);
 }
 
 PUBLIC ssize_t sendfile(int to, int from, off_t *at, size_t n) {

@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "preload/fill/serve.h"
 #include "preload/lookup/metadata.h"
 #include "preload/process/calls.h"
+#include "preload/session/copies.h"
 #include "shared/sys.h"
 
 /* Open listings of the catalog are in `pool`, so that a DIR * shows by its address whether it is

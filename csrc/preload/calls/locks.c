@@ -9,7 +9,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/process/calls.h"
 #include "preload/promotion/backing.h"
 #include "preload/promotion/promote.h"
@@ -51,7 +51,7 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Returns whether a closing (posix_locks.h) may have falsified the result. A granted lock may have
+/* Returns whether a closing (locked_files.h) may have falsified the result. A granted lock may have
  * been lost since, and a refusal may be due to the lock of the closing itself. Any other error
  * concerns the file itself. After the last attempt, a lock that was granted but is still doubtful
  * is reported as refused, and a refusal as a refusal. */

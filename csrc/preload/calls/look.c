@@ -5,9 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "preload/fill/serve.h"
 #include "preload/lookup/metadata.h"
 #include "preload/process/calls.h"
+#include "preload/session/copies.h"
 #include "shared/sys.h"
 
 /* Returns whether the access is certainly allowed. What a process may do with a file also depends

@@ -8,19 +8,19 @@
 #include <limits.h>
 #include <string.h>
 
-#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/await.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
-#include "preload/fill/serve.h"
 #include "preload/mappings/mappings.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
 #include "preload/process/momentary.h"
 #include "preload/promotion/promote.h"
+#include "preload/session/copies.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 
@@ -187,7 +187,7 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
     ssize_t r = REAL(pread)(fd, buf, n, at);
     monarch_note_source_read(began_ns);
     if (monarch_is_callers(fd, w))
-        return monarch_count_read(fd, r, at);
+        return monarch_note_read(fd, r, at);
     errno = old_errno;
     uint64_t word = monarch_word_of(w), got = 0;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_replaced(w))
@@ -252,7 +252,7 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
 static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
         monarch_note_source_read(since_ns);
-    return monarch_count_read(fd, n, at);
+    return monarch_note_read(fd, n, at);
 }
 
 /* A separate function, so that a read of an untracked descriptor needs no stack space. */
@@ -377,7 +377,7 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     size_t n;
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
         !served(fd, tracked, TRACK_OFFSET, n, &w) || !claim_offset(fd, tracked, &w, n))
-        return monarch_count_read(fd, REAL(readv)(fd, parts, count), -1);
+        return monarch_note_read(fd, REAL(readv)(fd, parts, count), -1);
     long wanted = (long)w.n; /* if the file has grown since, the new bytes are for the next call */
     ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
     if (r == OTHER_FILE)
@@ -392,7 +392,7 @@ PUBLIC ssize_t preadv(int fd, const struct iovec *parts, int count, off_t at) {
     size_t n;
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) || at < 0 ||
         !served(fd, tracked, 0, n, &w))
-        return monarch_count_read(fd, REAL(preadv)(fd, parts, count, at), at);
+        return monarch_note_read(fd, REAL(preadv)(fd, parts, count, at), at);
     ssize_t r = fill_parts(fd, &w, parts, count, n, at);
     return r == OTHER_FILE ? REAL(preadv)(fd, parts, count, at) : r;
 }

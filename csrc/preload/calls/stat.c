@@ -5,9 +5,9 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
-#include "preload/fill/serve.h"
 #include "preload/lookup/metadata.h"
 #include "preload/process/calls.h"
+#include "preload/session/copies.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 

@@ -101,7 +101,7 @@ static int wait_as_due(struct monarch_wanted *w, uint64_t word) {
         return is_small ? monarch_wait_for_all(w) : wait_for_fill(w);
     if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
         return 0;
-    if (monarch_is_read_direct(w->session, w->entry, w->id))
+    if (monarch_may_read_direct(w->session, w->entry, w->id))
         return wait_for_fill(w);
     return is_small && wait_instead(w, word);
 }

@@ -6,7 +6,7 @@
 #include <sys/sysmacros.h>
 #include <sys/un.h>
 
-#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/progress.h"
@@ -302,7 +302,9 @@ static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t byt
     return (end < 0 ? offset_of(fd) : (uint64_t)end) != bytes;
 }
 
-void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
+/* Notes a read of `n` bytes from a direct descriptor. The read ended at the offset `end`; -1 stands
+ * for the descriptor's own offset. */
+static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked), size, bytes;
     if (monarch_is_unmet(id)) {
@@ -324,6 +326,19 @@ void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         fill_in_parts(s, e, fd, tracked);
     else if (e && e->size > MONARCH_UNIT)
         monarch_claim_file(s, id);
+}
+
+ssize_t monarch_note_read(int fd, ssize_t n, off_t at) {
+    uint64_t w = monarch_tracked(fd);
+    if (__builtin_expect(w != 0, 0) && n > 0) {
+        struct session *s = monarch_track_session(w);
+        monarch_count_source(s, (uint64_t)n);
+        if (w & TRACK_DIRECT)
+            note_direct(fd, w, (uint64_t)n, at < 0 ? -1 : at + n);
+        else
+            monarch_progress(s, monarch_track_entry(w), (uint64_t)n);
+    }
+    return n;
 }
 
 /* Returns how many bytes of the file were read so far, or 0 if that is unknown. */

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <sys/stat.h>
+#include <sys/types.h>
 
 #include "preload/session/session.h"
 
@@ -14,15 +15,17 @@
  * program's reads will serve as the file's fill. If so, the descriptor is direct (TRACK_DIRECT)
  * from then on, and the daemon learns of the file when the descriptor is handed over or closed. */
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
+/* Call this after a read of `n` bytes from any descriptor; returns n. If the descriptor is tracked,
+ * counts the bytes. If it is direct and the file was now read to its end, hands the descriptor
+ * over. A descriptor that is not tracked is not of a source's file, or was counted at its open. at:
+ * the offset where the read began, or -1 for a read at the descriptor's own offset. */
+ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
 /* The functions below take `tracked`, a descriptor's word in the table, which must have
  * TRACK_DIRECT. */
 
 /* Call this before a read. Returns whether the file now has a copy that was not made from this
  * descriptor. If so, the descriptor is no longer direct. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
-/* Call this after a read of `n` bytes that ended at the offset `end`; -1 stands for the
- * descriptor's own offset. */
-void monarch_read_direct(int fd, uint64_t tracked, uint64_t n, int64_t end);
 /* Hands the descriptor over now, however much of the file was read. is_read: whether the whole file
  * was read. */
 void monarch_hand_over(int fd, uint64_t tracked, int is_read);

@@ -112,6 +112,15 @@ void monarch_progress_end(const FILE *stream, int fd) {
     }
 }
 
+/* Counts nothing for a descriptor of an earlier daemon's session: monarch_session_at then returns a
+ * session without `clients`. */
+void monarch_count_source(struct session *s, uint64_t n_bytes) {
+    if (!s->clients)
+        return;
+    __atomic_fetch_add(&monarch_my_stats(s)->source_bytes_read_by_programs, n_bytes,
+                       __ATOMIC_RELAXED);
+}
+
 /* --- how long the sources take ---------------------------------------------------------------- */
 
 /* Longest time that is counted for one open or read [ns]. A call that hung says nothing about the

@@ -27,6 +27,11 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
  * read. */
 void monarch_progress_end(const FILE *stream, int fd);
 
+/* Counts bytes that a program itself reads at a source. For tracked descriptors, callers count each
+ * read. Reads that the library does not see (of streams, of mappings, and of files whose
+ * descriptors are not tracked) are counted once, as the size of what can be read. */
+void monarch_count_source(struct session *s, uint64_t n_bytes);
+
 /* --- how long this process's own opens and reads at the sources take --- */
 
 /* monarch_source_is_at_hand tells whether most recent files came from the sources as fast as from

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/fill/demand.h"
 #include "preload/lookup/where.h"
 #include "preload/process/attributes.h"
@@ -68,11 +68,23 @@ int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id) 
            id % LOOKS == 0;
 }
 
-int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id) {
+int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id) {
     return e->size && e->size <= s->control->handed_bytes && id < MONARCH_MAX_FILES &&
            (!s->control->shares || e->flags & MONARCH_OWN) && !monarch_is_fast(s, e) &&
            monarch_keeps_pages(s, 1U << e->source, id) &&
            !monarch_has_locks(s->control->source[e->source].dev, e->ino);
+}
+
+int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
+                           uint64_t word) {
+    if (!monarch_may_read_direct(s, e, id))
+        return 0;
+    if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
+        return !monarch_is_under_way(s, word);
+    if (MONARCH_WORD_STATE(word) == MONARCH_WANTED)
+        return 1;
+    return MONARCH_WORD_STATE(word) == MONARCH_ABSENT &&
+           !monarch_bit_is_set(s->clients->wanted.word, id);
 }
 
 /* --- claims ----------------------------------------------------------------------------------- */

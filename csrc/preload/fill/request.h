@@ -16,8 +16,15 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
  * A claim says that a program reads a file itself, and that its reads are to serve as the fill.
  * While it holds, the daemon does not fill the file ahead, and delays an ordered fill of it. */
 
-/* Whether a program's reads of a file without a copy are to serve as its fill. */
-int monarch_is_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
+/* Whether a program's reads of the file can serve as its fill: the file is of a size, a source and
+ * a node for which they can, and no lock on it was seen. */
+int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
+/* Whether the reads of a program that opens the file now are to serve as its fill. They are if they
+ * may, the file has no copy, no fill of it has begun, and no program has requested one since the
+ * daemon last looked. Policy may still order a fill while the program reads; such a fill counts as
+ * begun only once a thread works on it. word: the entry's word. */
+int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
+                           uint64_t word);
 /* Claims the file for this process, which is reading it. The claim lasts a second. */
 void monarch_claim_file(struct session *s, uint64_t id);
 /* Ends the claim of a file whose reads cannot be followed, and requests a fill from the daemon

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "preload/descriptors/track.h"
-#include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
@@ -51,28 +50,6 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     count_rank(s, size, missed);
 }
 
-/* Counts nothing for a descriptor of an earlier daemon's session: monarch_session_at then returns a
- * session without `clients`. */
-void monarch_count_source(struct session *s, uint64_t n_bytes) {
-    if (!s->clients)
-        return;
-    __atomic_fetch_add(&monarch_my_stats(s)->source_bytes_read_by_programs, n_bytes,
-                       __ATOMIC_RELAXED);
-}
-
-ssize_t monarch_count_read(int fd, ssize_t n, off_t at) {
-    uint64_t w = monarch_tracked(fd);
-    if (__builtin_expect(w != 0, 0) && n > 0) {
-        struct session *s = monarch_track_session(w);
-        monarch_count_source(s, (uint64_t)n);
-        if (w & TRACK_DIRECT)
-            monarch_read_direct(fd, w, (uint64_t)n, at < 0 ? -1 : at + n);
-        else
-            monarch_progress(s, monarch_track_entry(w), (uint64_t)n);
-    }
-    return n;
-}
-
 /* Tells the daemon that a file was opened, without waking it: it looks at these bits regularly.
  * Until it has, each further open of the file costs one load. */
 static void tell_opened(struct session *s, uint64_t id) {
@@ -104,22 +81,6 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* Whether the program's reads are to serve as the file's fill. They are if the file has no copy, no
- * fill of it has begun, and no program has requested one since the daemon last looked. Policy may
- * still order a fill while the program reads; such a fill counts as begun only once a thread works
- * on it. */
-static int is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
-                          uint64_t word) {
-    if (!monarch_is_read_direct(s, e, id))
-        return 0;
-    if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
-        return !monarch_is_under_way(s, word);
-    if (MONARCH_WORD_STATE(word) == MONARCH_WANTED)
-        return 1;
-    return MONARCH_WORD_STATE(word) == MONARCH_ABSENT &&
-           !monarch_bit_is_set(s->clients->wanted.word, id);
-}
-
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
                            uint64_t since_ns, int fd) {
     struct stat st;
@@ -132,7 +93,7 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         count(s, 0, o->entry->size, MONARCH_WORD_STATE(word) != MONARCH_BYPASS);
         tell_opened(s, (uint64_t)o->id);
         int may_come = MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size;
-        int is_direct = o->claimed && is_read_direct(s, o->entry, (uint64_t)o->id, word);
+        int is_direct = o->claimed && monarch_is_read_direct(s, o->entry, (uint64_t)o->id, word);
         if (may_come && is_left_alone(s, o->entry))
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
@@ -241,7 +202,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
             monarch_copy_path(s, word, o->copy);
         o->word = word;
         o->served = 1;
-    } else if (is_read_direct(s, e, (uint64_t)id, word)) {
+    } else if (monarch_is_read_direct(s, e, (uint64_t)id, word)) {
         monarch_claim_file(s, (uint64_t)id);
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||

@@ -3,8 +3,6 @@
 
 #include <fcntl.h>
 
-#include <sys/types.h>
-
 #include "preload/lookup/where.h"
 #include "preload/session/copies.h"
 
@@ -70,12 +68,3 @@ static inline int monarch_opened_elsewhere(struct session *s, const struct monar
                                            const char *path, int fd) {
     return __builtin_expect(o->is_new, 0) && monarch_learn_open(s, path, fd);
 }
-
-/* Counts bytes that a program itself reads at a source. For tracked descriptors, callers count each
- * read. Reads that the library does not see (of streams, of mappings, and of files whose
- * descriptors are not tracked) are counted once, as the size of what can be read. */
-void monarch_count_source(struct session *s, uint64_t n_bytes);
-/* Counts the `n` bytes that were read from `fd` if `fd` is tracked, and returns n. A descriptor
- * that is not tracked is not of a source's file, or was counted at its open. at: the offset where
- * the read began, or -1 for a read at the descriptor's own offset. */
-ssize_t monarch_count_read(int fd, ssize_t n, off_t at);

@@ -8,11 +8,11 @@
 #include <pthread.h>
 #include <sys/prctl.h>
 
-#include "preload/descriptors/posix_locks.h"
-#include "preload/fill/serve.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/process/calls.h"
 #include "preload/process/momentary.h"
 #include "preload/promotion/promote.h"
+#include "preload/session/copies.h"
 
 /* Interval between two passes of the thread over the table: SOON_NS while one of the copies is
  * being filled, otherwise LATER_NS [ns]. */

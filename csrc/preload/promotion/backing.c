@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <sys/resource.h>
 
-#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/serve.h"
 #include "preload/process/proc.h"

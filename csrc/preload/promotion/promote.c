@@ -2,7 +2,7 @@
 
 #include <sys/sysmacros.h>
 
-#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/locked_files.h"
 #include "preload/descriptors/track.h"
 #include "preload/fill/handover.h"
 #include "preload/fill/serve.h"

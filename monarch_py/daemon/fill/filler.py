@@ -220,13 +220,17 @@ class Filler:
         """Returns (n,) whether each file is still WANTED or FILLING."""
         return np.isin(self.shared.catalog.states(ids), (State.WANTED, State.FILLING))
 
-    def order_planned(self, ids: Ids, horizon: int) -> None:
-        """Orders fills of files that a plan needs next, in this order. To make room for files to be
-        staged, copies may be dropped whose next use is `horizon` files from now or later. A file
-        without room stays ABSENT; if it was to be staged, all later files to be staged stay ABSENT
-        too."""
+    def order_planned(self, ids: Ids, horizon: int) -> Ids:
+        """Orders fills of (n,) files that a plan needs next, in this order. Returns the files that
+        stay ABSENT, because they have no room; if one of them was to be staged, all later files to
+        be staged stay ABSENT too.
+
+        horizon : to make room for files to be staged, copies may be dropped whose next use is so
+            many files from now or later
+        """
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
+        return np.asarray(ids[self.shared.catalog.states(ids) == State.ABSENT])
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
         """Orders fills of those of (n,) files that are WANTED. Returns the number of orders. A file

@@ -18,10 +18,11 @@ import numpy as np
 from monarch_py import word
 from monarch_py.daemon.copies.eviction import Evictions
 from monarch_py.daemon.fill.filler import Filler
+from monarch_py.daemon.plans.fetch_ahead import FetchAhead
+from monarch_py.daemon.plans.loading import Loaded, Version, load_plan, version_of
 from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
-from monarch_py.daemon.plans.prefetch import PlanPrefetch
-from monarch_py.daemon.plans.retry import Job, Version, version_of
-from monarch_py.daemon.plans.tracker import Loaded, PlanTracker, load_plan, observe
+from monarch_py.daemon.plans.retry import Job
+from monarch_py.daemon.plans.tracker import PlanTracker, observe
 from monarch_py.errors import MonarchError
 from monarch_py.native import NO_IDS, Bools, Floats, Ids, State
 from monarch_py.plan import Plan
@@ -56,8 +57,8 @@ class PlanManager:
         self._jobs: dict[PlanTracker, Job] = {}
         self._renew_at = float("-inf")
         self._is_new_job = False
-        self._prefetch = PlanPrefetch(filler, self.trackers)
-        filler.seconds_to_use = self._prefetch.seconds_to_use
+        self._fetch_ahead = FetchAhead(filler, self.trackers)
+        filler.seconds_to_use = self._fetch_ahead.seconds_to_use
         self._opened_at = self._seen_at = float("-inf")
         self.evictions = Evictions(filler.copies, filler.policy, self._foresee, self._may_go)
         if plans and self._nodes is not None:
@@ -92,7 +93,7 @@ class PlanManager:
         followed = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         observe(followed, opened, self._at_its_risk)
         if self.is_active:
-            self._prefetch.opened(opened)
+            self._fetch_ahead.opened(opened)
         else:
             self._give_up()
 
@@ -112,7 +113,7 @@ class PlanManager:
             self._give_up()
         elif not self.shared.control.off:
             self._evict()
-            self._prefetch.step()
+            self._fetch_ahead.step()
 
     @contextmanager
     def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
@@ -153,7 +154,7 @@ class PlanManager:
         """Returns to keeping files as without a plan, after all plans were dropped."""
         self.filler.policy.forget_plan()
         # Files of the dropped plans must not be fetched while another plan is being placed.
-        self._prefetch.begin(NO_IDS)
+        self._fetch_ahead.begin(NO_IDS)
 
     # --- another job ----------------------------------------------------------------------------
 
@@ -274,7 +275,7 @@ class PlanManager:
             self._nodes.follow(placed.ids, placed.tier, entries, placed.holders)
         else:
             self.filler.policy.follow(placed.ids, placed.tier, entries)
-        self._prefetch.begin(placed.order)
+        self._fetch_ahead.begin(placed.order)
 
     # --- eviction -------------------------------------------------------------------------------
 

@@ -12,19 +12,6 @@ from pathlib import Path
 
 from monarch_py.util.processes import began, mapping
 
-# The version of a plan's file: its inode, size and mtime. At least one of them changes if another
-# plan is written to the file.
-Version = tuple[int, int, int] | None
-
-
-def version_of(file: Path) -> Version:
-    """Returns the version of a plan's file, or None if stat(2) of the file fails."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
 
 @dataclass(eq=False)
 class Job:

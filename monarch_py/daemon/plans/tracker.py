@@ -8,16 +8,15 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from monarch_py.config.schema import SourceConfig
-from monarch_py.daemon.plans.retry import Version, version_of
+from monarch_py.daemon.plans.loading import Version
 from monarch_py.daemon.segments import Shared
-from monarch_py.errors import ConfigError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import NO_IDS, Bools, Ids, Int32s, Ints, Kind, ffi, lib, pointer
 from monarch_py.plan import Plan
@@ -26,38 +25,12 @@ from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
 
-# The version of a plan's file, and the plan.
-Loaded = tuple[Version, Plan]
-
 # A plan is dropped after at least this many searches without a result, if the plan disagreed with
 # the accesses during the last search.
 SEARCHES = 2
 
 # Until the plan's files are known, at most this many accesses are kept.
 EARLY = 1 << 20
-
-
-def load_plan(file: Path, nodes: int) -> Loaded:
-    """Loads the plan of a training on `nodes` nodes. Its accesses are converted to accesses of
-    whole files, because a daemon copies whole files only. A single node (1) follows node 0 of any
-    plan.
-
-    Raises ConfigError, which names the file, if the plan cannot be followed.
-    """
-    version = version_of(file)
-    plan = replace(Plan.load(file), grain="files")
-    if any(not len(index.pool) for index in plan.datasets):
-        raise ConfigError(
-            f"{file}: the plan says how many files there are, but not their names; make it from an"
-            " index (`monarch plan index`)"
-        )
-    if nodes not in (1, plan.nodes):
-        raise ConfigError(
-            f"{file}: the plan is for {plan.nodes} nodes, but {nodes} work together; make it again"
-            f" with 'nodes: {nodes}'"
-        )
-    plan.timeline()
-    return version, plan
 
 
 @dataclass(frozen=True, eq=False)

@@ -209,23 +209,6 @@ def _is_inside(path: str, config: Config) -> bool:
     return any(_within(path, source) is not None for source in config.sources)
 
 
-def kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:
-    """Returns the nodes that hold each sample of a plan, (samples, any). Daemons that follow the
-    plan keep the files on these nodes, even if the hashes of their paths would give others.
-
-    quota : how much each node holds [bytes];  extra : as in `kept_by_daemons`
-    """
-    if index.kind == "unnamed":
-        keys = file_keys(index.files)
-    else:
-        ends, pool = index.starts.tolist(), index.pool.tobytes()
-        hashes = [lib.monarch_path_hash(0, pool[a:b], b - a) for a, b in pairwise(ends)]
-        keys = np.array(hashes, dtype=np.uint64)
-    rooms = np.full(nodes, quota - slack_of(quota), dtype=np.int64)
-    held = held_by_hash(keys, UNIT.rounded(index.sizes), rooms, extra=extra)
-    return held if index.sample_file is None else held[index.sample_file]
-
-
 def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any]:
     """Returns the hash of each path, (paths,), as the catalog has it, and whether daemons keep the
     file, (paths,)."""

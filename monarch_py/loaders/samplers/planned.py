@@ -1,32 +1,15 @@
 """Samplers that follow a plan: daemons with the same plan know all accesses in advance."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from monarch_py.errors import ConfigError
-from monarch_py.loaders.samplers.holders import kept_along
 from monarch_py.loaders.samplers.local_first import LocalFirstSampler
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
 from monarch_py.plan.loader import HELD_SPLITS
 from monarch_py.plan.plan import Plan, PlanPart
 from monarch_py.plan.samplers import DistributedSampler
-
-
-def with_holders(plan: Plan) -> Plan:
-    """Returns the plan with the samples' holders added to each part that is dealt by holders."""
-    return replace(plan, parts=tuple(_held(plan, part) for part in plan.parts))
-
-
-def _held(plan: Plan, part: PlanPart) -> PlanPart:
-    loader = part.loader
-    if loader.split not in HELD_SPLITS:
-        return part
-    extra = loader.split == "local_first"
-    index = plan.datasets[part.dataset]
-    holders = kept_along(index, plan.nodes, loader.quota, extra=extra)
-    return replace(part, loader=replace(loader, holders=holders))
 
 
 def sampler_of(

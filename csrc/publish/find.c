@@ -1,8 +1,37 @@
-/* Finds the files of a directory that have no copy yet. */
+/* Finds entries of the catalog: by the names of their files, and the files of a directory that have
+ * no copy yet. */
 #include <string.h>
 
+#include "clients/claims.h"
 #include "native.h"
 #include "shared/clock.h"
+
+static int64_t find_behind_links(const struct monarch_control *k, const struct monarch_clients *m,
+                                 const struct monarch_catalog *c, unsigned source,
+                                 const char *path) {
+    struct monarch_place place;
+    monarch_resolve(k, c, m, k->source[source].path, path, 1, &place);
+    return place.entry < 0 ? -1 : place.entry;
+}
+
+void monarch_find_all(const struct monarch_control *k, const struct monarch_clients *m,
+                      const struct monarch_catalog *c, unsigned source, const char *prefix,
+                      uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
+                      int64_t *ids) {
+    char path[MONARCH_PATH_MAX];
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t len = starts[i + 1] - starts[i];
+        ids[i] = -1;
+        if (starts[i + 1] < starts[i] || prefix_len + len >= sizeof path)
+            continue;
+        memcpy(path, prefix, prefix_len);
+        memcpy(path + prefix_len, pool + starts[i], len);
+        path[prefix_len + len] = 0;
+        ids[i] = monarch_find(c, source, path, prefix_len + len);
+        if (ids[i] < 0 || monarch_entries(c)[ids[i]].kind == MONARCH_LINK)
+            ids[i] = find_behind_links(k, m, c, source, path);
+    }
+}
 
 static int lies_in(const struct monarch_catalog *c, const struct monarch_entry *e,
                    const char *directory, uint64_t length, int is_deep) {
@@ -12,17 +41,6 @@ static int lies_in(const struct monarch_catalog *c, const struct monarch_entry *
         (length && path[length] != '/'))
         return 0;
     return is_deep || !memchr(path + name, '/', e->path_len - name);
-}
-
-static int is_claimed(const struct monarch_clients *m, uint64_t id, uint64_t now_ns) {
-    uint64_t claim = __atomic_load_n(&m->claim[id % MONARCH_CLAIMS], __ATOMIC_RELAXED);
-    return monarch_claim_names(claim, id) && monarch_claim_holds(claim, now_ns);
-}
-
-/* If the file had no entry when the program claimed it, the claim is under monarch_unmet(ino). */
-int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t ino,
-                          uint64_t now_ns) {
-    return is_claimed(m, id, now_ns) || is_claimed(m, monarch_unmet(ino), now_ns);
 }
 
 uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monarch_clients *m,

@@ -1,18 +1,16 @@
-/* Writes the catalog: adds entries, moves them to a larger segment, and takes the requests of
- * clients. */
-#include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
+/* Writes the catalog: adds entries, replaces their attributes, and moves them to a larger
+ * segment. */
+#include "publish/writer.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "publish/writer.h"
-#include "shared/doorbell.h"
-#include "shared/path.h"
 #include "shared/sys.h"
+
+/* How long a copying thread waits for the writer's lock [ns]. */
+#define LOCK_NS 20000000L
 
 struct monarch_writer *monarch_writer_new(void) {
     struct monarch_writer *w = calloc(1, sizeof *w);
@@ -24,6 +22,15 @@ struct monarch_writer *monarch_writer_new(void) {
 void monarch_writer_free(struct monarch_writer *w) {
     pthread_mutex_destroy(&w->lock);
     free(w);
+}
+
+int monarch_lock_soon(struct monarch_writer *w) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += LOCK_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return pthread_mutex_timedlock(&w->lock, &until) == 0;
 }
 
 uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes) {
@@ -251,100 +258,3 @@ void monarch_collapse(const char *path) {
     }
     close(fd);
 }
-
-static int64_t find_behind_links(const struct monarch_control *k, const struct monarch_clients *m,
-                                 const struct monarch_catalog *c, unsigned source,
-                                 const char *path) {
-    struct monarch_place place;
-    monarch_resolve(k, c, m, k->source[source].path, path, 1, &place);
-    return place.entry < 0 ? -1 : place.entry;
-}
-
-void monarch_find_all(const struct monarch_control *k, const struct monarch_clients *m,
-                      const struct monarch_catalog *c, unsigned source, const char *prefix,
-                      uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
-                      int64_t *ids) {
-    char path[MONARCH_PATH_MAX];
-    for (uint64_t i = 0; i < n; i++) {
-        uint64_t len = starts[i + 1] - starts[i];
-        ids[i] = -1;
-        if (starts[i + 1] < starts[i] || prefix_len + len >= sizeof path)
-            continue;
-        memcpy(path, prefix, prefix_len);
-        memcpy(path + prefix_len, pool + starts[i], len);
-        path[prefix_len + len] = 0;
-        ids[i] = monarch_find(c, source, path, prefix_len + len);
-        if (ids[i] < 0 || monarch_entries(c)[ids[i]].kind == MONARCH_LINK)
-            ids[i] = find_behind_links(k, m, c, source, path);
-    }
-}
-
-/* Takes the bits of one word. Clears the summary bit first: a client that sets a bit of this word
- * meanwhile then sets the summary bit again. */
-static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
-    uint64_t n = 0;
-    __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);
-    uint64_t bits = __atomic_exchange_n(&b->word[word], 0, __ATOMIC_SEQ_CST);
-    for (; bits; bits &= bits - 1) {
-        uint64_t id = word * 64 + (uint64_t)__builtin_ctzll(bits);
-        if (id < count) /* clients of an earlier daemon may have set any bit */
-            ids[n++] = id;
-    }
-    return n;
-}
-
-uint64_t monarch_take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max) {
-    uint64_t n = 0, files = count < MONARCH_MAX_FILES ? count : MONARCH_MAX_FILES;
-    for (uint64_t i = 0; i < (files + 4095) / 4096; i++) {
-        uint64_t above = __atomic_load_n(&b->summary[i], __ATOMIC_RELAXED);
-        for (; above && n + 64 <= max; above &= above - 1)
-            n += take_word(b, i * 64 + (uint64_t)__builtin_ctzll(above), count, ids + n);
-    }
-    return n;
-}
-
-void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,
-                          const struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
-                          uint8_t *flags) {
-    for (uint64_t i = 0; i < n; i++) {
-        const struct monarch_entry *e = &monarch_entries(c)[ids[i]];
-        flags[i] = (uint8_t)monarch_is_marked(m, k->source[e->source].dev, e->ino);
-    }
-}
-
-static void mark_source(struct monarch_clients *m, const struct monarch_control *k,
-                        const struct monarch_catalog *c, uint32_t source) {
-    const struct monarch_entry *entries = monarch_entries(c);
-    __atomic_fetch_add(&m->renames, 1, __ATOMIC_SEQ_CST);
-    for (uint64_t i = 0; i < c->count; i++)
-        if (entries[i].source == source)
-            monarch_mark_changed(m, k->source[source].dev, entries[i].ino);
-}
-
-void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
-                          const struct monarch_catalog *c, int fd, uint64_t *at) {
-    struct monarch_change change;
-    for (uint64_t told; (told = __atomic_load_n(&m->told, __ATOMIC_SEQ_CST));) {
-        while (pread(fd, &change, sizeof change, (off_t)*at) == (ssize_t)sizeof change) {
-            *at += sizeof change;
-            monarch_mark_changed(m, change.dev, change.ino);
-            for (uint32_t i = 0; change.is_tree && i < k->sources; i++)
-                if (k->source[i].dev == change.dev)
-                    mark_source(m, k, c, i);
-        }
-        for (uint32_t i = 0; told == MONARCH_CHANGE_UNKNOWN && i < k->sources; i++)
-            mark_source(m, k, c, i);
-        __atomic_compare_exchange_n(&m->told, &told, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
-    }
-}
-
-uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int timeout_ms) {
-    struct timespec limit = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
-    __atomic_store_n(&m->sleeping, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&m->doorbell, __ATOMIC_SEQ_CST) == seen)
-        syscall(SYS_futex, &m->doorbell, FUTEX_WAIT, seen, &limit, NULL, 0);
-    __atomic_store_n(&m->sleeping, 0, __ATOMIC_SEQ_CST);
-    return __atomic_load_n(&m->doorbell, __ATOMIC_SEQ_CST);
-}
-
-void monarch_ring_doorbell(struct monarch_clients *m) { monarch_doorbell_ring(&m->doorbell); }

@@ -1,4 +1,4 @@
-#include "preload/descriptors/posix_locks.h"
+#include "preload/descriptors/locked_files.h"
 
 #include <signal.h>
 #include <string.h>

@@ -33,7 +33,7 @@ LOOK_S = 0.02
 MEMORY_S = 2.0
 
 
-class PlanPrefetch:
+class FetchAhead:
     """Orders fetches ahead, and tells the policy which files are used next. Runs in the daemon's
     loop and never blocks."""
 
@@ -141,8 +141,7 @@ class PlanPrefetch:
     def _order(self, ids: Ids) -> None:
         if not len(ids):
             return
-        self.filler.order_planned(ids, self._horizon)
-        left = ids[self.shared.catalog.states(ids) == State.ABSENT]
+        left = self.filler.order_planned(ids, self._horizon)
         kept = self._policy.keeps(left)
         # A tier may be fuller than the placement assumed. The file is then staged shortly before
         # its use.

@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "copy/fill.h"
+#include "clients/claims.h"
 #include "engine/grant.h"
 #include "engine/work.h"
 #include "handover/kept.h"

@@ -1,4 +1,5 @@
-/* Closes descriptors of the library without losing the process's POSIX locks.
+/* Files on which the process has locks: notes them, and closes the library's descriptors of them
+ * without losing the locks.
  *
  * The kernel silently drops a process's POSIX locks on a file when the process closes any
  * descriptor of that file. */

@@ -1,0 +1,25 @@
+#include "clients/claims.h"
+
+static int is_claimed(const struct monarch_clients *m, uint64_t id, uint64_t now_ns) {
+    uint64_t claim = __atomic_load_n(&m->claim[id % MONARCH_CLAIMS], __ATOMIC_RELAXED);
+    return monarch_claim_names(claim, id) && monarch_claim_holds(claim, now_ns);
+}
+
+/* If the file had no entry when the program claimed it, the claim is under monarch_unmet(ino). */
+int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t ino,
+                          uint64_t now_ns) {
+    return is_claimed(m, id, now_ns) || is_claimed(m, monarch_unmet(ino), now_ns);
+}
+
+void monarch_end_claim(struct monarch_clients *m, uint64_t id) {
+    uint64_t *at = monarch_claim_at(m, id), claim = __atomic_load_n(at, __ATOMIC_SEQ_CST);
+    while (monarch_claim_names(claim, id) && claim & MONARCH_CLAIM_HANDED &&
+           !__atomic_compare_exchange_n(at, &claim, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+}
+
+int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns) {
+    uint64_t claim = __atomic_load_n(&m->claim[id % MONARCH_CLAIMS], __ATOMIC_SEQ_CST);
+    return !monarch_claim_names(claim, id) || claim & MONARCH_CLAIM_RECALLED ||
+           !monarch_claim_holds(claim, now_ns);
+}

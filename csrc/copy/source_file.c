@@ -1,0 +1,187 @@
+#include "copy/source_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/sysmacros.h>
+#include <sys/uio.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "copy/flow.h"
+#include "shared/clock.h"
+#include "shared/sys.h"
+
+#ifndef RWF_DONTCACHE
+#define RWF_DONTCACHE 0x80 /* since Linux 6.14 */
+#endif
+
+/* --- limits ----------------------------------------------------------------------------------- */
+
+/* Reserves the next free span of time for `n` bytes or operations, at `per_s` each second. Returns
+ * when the span begins. Unused time is lost, except for the last 20 ms, which compensate for
+ * threads that wake late. */
+static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
+    const uint64_t slack_ns = 20000000;
+    uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
+    uint64_t next = __atomic_load_n(next_ns, __ATOMIC_RELAXED), begin;
+    do
+        begin = next + slack_ns < now ? now - slack_ns : next;
+    while (!__atomic_compare_exchange_n(next_ns, &next, begin + span, 0, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED));
+    return begin;
+}
+
+/* Sleeps in short steps, so that a low rate does not delay the end of an engine that stops. */
+static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
+    for (uint64_t now;
+         !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {
+        uint64_t ns = when_ns - now < 50000000 ? when_ns - now : 50000000;
+        struct timespec t = {0, (long)ns};
+        nanosleep(&t, NULL);
+    }
+}
+
+void monarch_acquire_rate(struct monarch_engine *e, uint64_t n) {
+    uint64_t ops = __atomic_load_n(&e->ops_per_s, __ATOMIC_RELAXED);
+    uint64_t bytes = __atomic_load_n(&e->bytes_per_s, __ATOMIC_RELAXED);
+    if (ops)
+        sleep_until(e, take_span(&e->next_op_ns, 1, ops));
+    if (bytes && n)
+        sleep_until(e, take_span(&e->next_byte_ns, n, bytes));
+}
+
+/* --- the file --------------------------------------------------------------------------------- */
+
+static int64_t ns(struct statx_timestamp t) { return monarch_time_ns(t.tv_sec, t.tv_nsec); }
+
+/* sync: AT_STATX_DONT_SYNC, or AT_STATX_FORCE_SYNC to ask the source's server. */
+static int attributes_of(int fd, int sync, struct statx *x) {
+    unsigned mask = STATX_TYPE | STATX_INO | STATX_SIZE | STATX_MTIME | STATX_CTIME;
+    return statx(fd, "", AT_EMPTY_PATH | sync, mask, x) == 0;
+}
+
+static int are_as_catalogued(const struct monarch_entry *e, const struct statx *x) {
+    return S_ISREG(x->stx_mode) && x->stx_ino == e->ino && x->stx_size == e->size &&
+           ns(x->stx_mtime) == e->mtime_ns && ns(x->stx_ctime) == e->ctime_ns;
+}
+
+static int is_as_catalogued(const struct monarch_entry *e, int fd, int sync) {
+    struct statx x;
+    return attributes_of(fd, sync, &x) && are_as_catalogued(e, &x);
+}
+
+uint64_t monarch_inode_of(int fd, uint64_t *dev) {
+    struct statx x;
+    if (!attributes_of(fd, AT_STATX_DONT_SYNC, &x) || !S_ISREG(x.stx_mode))
+        return 0;
+    *dev = makedev(x.stx_dev_major, x.stx_dev_minor);
+    return x.stx_ino;
+}
+
+int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd) {
+    uint64_t dev = e->control->source[job->entry.source].dev;
+    int flags = fcntl(fd, F_GETFL);
+    struct statx x;
+    return flags >= 0 && (flags & (O_ACCMODE | O_PATH | O_DIRECT)) == O_RDONLY &&
+           attributes_of(fd, AT_STATX_DONT_SYNC, &x) &&
+           makedev(x.stx_dev_major, x.stx_dev_minor) == dev && are_as_catalogued(&job->entry, &x);
+}
+
+static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
+    monarch_acquire_rate(e, 0);
+    int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
+    /* Reading must change nothing at the source, not even the access time, where O_NOATIME is
+     * permitted. */
+    int fd = openat(job->source_root, job->path, flags | O_NOATIME);
+    if (fd < 0 && errno == EPERM)
+        fd = openat(job->source_root, job->path, flags);
+    if (fd < 0) {
+        int is_gone = errno == ENOENT || errno == ELOOP;
+        *status = is_gone ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR;
+        return -1;
+    }
+    /* The attributes that the kernel got at the open are enough here, because the server is asked
+     * again after the last byte. If they differ from the catalog's, ask the server now: some file
+     * systems know the size only then. */
+    if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
+        !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
+        close(fd);
+        *status = MONARCH_SOURCE_CHANGED;
+        errno = 0;
+        return -1;
+    }
+    /* Turns read-ahead off: it would request from the source bytes of units that were already
+     * read. */
+    if (job->entry.size > MONARCH_UNIT)
+        posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+    return fd;
+}
+
+int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status) {
+    struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
+    int fd = open_source(e, job, status), error = errno;
+    monarch_leave(&v, 0);
+    errno = error;
+    return fd;
+}
+
+int monarch_source_is_unchanged(struct job *job, int fd) {
+    if (!is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC))
+        return monarch_fail(job, MONARCH_SOURCE_CHANGED, 0);
+    return 0;
+}
+
+/* Returns whether the kernel can safely drop the pages that a read brought (RWF_DONTCACHE). Linux
+ * 6.14 and 6.15 have the flag, but drop a page without checking whether another process has written
+ * to it meanwhile. */
+int monarch_can_drop_behind(void) {
+    struct utsname system;
+    unsigned major, minor;
+    return uname(&system) == 0 && sscanf(system.release, "%u.%u", &major, &minor) == 2 &&
+           (major > 6 || (major == 6 && minor >= 16));
+}
+
+int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) {
+    uint32_t kept = __atomic_load_n(&e->kept_sources, __ATOMIC_RELAXED);
+    return !(kept >> job->entry.source & 1);
+}
+
+ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
+    size_t done = 0;
+    while (done < n) {
+        ssize_t r = pread(fd, buf + done, n - done, at + (off_t)done);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0)
+            return -errno;
+        if (r == 0)
+            break;
+        done += (size_t)r;
+    }
+    return (ssize_t)done;
+}
+
+/* Has the kernel drop the pages that each read brings. If they stayed, the pages of many small
+ * files would fill the memory, and finding free pages would take as long as copying. posix_fadvise
+ * after each file is no alternative: it may wait for all cores, and would also drop pages that
+ * other processes have read, which this flag leaves alone. */
+ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
+                            size_t n, off_t at) {
+    size_t done = 0;
+    int refused = 0;
+    while (done < n && !refused && monarch_drops_behind(e, job)) {
+        struct iovec part = {buf + done, n - done};
+        long r = sys6(SYS_preadv2, fd, (long)&part, 1, at + (off_t)done, 0, RWF_DONTCACHE);
+        if (r == 0)
+            return (ssize_t)done;
+        if (r > 0)
+            done += (size_t)r;
+        refused = r < 0 && r != -EINTR;
+    }
+    ssize_t r = monarch_read_fully(fd, buf + done, n - done, at + (off_t)done);
+    if (refused && r >= 0) /* this file system does not support the flag */
+        __atomic_fetch_or(&e->kept_sources, 1U << job->entry.source, __ATOMIC_RELAXED);
+    return r < 0 ? r : r + (ssize_t)done;
+}

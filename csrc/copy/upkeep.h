@@ -1,0 +1,9 @@
+/* The upkeep of copies: all orders but fills. They check, compare, drop and page in copies. */
+#pragma once
+
+#include "copy/job.h"
+
+/* Does an order other than a fill, and stores the result in job->result. `buffer` has MONARCH_CHUNK
+ * bytes. A PAGE_IN needs several calls: each does one part, and the status is ABANDONED until the
+ * last one. */
+void monarch_do_upkeep(struct monarch_engine *e, struct job *job, char *buffer);
