@@ -21,6 +21,12 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture
 def site(session_factory: Callable[..., Session], files: Files) -> Iterator[Started]:
+    yield from started(lambda: session_factory(files.root, autostart=True, idle_exit="60s"))
+
+
+@pytest.fixture
+def short_lived(session_factory: Callable[..., Session], files: Files) -> Iterator[Started]:
+    """Like `site`, but its daemon ends soon after the last program has."""
     yield from started(lambda: session_factory(files.root, autostart=True, idle_exit="2s"))
 
 

@@ -98,7 +98,10 @@ class Started:
         return sum(time > 0 and time % 2 == 0 for time in times)
 
     def wait_for_starts(self, count: int) -> None:
-        wait_until(lambda: self.starts() == count, what=f"{count} starts")
+        try:
+            wait_until(lambda: self.starts() == count, what=f"{count} starts")
+        except AssertionError as error:
+            raise AssertionError(f"{error}, but {self.starts()}; {self.said()}") from None
 
     def said(self) -> str:
         logs = (self.session.paths.log_before, self.session.paths.log)

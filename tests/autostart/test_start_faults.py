@@ -42,6 +42,11 @@ def faulter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def site(short_lived: Started) -> Started:
+    return short_lived
+
+
+@pytest.fixture
 def file(files: Files) -> Path:
     return files.path("f00001")
 

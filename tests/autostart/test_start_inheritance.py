@@ -74,8 +74,9 @@ def test_a_daemon_is_not_what_the_first_rank_is(site: Started, files: Files) -> 
 
 
 def test_programs_are_served_and_the_daemon_ends_when_none_is_left(
-    site: Started, files: Files
+    short_lived: Started, files: Files
 ) -> None:
+    site = short_lived
     file = files.path("f00001")
     with Steps(site.session, READER, file) as reader:
         reader.wait()
