@@ -266,8 +266,8 @@ def _remove_session(path: Path, config_file: Path) -> None:
     with turn(session):
         if (holder := holder_of(session.lock)) is not None:
             raise SessionError(
-                f"a daemon ({holder}) still serves {config_file} with the tiers that it had; end it"
-                f" with `monarch stop -c {config_file}`, then try again"
+                f"a daemon ({holder}) still serves {config_file} with the tiers that the file had"
+                f" before; end the daemon with `monarch stop -c {config_file}`, then try again"
             )
         if session.control.exists():
             raise SessionError(

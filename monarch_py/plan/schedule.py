@@ -186,7 +186,7 @@ def group_schedule(  # noqa: PLR0917
     each = len(order) // ranks
     if drop_last and each < batch_size:
         raise ConfigError(
-            f"batch_size: {batch_size} leaves no batch of {length} samples for {ranks} ranks; write"
-            " a smaller one or drop_last=False"
+            f"batch_size: {batch_size} is too large: {length} samples on {ranks} ranks give no full"
+            " batch; write a smaller one or drop_last=False"
         )
     return equal_batches(order.reshape(ranks, each), batch_size, drop_last)
