@@ -76,5 +76,5 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
 def test_what_leaves_no_batch_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"^group: 0 is out of range"):
         group_schedule(10, 0, 0, 0, 1, 1)
-    with pytest.raises(ConfigError, match=r"^batch_size: 64 leaves no batch"):
+    with pytest.raises(ConfigError, match=r"^batch_size: 64 is too large"):
         group_schedule(100, 10, 0, 0, 2, 64, drop_last=True)
