@@ -121,8 +121,7 @@ static uint64_t mount_of(const struct statx *x) {
     return id;
 }
 
-void monarch_read_filesystem(int root, struct monarch_filesystem *f) {
-    struct statfs s;
+void monarch_read_masks(int root, struct monarch_filesystem *f) {
     struct statx x;
     for (int i = 0; i < 2; i++) {
         unsigned mask = i ? STATX_BASIC_STATS | STATX_BTIME : STATX_BASIC_STATS;
@@ -132,6 +131,11 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f) {
     }
     f->attributes_mask = x.stx_attributes_mask;
     f->mount = mount_of(&x);
+}
+
+void monarch_read_filesystem(int root, struct monarch_filesystem *f) {
+    struct statfs s;
+    monarch_read_masks(root, f);
     if (fstatfs(root, &s) != 0)
         return;
     f->type = s.f_type;

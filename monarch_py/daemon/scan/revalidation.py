@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ SLICE = 256
 
 class Metadata:
     """Compares directories with the source. It runs in the daemon's loop, and accesses the source
-    in a thread, which it starts for each comparison."""
+    only in a thread, one for each task, because the source may hang."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner
@@ -64,8 +65,7 @@ class Metadata:
         if self._listed < len(self.scanner.sources) and self.scanner.is_whole:
             self._list()
         if self._is_due():
-            self._thread = threading.Thread(target=self._look, name="metadata", daemon=True)
-            self._thread.start()
+            self._start(self._look)
 
     def close(self) -> None:
         """Ends the thread, but waits for at most a second, because the thread may hang in a call to
@@ -95,16 +95,22 @@ class Metadata:
         """Begins comparisons. Everything known was examined after the scanner's start, so it counts
         as compared at that time."""
         self._is_ready = True
-        self._read_filesystems()
+        self._start(self._read_masks)
         self._caught_up = self.scanner.began
         self.shared.control.compared_ns = int(self.scanner.began * 1e9)
 
-    def _read_filesystems(self) -> None:
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=work, name="metadata", daemon=True)
+        self._thread.start()
+
+    def _read_masks(self) -> None:
+        """Reads the fields with which the library answers statx. The answer of statfs costs an
+        operation at the source, so it is read with the first comparison."""
         for source in list(self.scanner.sources):
             slot = self.shared.control.source[source.number]
-            lib.monarch_read_filesystem(source.fd, ffi.addressof(slot, "filesystem"))
-
-    # --- the thread ---------------------------------------------------------------------------
+            lib.monarch_read_masks(source.fd, ffi.addressof(slot, "filesystem"))
 
     def _is_due(self) -> bool:
         if self._young and time.monotonic() >= self._young_at:
@@ -138,7 +144,9 @@ class Metadata:
                     self._stopping.wait(SLICE / self.config.scan_ops_per_s)
         if self._stopping.is_set():
             return
-        self._read_filesystems()
+        for source in list(self.scanner.sources):
+            slot = self.shared.control.source[source.number]
+            lib.monarch_read_filesystem(source.fd, ffi.addressof(slot, "filesystem"))
         self._caught_up = began
         self.shared.control.compared_ns = int(began * 1e9)
 
