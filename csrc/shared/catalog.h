@@ -3,7 +3,7 @@
  *
  * A session's directory (DIR = <shm>/monarch-<uid>/<key>) holds four kinds of segment:
  *   DIR/control     written by the daemon: its state, its sources and its tiers
- *   DIR/catalog.N   written by the daemon: every known file; growth publishes N + 1
+ *   DIR/catalog.N   written by the daemon: every known file; a larger catalog becomes N + 1
  *   DIR/fills       written by the daemon: which parts of unfinished copies can be read
  *   DIR/clients     written by the clients: their requests, changed files and statistics
  * Every segment is allocated in full before it is published. If it had holes and /dev/shm were
@@ -25,8 +25,8 @@
 #define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
 #define MONARCH_COPY_NAME 13     /* a copy's number in hexadecimal, zero-padded [digits] */
 
-/* Number of files that can have a want bit (16 Mi). A file whose entry has a larger number is
- * always read from the source. */
+/* Number of files that can have a bit in `wanted` (16 Mi). A file whose entry has a larger number
+ * is always read from the source. */
 #define MONARCH_MAX_FILES 16777216
 /* Limits of the bit fields in a slot of the index: the number of entries, of all kinds, and the
  * bytes of the pool of paths. */
@@ -64,7 +64,7 @@
 #define MONARCH_UNIT 262144
 #define MONARCH_FILL_SLOTS 256   /* copies that can be filled at the same time */
 #define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; a larger file has larger units */
-/* Number of readers that can wait at the same time. Any further reader reads the source. */
+/* Number of readers that can wait at the same time. Any further reader reads from the source. */
 #define MONARCH_DEMANDS 256
 #define MONARCH_SHARES 10000 /* the unit of `fill_after`: 1 / 10,000 of a file */
 
@@ -262,7 +262,7 @@ struct monarch_fill {
 
 struct monarch_fills {
     uint64_t magic;
-    uint64_t units;     /* atomic: units filled so far; readers see by it that the daemon works */
+    uint64_t units;     /* atomic: units filled so far, which shows readers that the daemon works */
     uint64_t source_ns; /* atomic: when a source last returned data [ns of CLOCK_MONOTONIC] */
     /* atomic: word of the entry whose FILLING copy has this slot; 0: the slot is free */
     uint64_t word[MONARCH_FILL_SLOTS];
@@ -296,8 +296,8 @@ struct monarch_bell {
     uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
 };
 
-/* For one rank: the bytes of all files that its processes have opened, and the bytes of those of
- * them that should have had a copy but had none yet. */
+/* For one rank, two sums of the sizes of files: of all files that its processes have opened, and of
+ * those opened files that should have had a copy but had none yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
@@ -343,7 +343,7 @@ struct monarch_clients {
     /* The bells of both ways. A client that demands a unit rings both, because it does not know
      * whether the file comes from the source or from a peer. */
     struct monarch_bell engine[MONARCH_WAYS];
-    /* What a client saw in the daemon's progress counters, summed, when it gave up waiting; 0: no
+    /* The sum of the daemon's progress counters that a client saw when it gave up waiting; 0: no
      * client has given up. While the sum still has this value, the daemon makes no progress, and no
      * process waits for it. */
     uint64_t silent_at;
@@ -365,9 +365,9 @@ struct monarch_clients {
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
-    /* files opened since the daemon last took the bits; used while control says follow_opens */
+    /* files opened since the daemon last took the bits; used while `follow_opens` is 1 */
     struct monarch_bits opened;
-    /* files that were read to their end and had no copy; used if control says follow_reads */
+    /* files that were read to their end and had no copy; used if `follow_reads` is 1 */
     struct monarch_bits read;
     /* Atomic. Nonzero: `changes` has records that the daemon has not read yet; until it has, every
      * file counts as changed. Each writer of a record stores a new number, so that the daemon
@@ -407,9 +407,9 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
 }
 
 /* Sets a file's bit, and then the summary bit. Returns 0 if both were set before. The daemon clears
- * the summary bit first, so an unset summary bit never hides a file's bit for long. If a client is
- * killed between the two steps, the summary bit stays unset until the next call for a file of the
- * same word sets it. */
+ * the summary bit before it takes the files' bits. So it takes a bit that is set meanwhile at once,
+ * or finds the summary bit set again. If a client is killed between the two steps, the summary bit
+ * stays unset until the next call for a file of the same word sets it. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);

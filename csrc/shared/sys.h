@@ -160,8 +160,8 @@ static inline void sys_nap(long ns) {
     sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
 }
 
-/* Step `n` of a wait for another thread that will need microseconds. The first steps yield the
- * processor. Later steps sleep, because a yield does not run a thread of lower real-time
+/* Makes step `n` of a wait for another thread, which needs only microseconds. The first steps yield
+ * the processor. Later steps sleep, because a yield does not run a thread of lower real-time
  * priority. */
 static inline void sys_relax(unsigned n) {
     struct timespec nap = {0, n < 96 ? 50000 : 1000000};

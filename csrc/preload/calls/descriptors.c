@@ -109,7 +109,8 @@ PUBLIC void closefrom(int first) {
         real_close_range(from, UINT_MAX, 0);
 }
 
-/* fcloseall leaves the descriptors open, despite its name. */
+/* fcloseall leaves the descriptors open, despite its name. The library stops tracking them all the
+ * same; from then on, reads of the source's files go to the source. */
 PUBLIC int fcloseall(void) {
     monarch_untrack_range(0, UINT_MAX);
     return REAL(fcloseall)();
@@ -273,8 +274,8 @@ static int is_same_file(int one, int other) {
 
 /* The call is made on a copy's backing descriptor in two cases. If both descriptors are of one
  * file, the kernel refuses overlapping ranges, but does not see that a copy is the same file. And
- * it may refuse to copy between file systems, while a copy is on another file system than its
- * source file. */
+ * the kernel may refuse to copy between file systems, while a copy is on another file system than
+ * its source file. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

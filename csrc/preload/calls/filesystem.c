@@ -47,7 +47,7 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
 }
 
 /* Returns the path of the root of the source to which the copy's file belongs, or NULL if `fd` is
- * not a copy's. The root stands for the file, which may have been removed. */
+ * not a descriptor of a copy. The root stands for the file, which may have been removed. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;

@@ -52,17 +52,18 @@ static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     return 1;
 }
 
-/* Returns the entry whose copy has the attributes `st`, or NULL. It is found even while Monarch is
- * switched off, because descriptors of copies stay open. */
+/* Returns the entry whose copy has the attributes `st`, or NULL. The entry is found even while
+ * Monarch is switched off, because descriptors of copies stay open. */
 static const struct monarch_entry *behind(struct session **s, const struct monarch_catalog **c,
                                           const struct stat *st) {
     *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
 }
 
-/* For a file that was changed, but whose content is still the one that was opened: takes mode,
- * owner, number of links and ctime from the source. A separate function, because it needs stack
- * space for a path, which few calls need. */
+/* Replaces mode, owner, number of links and ctime by those that the source's file has now. If the
+ * path leads to another file by now, or the file's size has changed, the attributes stay those of
+ * the version that was opened. This is a separate function, because it needs stack space for a
+ * path, which few calls need. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {

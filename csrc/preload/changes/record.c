@@ -94,8 +94,8 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Whether `st` describes a copy. It works without a daemon, because descriptors of copies outlive
- * the daemon. */
+/* Whether `st` describes a copy. The result does not depend on a running daemon, because
+ * descriptors of copies outlive the daemon. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;

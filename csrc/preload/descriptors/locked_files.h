@@ -8,8 +8,8 @@
 #include <stdint.h>
 
 /* monarch_note_locks notes that this process has taken a lock on the file, or has requested
- * asynchronous signals about it. monarch_has_locks returns whether that was noted; a few other
- * files count as noted too. */
+ * asynchronous signals about it. monarch_has_locks returns whether that was noted; it also returns
+ * 1 for a few other files. */
 void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 

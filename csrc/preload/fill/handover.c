@@ -23,7 +23,8 @@
 /* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read, a
  * copy would cost the source more bytes than the program has asked for. */
 #define WORTH 2
-/* Once a program has read 1 / PART of a file, it is decided whether it reads the file at random. */
+/* Once a program has read 1 / PART of a file, the library decides whether the program reads the
+ * file at random. */
 #define PART 8
 /* Digits of a socket's number in its name. */
 #define DIGITS 2
@@ -136,8 +137,8 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 
 #define UNMET 64
 
-/* By descriptor: how much of a file without an entry was read. If two descriptors share a slot, the
- * first one is forgotten. */
+/* Per descriptor, how much was read of a file without an entry. If two descriptors share a slot,
+ * the earlier one is forgotten. */
 static struct unmet {
     uint64_t word; /* atomic: the descriptor's word in the table, without flags */
     uint64_t size, bytes;
@@ -210,7 +211,7 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
     struct monarch_handover what = {.id = monarch_track_entry(tracked),
                                     .is_read = (uint32_t)is_read};
     struct statx x;
-    /* The attributes that the kernel cached at the open will do, so the source is not asked. */
+    /* The attributes that the kernel cached at the open are enough, so the source is not asked. */
     if (tracked & TRACK_FORKED ||
         sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, (long)&x, 0) !=
             0 ||
@@ -318,7 +319,7 @@ static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     }
     const struct monarch_entry *e = monarch_entry_of(s, id);
     bytes = monarch_progress(s, id, n);
-    if (tracked & TRACK_HANDED) /* read again: from the copy, once there is one */
+    if (tracked & TRACK_HANDED) /* a further read comes from the copy, once there is one */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);

@@ -2,8 +2,8 @@
 
 #include "shared/sys.h"
 
-/* Longest time that a fork waits until momentary descriptors are closed [ns]. Their tier or source
- * may hang. */
+/* Longest time that a fork waits until momentary descriptors are closed [ns]. The wait is limited
+ * because their tier or source may hang. */
 #define FORK_NS 20000000ULL
 /* Longest time for which a fork prevents other threads from opening a momentary descriptor [ns]. A
  * fork that takes longer was abandoned: a signal handler has jumped out of it. Otherwise the kernel

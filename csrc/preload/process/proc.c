@@ -57,8 +57,8 @@ static int open_list(const char *path) {
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* A thread may have its own table of descriptors (unshare, clone), but /proc/self/fd shows that of
- * the first thread. */
+/* A thread may have its own table of descriptors (unshare, clone), but /proc/self/fd shows the
+ * table of the first thread. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data) {
     int list = open_list("/proc/thread-self/fd"); /* since Linux 3.17 */
     return for_numbers(list == -ENOENT ? open_list("/proc/self/fd") : list, 1, act, data);
