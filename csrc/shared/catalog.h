@@ -283,9 +283,9 @@ struct monarch_stats {
     uint64_t unused[3];                    /* pads to two cache lines */
 };
 
-/* The two origins of a fill's bytes. Each has threads of its own, so that a wait for a peer never
- * delays a read of the source. With shared threads, two nodes that fill from each other could wait
- * for each other. */
+/* The two origins of a fill's bytes. Each origin has threads of its own, so that a wait for a peer
+ * never delays a read of the source. With shared threads, two nodes that fill from each other could
+ * wait for each other. */
 enum monarch_way { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_WAYS };
 
 /* The doorbell on which the copying threads of one way sleep. A thread that adds work increments
@@ -522,8 +522,8 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
 }
 
 /* Makes a slot's `copy`. While the entry is PRESENT, this is the entry's word with the next 8 bits
- * of the hash in place of state and reason; otherwise it is 0. An open uses it to begin with the
- * copy before the entry has been loaded. The value may be out of date, so the caller checks the
+ * of the hash in place of state and reason; otherwise it is 0. With it, an open can begin to open
+ * the copy before the entry has been loaded. The value may be out of date, so the caller checks the
  * entry before it uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;

@@ -142,9 +142,9 @@ static inline long sys_lseek(int fd, long offset, int whence) {
 static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
-/* The signal with which libc's setuid interrupts every thread. A thread must not block it while it
- * creates a thread: it could then wait for a lock that another thread holds in setuid, while setuid
- * waits for its reaction to the signal. */
+/* The signal with which libc's setuid interrupts every thread. A thread must not block this signal
+ * while it creates another thread. Otherwise it could wait for a lock that a third thread holds in
+ * setuid, while setuid waits until the first thread reacts to the signal. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
 /* Changes the blocked signals as sigprocmask(2) does. Returns the set that was blocked before. */

@@ -121,8 +121,8 @@ static void note_need(int fd, void *data) {
 
 /* Call this after `newest` has replaced a session. Releases the mappings of all sessions older than
  * the replaced one, except sessions of which the process still has copies or listings open. If two
- * threads call it at once, the worst that happens is that one of them visits a session that the
- * other has already removed from the list. */
+ * threads call this function at once, the worst that happens is that one of them visits a session
+ * that the other has already removed from the list. */
 static void retire(struct session *newest) {
     struct session *last = newest->before, *s;
     struct search search = {newest, __atomic_add_fetch(&searches, 1, __ATOMIC_ACQ_REL)};
@@ -168,9 +168,9 @@ static void look_at_switches(struct session *s, int is_gone) {
 }
 
 /* Attaches to a new daemon's session. Several threads may do so at the same time: each maps the
- * session for itself, and one of the mappings becomes the process's. A lock would be no
- * alternative, because a thread that a signal handler has interrupted, or a child of vfork that was
- * killed, could hold it. */
+ * session for itself, and the whole process then uses one of these mappings. No lock is taken,
+ * because it could be held by a thread that a signal handler has interrupted, or by a child of
+ * vfork that was killed. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)

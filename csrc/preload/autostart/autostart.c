@@ -25,8 +25,8 @@
  * interpreter. */
 #define PAUSE_NS 200000000ULL
 #define LONG_PAUSE_NS 1000000000ULL
-/* A daemon in another pid namespace counts as killed if its heartbeat has not changed for this long
- * [ns]. */
+/* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
+ * another pid namespace, there is no other sign. */
 #define SILENT_NS 10000000000ULL
 /* Number of bytes of a configuration that are searched for the word `autostart`. */
 #define MOST_SEARCHED 65536
@@ -204,7 +204,7 @@ static int may_start(const struct plan *p) {
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-/* Whether a daemon serves whose session is not `s`. */
+/* Whether a daemon with another session than `s` serves. */
 static int another_serves(const struct session *s) {
     struct monarch_segment found;
     if (!monarch_map_segment("control", &found))

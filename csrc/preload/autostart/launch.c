@@ -11,8 +11,8 @@
 /* Two processes are made: an intermediate process, which ends at once, and its child, which becomes
  * the launched program. Both share the memory of this process, like a child of vfork, because
  * copying the page tables of a large process takes long. Each has a stack of its own. They must not
- * touch errno or any other thread-local variable, because these belong to this process. Code of a
- * sanitizer would touch them. */
+ * touch errno or any other thread-local variable, because these belong to this process. Code that a
+ * sanitizer adds would touch them, so BESIDE keeps it out. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
@@ -112,11 +112,11 @@ BESIDE static void unbind(void) {
     sys6(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, 0, 0, 0, 0);
 }
 
-/* Gives this process a table of descriptors of its own. Until then it shares the table of the
- * program, which must not change. Since Linux 5.9, close_range makes an empty table (before 6.13,
- * it copies at most the lowest 64 descriptors and closes the copies). It copies no others, because
- * closing a copy would flush a file that the program is writing. On older kernels, unshare copies
- * all descriptors; those without FD_CLOEXEC then stay open until the launched program closes
+/* Gives this process a table of descriptors of its own. Until then, the process shares the
+ * program's table, which must not change. Since Linux 5.9, close_range makes an empty table (before
+ * 6.13, it copies at most the lowest 64 descriptors and closes the copies). It copies no others,
+ * because closing a copy would flush a file that the program is writing. On older kernels, unshare
+ * copies all descriptors; those without FD_CLOEXEC then stay open until the launched program closes
  * them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||

@@ -21,8 +21,8 @@ static void will_close_direct(int fd) {
         monarch_close_direct(fd, w);
 }
 
-/* A separate function, so that closing a descriptor of which nothing is known costs only two
- * checks. */
+/* This is a separate function, so that closing a descriptor of which nothing is known costs only
+ * two checks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;

@@ -115,7 +115,7 @@ PUBLIC int fstatvfs(int fd, struct statvfs *v) {
     return source ? statvfs(source, v) : REAL(fstatvfs)(fd, v);
 }
 
-/* A separate function, because it needs stack space for a path, which few calls need. */
+/* This is a separate function, because it needs stack space for a path, which few calls need. */
 __attribute__((noinline)) static int
 handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount, int flags) {
     char real[MONARCH_PATH_MAX];

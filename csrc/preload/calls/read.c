@@ -1,9 +1,9 @@
 /* Reads on descriptors of source files whose copies are being filled, or were filled since.
  *
- * Bytes that the copy already has come from the copy, bytes that are being filled are waited for,
- * and in any doubt the source answers. A read at the descriptor's own offset first claims its range
- * with one lseek, which the kernel makes atomic for all who share the offset, and then reads that
- * range. */
+ * Bytes that the copy already has come from the copy. For bytes that are being filled, the read
+ * waits. In any doubt, the source answers. A read at the descriptor's own offset first claims its
+ * range with one lseek, which the kernel makes atomic for all who share the offset, and then reads
+ * that range. */
 #include <errno.h>
 #include <limits.h>
 #include <string.h>

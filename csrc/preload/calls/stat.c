@@ -232,7 +232,7 @@ __attribute__((noinline)) static void time_of_copy(int dir, const char *path, in
         *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
 }
 
-/* A separate function, because it needs stack space for a path, which few calls need. */
+/* This is a separate function, because it needs stack space for a path, which few calls need. */
 __attribute__((noinline)) static int ask_source(const struct session *s,
                                                 const struct monarch_catalog *c,
                                                 const struct monarch_entry *e, unsigned mask,

@@ -64,10 +64,10 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
 }
 
 /* Marks every file below a directory as changed, because a change of the directory affects all of
- * them: a new name changes their paths, and other permissions may make them inaccessible. This
- * reads the whole catalog, but a training job does not rename directories in a loop. Files that the
- * daemon's scan finds meanwhile are not missed: the daemon checks them again because the count
- * `renames` has changed. */
+ * them: a new name changes their paths, and other permissions may make them inaccessible. The
+ * function reads the whole catalog, which is acceptable because a training job does not rename
+ * directories in a loop. Files that the daemon's scan finds meanwhile are not missed: the daemon
+ * checks them again because the count `renames` has changed. */
 static void mark_below_directory(struct session *s, const struct stat *st) {
     __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
     const struct monarch_catalog *c = monarch_catalog_of(s);

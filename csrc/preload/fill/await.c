@@ -7,8 +7,8 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Shortest time of the source for which a wait pays off. If the source takes less, an open goes to
- * the source at once, because a wait costs some system calls [ns]. */
+/* A wait for a copy pays off only if the source takes at least this long [ns]. If the source takes
+ * less, an open goes to the source at once, because a wait costs some system calls. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL

@@ -10,7 +10,7 @@ struct monarch_wanted {
     const struct monarch_entry *entry;
     uint64_t id, at, n;
     /* The file's inode number, and the version that the entry had while it described this file. The
-     * entry's version changes when it comes to describe another file. */
+     * version changes when the entry comes to describe another file. */
     uint64_t ino;
     uint32_t version;
     /* when the wait for the next bytes began; 0: the caller has not waited yet */

@@ -81,8 +81,8 @@ void monarch_keep_descriptor(int fd) {
 /* --- sending ---------------------------------------------------------------------------------- */
 
 /* Writes the address of a file's socket to `to`. If the path is too long for an address, the
- * address uses a descriptor of the socket's directory instead, which is returned; otherwise returns
- * -1. */
+ * address uses a descriptor of the socket's directory instead. Returns that descriptor, or -1 if
+ * none is used. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -189,7 +189,7 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
 }
 
 /* Writes the file's path, as the kernel reports it, into the message. Returns 0 if that path is in
- * no source. A separate function, so that its stack frame holds only the message. */
+ * no source. This is a separate function, so that its stack frame holds only the message. */
 __attribute__((noinline)) static int find_path(const struct session *s, int fd,
                                                struct monarch_handover *what) {
     char path[MONARCH_PATH_MAX];
@@ -290,10 +290,10 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Whether the program reads the file in another order than sequentially from its beginning. The
- * read that completes 1 / PART of the file decides: in sequential order, its end offset equals the
- * number of bytes read so far. `bytes` is that number, including this read, which has read `n`
- * bytes and ended at `end` (-1: at the descriptor's own offset). Small files are assumed to be read
+/* Whether the program does not read the file sequentially from its beginning. The read that
+ * completes 1 / PART of the file decides: in sequential order, its end offset equals the number of
+ * bytes read so far. `bytes` is that number, including this read, which has read `n` bytes and
+ * ended at `end` (-1: at the descriptor's own offset). Small files are assumed to be read
  * completely. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
@@ -303,8 +303,8 @@ static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t byt
     return (end < 0 ? offset_of(fd) : (uint64_t)end) != bytes;
 }
 
-/* Notes a read of `n` bytes from a direct descriptor. The read ended at the offset `end`; -1 stands
- * for the descriptor's own offset. */
+/* Notes a read of `n` bytes from a descriptor with TRACK_DIRECT. The read ended at the offset
+ * `end`; -1 stands for the descriptor's own offset. */
 static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked), size, bytes;

@@ -47,5 +47,6 @@ uint64_t monarch_begin_claim(struct session *s, uint64_t id);
 /* Ends the claim `claim`, even if another thread has added MONARCH_CLAIM_RECALLED to it
  * meanwhile. */
 void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim);
-/* Ends the file's claim, unless its descriptor is on its way; the daemon ends the claim then. */
+/* Ends the file's claim, unless the descriptor is on its way to the daemon; in that case, the
+ * daemon ends the claim. */
 void monarch_give_up_claim(struct session *s, uint64_t id);

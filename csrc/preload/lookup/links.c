@@ -9,8 +9,8 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table has SETS * WAYS entries, one per directory. If the set of a new directory is full, it
- * replaces another directory, which is learned again when it is next used. */
+/* The table has SETS * WAYS entries, one per directory. If the set of a new directory is full, the
+ * new directory replaces another one, which is learned again when it is next used. */
 #define SETS 1024
 #define WAYS 4
 /* One in this many opens in a directory that leads elsewhere checks again where the file lies, by
@@ -145,9 +145,9 @@ static int look(const char *path, struct statx *x) {
            S_ISDIR(x->stx_mode);
 }
 
-/* Whether two looks saw the same directory through the same mount. Two mounts of one directory may
- * have different mounts below them. Older headers do not define the field of the mount's id, which
- * follows the device. */
+/* Whether two calls of look have seen the same directory through the same mount. Two mounts of one
+ * directory may have different mounts below them. Older headers do not define the field of the
+ * mount's id, which follows the device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);

@@ -15,8 +15,8 @@
 /* Files whose descriptors are being replaced. Replacing a descriptor makes the kernel close the old
  * open file. That close drops the process's POSIX locks on the file, and takes long if the source
  * asks its server (flush). So a thread that is about to lock the file waits for the close. A slot
- * holds the process << 40 | a hash of the file. A slot is free if it is 0, or if its process is an
- * ancestor of this one, from which it was inherited by a fork. */
+ * holds the process's pid << 40 | a hash of the file. A slot is free if it is 0, or if its pid is
+ * that of an ancestor, from which this process has inherited the slot by a fork. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;
@@ -121,8 +121,8 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     monarch_momentary_begin();
     int kept = monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW));
     int copy = flags < 0 ? -1 : sys_openat(AT_FDCWD, path, kept | O_CLOEXEC);
-    /* If another thread has already closed or replaced the descriptor, pinning fails. If it is
-     * about to, it waits until the descriptor is unpinned. */
+    /* If another thread has closed or replaced the descriptor before it is pinned, pinning fails.
+     * After that, such a thread waits until the descriptor is unpinned. */
     if (copy >= 0 && monarch_track_pin(fd, tracked, &pin)) {
         done = replace(fd, copy, w);
         monarch_track_unpin(fd, &pin, done ? 0 : pin.word | TRACK_SHARED);
