@@ -261,10 +261,11 @@ static void end_attempt(struct plan *p) {
     sys_signals(SIG_SETMASK, blocked);
 }
 
-/* Makes the calling thread the one that attempts a start. It blocks all signals until the attempt
- * has ended, because a signal handler could jump out of the open (siglongjmp). A handler that has
- * interrupted the thread before that finds the plan in use by its own process. In a forked child,
- * the plan is free. */
+/* Makes the calling thread the one that attempts a start. Returns 0 if no attempt can be made now,
+ * for example because another thread of this process makes one. In a forked child, the plan is
+ * free, even if a thread of the parent used it at the fork. All signals are blocked until the
+ * attempt has ended, because a signal handler could jump out of the open (siglongjmp) and leave the
+ * plan in use. */
 static int begin_attempt(struct plan *p) {
     if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;

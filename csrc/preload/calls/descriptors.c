@@ -235,8 +235,8 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
     return f;
 }
 
-/* Counts a call that has moved n bytes. `at`: the offset where the call ended; NULL if it used the
- * descriptor's own offset. */
+/* Counts a call that has moved n bytes. `at`: the offset where the call ended; NULL if the call
+ * used the descriptor's own offset. */
 static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
     return monarch_note_read(from, n, at && n > 0 ? *at - n : -1);
 }

@@ -1,7 +1,7 @@
 /* Reports the attributes of files as if they had no copies.
  *
- * By path, the attributes come from the catalog, while it may answer. By descriptor, they come from
- * the kernel; if the descriptor is a copy's, the catalog's attributes replace them. */
+ * By path, the attributes come from the catalog, as long as it may answer. By descriptor, they come
+ * from the kernel; if it is a descriptor of a copy, the catalog's attributes replace the copy's. */
 #include <string.h>
 #include <sys/sysmacros.h>
 

@@ -99,7 +99,9 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
-        if (is_direct && o->entry->size > MONARCH_UNIT) /* for is_read_at_random (handover.c) */
+        /* The count must begin at 0, so that is_read_at_random (handover.c) can see the order of
+         * the reads. */
+        if (is_direct && o->entry->size > MONARCH_UNIT)
             monarch_progress_begin_again((uint64_t)o->id);
         if (o->claimed && !(monarch_tracked(fd) & TRACK_DIRECT))
             monarch_fill_instead(s, o->entry, (uint64_t)o->id);

@@ -50,8 +50,8 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
 
 /* Whether the directory has not changed since it was listed. The answer is as fresh as that of a
  * plain opendir: NFS asks its server whenever a directory is opened, and FUSE whenever one is
- * listed. A plain stat is not enough, because its cached attributes may be a minute older. A
- * separate function, because it needs stack space for the attributes, which few calls need. */
+ * listed. A plain stat is not enough, because its cached attributes may be a minute older. This is
+ * a separate function, because it needs stack space for the attributes, which few calls need. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;

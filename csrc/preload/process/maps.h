@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 /* The identity of a file in /proc/self/maps. It may differ from that in stat (overlayfs, btrfs). So
- * it is read when a mapping is made, and compared later. */
+ * the identity is read from that file when a mapping is made, and compared with it later. */
 struct monarch_mapped {
     uint64_t major, minor, ino;
 };

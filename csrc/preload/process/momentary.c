@@ -6,8 +6,8 @@
  * because their tier or source may hang. */
 #define FORK_NS 20000000ULL
 /* Longest time for which a fork prevents other threads from opening a momentary descriptor [ns]. A
- * fork that takes longer was abandoned: a signal handler has jumped out of it. Otherwise the kernel
- * has copied the descriptors long before. */
+ * fork that takes longer was abandoned: a signal handler has jumped out of it. In any other fork,
+ * the kernel has copied the descriptors long before. */
 #define FORKING_NS 100000000ULL
 
 /* Atomic: the number of threads that have a momentary descriptor open, and the number of threads
