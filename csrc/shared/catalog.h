@@ -347,7 +347,7 @@ struct monarch_clients {
      * client has given up. While the sum still has this value, the daemon makes no progress, and no
      * process waits for it. */
     uint64_t silent_at;
-    /* 1: a client needed attributes, but the last comparison with the source was too old */
+    /* 1: a client needed attributes, but the last comparison with the source was too long ago */
     uint64_t stale;
     /* Atomic: when a client last checked at the source that a directory had not changed since it
      * was listed. A slot holds the number of the directory's entry + 1 (25 bits) | ticks of
@@ -373,7 +373,8 @@ struct monarch_clients {
      * file counts as changed. Each writer of a record stores a new number, so that the daemon
      * notices records that arrive while it reads. */
     uint64_t told;
-    uint64_t unused[7]; /* pads, so that `told` has a cache line of its own: each open reads it */
+    uint64_t unused[7]; /* pads, so that `told`, which each open reads, has a cache line of its
+                         * own */
     uint64_t changed[MONARCH_FILTER_BITS / 64];
     uint64_t changed_coarse[MONARCH_FILTER_BITS / MONARCH_FILTER_COARSE / 64];
 };
@@ -438,8 +439,8 @@ static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     return unit;
 }
 
-/* Returns the value that represents a demand; it is never 0. The tag distinguishes it from an
- * earlier demand for the same unit. */
+/* Returns the value that represents a demand; it is never 0. The tag distinguishes this demand from
+ * earlier ones for the same unit. */
 static inline uint64_t monarch_demand(uint64_t entry, uint64_t unit, uint32_t tag, unsigned rank) {
     return (uint64_t)rank << 57 | (entry + 1) << 32 | unit << 12 | (tag & 0xFFF) | 1;
 }
@@ -588,21 +589,22 @@ static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t
 }
 #endif
 
-/* Look-ups. monarch_path_hash returns the `hash` of an entry with this path. Unless its comment
- * says otherwise, each other function returns the number of the entry that it finds, or -1. */
+/* These functions look entries up. monarch_path_hash returns the `hash` of an entry with this path.
+ * Unless its comment says otherwise, each other function returns the number of the entry that it
+ * finds, or -1. */
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len);
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len);
-/* monarch_find in two steps, between which the caller can do other work. monarch_prepare_find
- * prefetches the memory that monarch_find_prepared reads, and returns the `hash` that it takes.
- * `likely` is the result of monarch_guess, or -1 without a guess. */
+/* The next two functions are the two steps of monarch_find; between them, the caller can do other
+ * work. monarch_prepare_find prefetches the memory that monarch_find_prepared reads, and returns
+ * the `hash` that it takes. `likely` is the result of monarch_guess, or -1 without a guess. */
 uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len);
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len, uint64_t hash, int64_t likely);
-/* Guesses, between these two steps, which entry has the path, from the hash alone. Returns the
- * entry's number or -1, and prefetches the memory that monarch_find_prepared reads. *word gets the
- * word of the entry's copy, of which only tier and copy are valid, or 0 if there is no copy. */
+/* Guesses which entry has the path, from the hash alone. Call this between the two steps. Returns
+ * the entry's number or -1, and prefetches the memory that monarch_find_prepared reads. *word gets
+ * the word of the entry's copy, of which only tier and copy are valid, or 0 if there is no copy. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* Finds a file by its hash alone, for callers that have no path. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);

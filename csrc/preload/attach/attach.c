@@ -300,8 +300,7 @@ __attribute__((constructor)) static void load(void) {
                          "Raise its limits of addresses (ulimit -v) and mappings "
                          "(vm.max_map_count).");
         else if (!starts && is_meant && !is_our_command() &&
-                 !monarch_was_stopped()) /* no warning in a shell whose daemon was stopped by the
-                                            user */
+                 !monarch_was_stopped()) /* a user who has stopped the daemon needs no warning */
             monarch_warn("no daemon serves", config,
                          "Start one with `monarch start`, or unload the library with "
                          "eval \"$(monarch env --unset)\".");
