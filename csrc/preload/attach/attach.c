@@ -242,9 +242,9 @@ static int is_linked_still(struct session *s) {
     return 1;
 }
 
-/* Finds the session whose daemon must learn of the change. The daemon may have just started. Its
- * session directory may also have been removed: if no other daemon has replaced it, it may still
- * serve reads of other processes. */
+/* Finds the session whose daemon must learn of the change. The daemon may have just started. It may
+ * also be a daemon whose session directory was removed: until another daemon replaces that daemon,
+ * it may still serve reads of other processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);

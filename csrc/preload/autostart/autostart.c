@@ -174,8 +174,8 @@ static uint64_t confinement(void) {
  * another process. Otherwise the daemon would be confined as this process is, and of little use to
  * other processes. Two more cases are excluded. A process that adopts orphans (a subreaper) would
  * get the daemon as its child, and its own wait would report the daemon. And after
- * unshare(CLONE_NEWPID), the intermediate process would be the first one of the new namespace, and
- * its end would kill all others in it. */
+ * unshare(CLONE_NEWPID), the intermediate process would be the first process of the new namespace,
+ * and its end would kill all other processes there. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);

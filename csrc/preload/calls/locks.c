@@ -35,7 +35,7 @@ static int find_descriptor(int fd, int *on) {
 }
 
 /* Call this with the result of a lock call. If a lock was granted, makes later reads return what
- * its last holder has written. */
+ * the lock's last holder has written. */
 static int granted(int r, int fd, int on) {
     int old_errno = errno;
     if (r == 0 && on != fd)

@@ -61,7 +61,7 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
 }
 
 /* Promotes a descriptor of the source's file, unless the program has locks on the file. Returns
- * whether the descriptor is now one of the copy. */
+ * whether the descriptor refers to the copy now. */
 static int is_promoted(struct session *s, const struct monarch_opening *o, int flags, int fd) {
     struct monarch_wanted w = {.session = s, .entry = o->entry, .id = (uint64_t)o->id};
     w.version = __atomic_load_n(&o->entry->version, __ATOMIC_ACQUIRE);

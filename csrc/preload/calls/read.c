@@ -202,8 +202,8 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
 /* Reads at the offset `at`: from the copy as far as it has the bytes, and then from the source.
- * joined = 1: the caller appends the bytes to earlier bytes of the same call; only then the result
- * may be OTHER_FILE. */
+ * joined = 1: the caller appends the bytes to earlier bytes of the same call. Only in this case,
+ * the result can be OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -240,7 +240,7 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!find_file(fd, tracked, w))
         return 0;
-    /* Once the descriptor is one of the copy, another thread may close it at any time. So this call
+    /* Once the descriptor refers to the copy, another thread may close it at any time. So this call
      * opens the copy itself instead of reading through that descriptor. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);

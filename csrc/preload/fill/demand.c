@@ -10,8 +10,9 @@
 /* Most slots that are tried to place a demand. */
 #define TRIES 32
 /* A waiting reader checks every SLICE_NS whether the daemon has made progress, and gives up after
- * SILENCE_NS without progress [ns]. Each filled unit counts as progress. If a check finds none, the
- * reader rings the daemon, whose loop then increments its heartbeat, which also counts. */
+ * SILENCE_NS without progress [ns]. Each filled unit counts as progress. If a check finds no
+ * progress, the reader rings the daemon, whose loop then increments its heartbeat, which also
+ * counts. */
 #define SLICE_NS 50000000L
 /* Tests set a longer time, because a busy machine may delay the daemon for longer. */
 #ifndef SILENCE_NS

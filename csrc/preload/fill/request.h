@@ -20,10 +20,11 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
 /* Whether a program's reads of the file can serve as its fill. They can if the file's size, its
  * source and this node allow it, and if no lock on the file was seen. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
-/* Whether the reads of a program that opens the file now are to serve as its fill. They are if they
- * can (monarch_may_read_direct), if the file has no copy, if no fill of it has begun, and if no
- * program has requested one since the daemon last looked. A fill that policy has ordered counts as
- * begun only once a thread works on it. word: the entry's word. */
+/* Whether the reads of a program that opens the file now are to serve as its fill. They are,
+ * provided that they can (monarch_may_read_direct), that the file has no copy, that no fill of the
+ * file has begun, and that no program has requested a fill since the daemon last looked. A fill
+ * that policy has ordered counts as begun only once a thread works on it. word: the entry's
+ * word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);
 /* Claims the file for this process, which is reading it. The claim lasts a second. */

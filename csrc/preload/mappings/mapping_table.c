@@ -17,8 +17,7 @@ uint32_t monarch_mappings_waiting;
 struct slot monarch_slots[SLOTS] SELDOM;
 static uint32_t edits; /* atomic; odd while a thread is changing the table */
 static uint32_t next_number;
-static uint32_t given_up; /* atomic; 1: the lock is given up, and no mapping is ever replaced
-                           * again */
+static uint32_t given_up; /* atomic; 1: the lock is given up; no mapping is replaced any more */
 
 /* --- the lock -------------------------------------------------------------------------------- */
 

@@ -4,7 +4,8 @@
 #include <stdint.h>
 
 /* The identity of a file in /proc/self/maps. It may differ from that in stat (overlayfs, btrfs). So
- * the identity is read from that file when a mapping is made, and compared with it later. */
+ * the library reads the identity from /proc/self/maps when a mapping is made, and compares it there
+ * later. */
 struct monarch_mapped {
     uint64_t major, minor, ino;
 };

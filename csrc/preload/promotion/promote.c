@@ -91,8 +91,8 @@ int monarch_is_callers(int fd, const struct monarch_wanted *w) {
     return is_inode(fd, w->session->control->source[w->entry->source].dev, w->ino);
 }
 
-/* Replaces the descriptor, which the caller has pinned. Returns whether it is a descriptor of the
- * copy now. */
+/* Replaces the descriptor, which the caller has pinned. Returns whether it refers to the copy
+ * now. */
 static int replace(int fd, int copy, const struct monarch_wanted *w) {
     uint64_t dev = w->session->control->source[w->entry->source].dev;
     int fd_flags = sys_fcntl(fd, F_GETFD, 0), done = 0;
@@ -110,8 +110,8 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     char path[MONARCH_COPY_PATH];
     struct monarch_pin pin;
     /* If the offset is not 0, a call that the library did not see has moved it, and the descriptor
-     * stays one of the source's file. The offset is read before the descriptor is pinned, because
-     * lseek waits for reads of other threads. */
+     * keeps referring to the source's file. The offset is read before the descriptor is pinned,
+     * because lseek waits for reads of other threads. */
     if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PINNED) ||
         MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_mine() ||
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)
