@@ -233,7 +233,8 @@ struct monarch_catalog {
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    /* a bit per tier, set if only the copies that this daemon made are stamped there */
+    /* a bit per tier; it is set if only those copies in the tier are stamped that this daemon
+     * made */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own, because its entry numbers differ from
      * another's */
@@ -373,8 +374,7 @@ struct monarch_clients {
      * file counts as changed. Each writer of a record stores a new number, so that the daemon
      * notices records that arrive while it reads. */
     uint64_t told;
-    uint64_t unused[7]; /* pads, so that `told`, which each open reads, has a cache line of its
-                         * own */
+    uint64_t unused[7]; /* pads the cache line of `told`, which each open reads */
     uint64_t changed[MONARCH_FILTER_BITS / 64];
     uint64_t changed_coarse[MONARCH_FILTER_BITS / MONARCH_FILTER_COARSE / 64];
 };

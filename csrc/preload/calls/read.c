@@ -280,10 +280,10 @@ static void give_back_offset(int fd, uint64_t tracked, long n) {
         monarch_track_seek(fd, tracked, -n);
 }
 
-/* Claims the next n bytes of the file, or as many as are left, by moving the offset past them:
- * several threads or processes may read at that offset at the same time. The claimed range is
- * [w->at, w->at + w->n). Returns 0 if nothing was claimed, because no bytes are left or because the
- * descriptor may belong to another file by now. tracked: the descriptor's word in the table. */
+/* Claims the next n bytes of the file, or as many as are left, by moving the offset past them,
+ * because several threads or processes may read at that offset at the same time. The claimed range
+ * is [w->at, w->at + w->n). Returns 0 if nothing was claimed, because no bytes are left or because
+ * the descriptor may belong to another file by now. tracked: the descriptor's word in the table. */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
     /* The result is also -1 if the offset would become too large. The kernel moves the offset
      * atomically, even for processes that share the offset but have their own table of

@@ -28,8 +28,8 @@
 #define PART 8
 /* Digits of a socket's number in its name. */
 #define DIGITS 2
-/* Longest wait of a call that takes a lock, or that changes the flags of an open file, until the
- * daemon has closed its descriptor of that open file [ns]. */
+/* Limit of a wait for the daemon to close its descriptor of an open file [ns]. A call waits so
+ * before it takes a lock on the open file or changes its flags. */
 #define AWAIT_NS 50000000ULL
 
 /* Ends a descriptor's direct reads, and requests a fill. From then on, each read of the descriptor

@@ -19,8 +19,7 @@ static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATO
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
 /* Lowers the count, but not below 0. Both counts are reset when the library notices that it is in
- * the child of a fork that it did not see, so the count may be lower than this thread has left
- * it. */
+ * the child of a fork that it did not see, so the count may be lower than this thread expects. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&
