@@ -233,8 +233,7 @@ struct monarch_catalog {
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    /* a bit per tier; it is set if only those copies in the tier are stamped that this daemon
-     * made */
+    /* a bit per tier, set if only the copies that this daemon made are stamped there */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own, because its entry numbers differ from
      * another's */

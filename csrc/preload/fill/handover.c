@@ -28,8 +28,8 @@
 #define PART 8
 /* Digits of a socket's number in its name. */
 #define DIGITS 2
-/* Limit of a wait for the daemon to close its descriptor of an open file [ns]. A call waits so
- * before it takes a lock on the open file or changes its flags. */
+/* Limit of a wait for the daemon to close its descriptor of an open file [ns]. Calls that take a
+ * lock on the open file, or that change its flags, first wait for that. */
 #define AWAIT_NS 50000000ULL
 
 /* Ends a descriptor's direct reads, and requests a fill. From then on, each read of the descriptor

@@ -15,8 +15,7 @@
 enum state { FREE, WAITING, REPLACING };
 
 struct slot {
-    uint32_t state;  /* atomic; REPLACING is ended by the thread of move.c alone, without the
-                      * lock */
+    uint32_t state;  /* atomic; only the thread of move.c ends REPLACING, without the lock */
     uint32_t number; /* changes with each change of the slot */
     uint64_t begin, end, offset;
     uint64_t id;      /* number of the mapped file's entry */

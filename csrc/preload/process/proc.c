@@ -30,8 +30,7 @@ char monarch_reader_next(struct monarch_reader *r) {
 
 /* Calls act(number, data) for each entry of the open directory `list` whose name is a number, and
  * closes the directory. Returns whether all entries were listed. of_descriptors: the directory
- * lists descriptors, and must list `list` itself; otherwise it shows the table of another
- * thread. */
+ * lists descriptors, and must list `list` itself; otherwise it shows another table. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));
