@@ -1,6 +1,6 @@
-/* Comparison of short texts, 16 bytes at a time, inline: look-ups of paths compare texts all the
- * time, and a call into libc would cost as much as the comparison. No byte outside a text is
- * read. */
+/* Compares short texts inline, 16 bytes at a time. The comparison is inline because every look-up
+ * of a path compares texts, and a call into libc would cost as much as the comparison itself. No
+ * byte outside a text is read. */
 #pragma once
 
 #include <stddef.h>

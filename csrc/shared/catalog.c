@@ -189,8 +189,8 @@ void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uin
 
 static uint64_t mask_of(uint64_t bit) { return 1ULL << (bit % 64); }
 
-/* The coarse bit is set last and read first. So a reader that finds it unset has read it before the
- * mark was complete. */
+/* The coarse bit is set last and read first. So if a reader finds it unset, the mark was not
+ * complete yet when the reader looked. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     uint64_t bit = monarch_filter_bit(dev, ino), second = monarch_filter_second(dev, ino);
     uint64_t coarse = bit / MONARCH_FILTER_COARSE;

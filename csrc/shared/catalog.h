@@ -3,7 +3,7 @@
  *
  * A session's directory (DIR = <shm>/monarch-<uid>/<key>) holds four kinds of segment:
  *   DIR/control     written by the daemon: its state, its sources and its tiers
- *   DIR/catalog.N   written by the daemon: every known file; growth publishes N + 1
+ *   DIR/catalog.N   written by the daemon: every known file; a larger catalog becomes N + 1
  *   DIR/fills       written by the daemon: which parts of unfinished copies can be read
  *   DIR/clients     written by the clients: their requests, changed files and statistics
  * Every segment is allocated in full before it is published. If it had holes and /dev/shm were
@@ -25,8 +25,8 @@
 #define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
 #define MONARCH_COPY_NAME 13     /* a copy's number in hexadecimal, zero-padded [digits] */
 
-/* Number of files that can have a want bit (16 Mi). A file whose entry has a larger number is
- * always read from the source. */
+/* Number of files that can have a bit in `wanted` (16 Mi). A file whose entry has a larger number
+ * is always read from the source. */
 #define MONARCH_MAX_FILES 16777216
 /* Limits of the bit fields in a slot of the index: the number of entries, of all kinds, and the
  * bytes of the pool of paths. */
@@ -64,7 +64,7 @@
 #define MONARCH_UNIT 262144
 #define MONARCH_FILL_SLOTS 256   /* copies that can be filled at the same time */
 #define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; a larger file has larger units */
-/* Number of readers that can wait at the same time. Any further reader reads the source. */
+/* Number of readers that can wait at the same time. Any further reader reads from the source. */
 #define MONARCH_DEMANDS 256
 #define MONARCH_SHARES 10000 /* the unit of `fill_after`: 1 / 10,000 of a file */
 
@@ -262,7 +262,7 @@ struct monarch_fill {
 
 struct monarch_fills {
     uint64_t magic;
-    uint64_t units;     /* atomic: units filled so far; readers see by it that the daemon works */
+    uint64_t units;     /* atomic: units filled so far, which shows readers that the daemon works */
     uint64_t source_ns; /* atomic: when a source last returned data [ns of CLOCK_MONOTONIC] */
     /* atomic: word of the entry whose FILLING copy has this slot; 0: the slot is free */
     uint64_t word[MONARCH_FILL_SLOTS];
@@ -283,9 +283,9 @@ struct monarch_stats {
     uint64_t unused[3];                    /* pads to two cache lines */
 };
 
-/* The two origins of a fill's bytes. Each has threads of its own, so that a wait for a peer never
- * delays a read of the source. With shared threads, two nodes that fill from each other could wait
- * for each other. */
+/* The two origins of a fill's bytes. Each origin has threads of its own, so that a wait for a peer
+ * never delays a read of the source. With shared threads, two nodes that fill from each other could
+ * wait for each other. */
 enum monarch_way { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_WAYS };
 
 /* The doorbell on which the copying threads of one way sleep. A thread that adds work increments
@@ -296,8 +296,8 @@ struct monarch_bell {
     uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
 };
 
-/* For one rank: the bytes of all files that its processes have opened, and the bytes of those of
- * them that should have had a copy but had none yet. */
+/* For one rank, two sums of the sizes of files: of all files that its processes have opened, and of
+ * those opened files that should have had a copy but had none yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
@@ -343,11 +343,11 @@ struct monarch_clients {
     /* The bells of both ways. A client that demands a unit rings both, because it does not know
      * whether the file comes from the source or from a peer. */
     struct monarch_bell engine[MONARCH_WAYS];
-    /* What a client saw in the daemon's progress counters, summed, when it gave up waiting; 0: no
+    /* The sum of the daemon's progress counters that a client saw when it gave up waiting; 0: no
      * client has given up. While the sum still has this value, the daemon makes no progress, and no
      * process waits for it. */
     uint64_t silent_at;
-    /* 1: a client needed attributes, but the last comparison with the source was too old */
+    /* 1: a client needed attributes, but the last comparison with the source was too long ago */
     uint64_t stale;
     /* Atomic: when a client last checked at the source that a directory had not changed since it
      * was listed. A slot holds the number of the directory's entry + 1 (25 bits) | ticks of
@@ -365,15 +365,15 @@ struct monarch_clients {
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
-    /* files opened since the daemon last took the bits; used while control says follow_opens */
+    /* files opened since the daemon last took the bits; used while `follow_opens` is 1 */
     struct monarch_bits opened;
-    /* files that were read to their end and had no copy; used if control says follow_reads */
+    /* files that were read to their end and had no copy; used if `follow_reads` is 1 */
     struct monarch_bits read;
     /* Atomic. Nonzero: `changes` has records that the daemon has not read yet; until it has, every
      * file counts as changed. Each writer of a record stores a new number, so that the daemon
      * notices records that arrive while it reads. */
     uint64_t told;
-    uint64_t unused[7]; /* pads, so that `told` has a cache line of its own: each open reads it */
+    uint64_t unused[7]; /* pads the cache line of `told`, which each open reads */
     uint64_t changed[MONARCH_FILTER_BITS / 64];
     uint64_t changed_coarse[MONARCH_FILTER_BITS / MONARCH_FILTER_COARSE / 64];
 };
@@ -407,9 +407,9 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
 }
 
 /* Sets a file's bit, and then the summary bit. Returns 0 if both were set before. The daemon clears
- * the summary bit first, so an unset summary bit never hides a file's bit for long. If a client is
- * killed between the two steps, the summary bit stays unset until the next call for a file of the
- * same word sets it. */
+ * the summary bit before it takes the files' bits. So it takes a bit that is set meanwhile at once,
+ * or finds the summary bit set again. If a client is killed between the two steps, the summary bit
+ * stays unset until the next call for a file of the same word sets it. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -438,8 +438,8 @@ static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     return unit;
 }
 
-/* Returns the value that represents a demand; it is never 0. The tag distinguishes it from an
- * earlier demand for the same unit. */
+/* Returns the value that represents a demand; it is never 0. The tag distinguishes this demand from
+ * earlier ones for the same unit. */
 static inline uint64_t monarch_demand(uint64_t entry, uint64_t unit, uint32_t tag, unsigned rank) {
     return (uint64_t)rank << 57 | (entry + 1) << 32 | unit << 12 | (tag & 0xFFF) | 1;
 }
@@ -522,8 +522,8 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
 }
 
 /* Makes a slot's `copy`. While the entry is PRESENT, this is the entry's word with the next 8 bits
- * of the hash in place of state and reason; otherwise it is 0. An open uses it to begin with the
- * copy before the entry has been loaded. The value may be out of date, so the caller checks the
+ * of the hash in place of state and reason; otherwise it is 0. With it, an open can begin to open
+ * the copy before the entry has been loaded. The value may be out of date, so the caller checks the
  * entry before it uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
@@ -588,21 +588,22 @@ static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t
 }
 #endif
 
-/* Look-ups. monarch_path_hash returns the `hash` of an entry with this path. Unless its comment
- * says otherwise, each other function returns the number of the entry that it finds, or -1. */
+/* These functions look entries up. monarch_path_hash returns the `hash` of an entry with this path.
+ * Unless its comment says otherwise, each other function returns the number of the entry that it
+ * finds, or -1. */
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len);
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len);
-/* monarch_find in two steps, between which the caller can do other work. monarch_prepare_find
- * prefetches the memory that monarch_find_prepared reads, and returns the `hash` that it takes.
- * `likely` is the result of monarch_guess, or -1 without a guess. */
+/* The next two functions are the two steps of monarch_find; between them, the caller can do other
+ * work. monarch_prepare_find prefetches the memory that monarch_find_prepared reads, and returns
+ * the `hash` that it takes. `likely` is the result of monarch_guess, or -1 without a guess. */
 uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len);
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len, uint64_t hash, int64_t likely);
-/* Guesses, between these two steps, which entry has the path, from the hash alone. Returns the
- * entry's number or -1, and prefetches the memory that monarch_find_prepared reads. *word gets the
- * word of the entry's copy, of which only tier and copy are valid, or 0 if there is no copy. */
+/* Guesses which entry has the path, from the hash alone. Call this between the two steps. Returns
+ * the entry's number or -1, and prefetches the memory that monarch_find_prepared reads. *word gets
+ * the word of the entry's copy, of which only tier and copy are valid, or 0 if there is no copy. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* Finds a file by its hash alone, for callers that have no path. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);

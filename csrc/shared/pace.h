@@ -19,7 +19,7 @@ static inline void monarch_pace_init(struct monarch_pace *p, uint64_t ops_per_s)
 }
 
 /* Sleeps until the caller's turn, and returns 1. If the turn comes after `until_ns` [ns of
- * CLOCK_MONOTONIC], returns 0 without sleeping. */
+ * CLOCK_MONOTONIC], returns 0 without sleeping; the turn then passes unused. */
 static inline int monarch_keep_pace(struct monarch_pace *p, uint64_t until_ns) {
     uint64_t now = monarch_now_ns(), next = __atomic_load_n(&p->next_ns, __ATOMIC_RELAXED),
              mine = now;

@@ -83,7 +83,8 @@ struct walk {
     const struct monarch_catalog *catalog;
     const struct monarch_clients *clients;
     size_t len, canonical;
-    /* by_letters: `..` removes the component before it without a look at what it is, even a link */
+    /* by_letters: `..` removes the component before it from the text, without a check whether that
+     * component is a link */
     int needs_directory, by_letters;
     char *text;
 };
@@ -124,7 +125,7 @@ static int append(struct walk *w, const char *name, size_t n) {
     if (w->len + 1 + n >= MONARCH_PATH_MAX)
         return 0;
     w->text[w->len++] = '/';
-    memmove(w->text + w->len, name, n); /* `name` may lie further on in this very buffer */
+    memmove(w->text + w->len, name, n); /* `name` may lie further on in the same buffer */
     w->len += n;
     w->text[w->len] = 0;
     return 1;

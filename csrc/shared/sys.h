@@ -142,9 +142,9 @@ static inline long sys_lseek(int fd, long offset, int whence) {
 static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
-/* The signal with which libc's setuid interrupts every thread. A thread must not block it while it
- * creates a thread: it could then wait for a lock that another thread holds in setuid, while setuid
- * waits for its reaction to the signal. */
+/* The signal with which libc's setuid interrupts every thread. A thread must not block this signal
+ * while it creates another thread. Otherwise it could wait for a lock that a third thread holds in
+ * setuid, while setuid waits until the first thread reacts to the signal. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
 /* Changes the blocked signals as sigprocmask(2) does. Returns the set that was blocked before. */
@@ -160,8 +160,8 @@ static inline void sys_nap(long ns) {
     sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
 }
 
-/* Step `n` of a wait for another thread that will need microseconds. The first steps yield the
- * processor. Later steps sleep, because a yield does not run a thread of lower real-time
+/* Makes step `n` of a wait for another thread, which needs only microseconds. The first steps yield
+ * the processor. Later steps sleep, because a yield does not run a thread of lower real-time
  * priority. */
 static inline void sys_relax(unsigned n) {
     struct timespec nap = {0, n < 96 ? 50000 : 1000000};

@@ -122,9 +122,10 @@ static inline __m128i vector(const unsigned char *p, int i) {
     return _mm_loadu_si128((const __m128i *)p + i);
 }
 
-/* Intrinsics, because the compiler does not recognize that the product of two halves is a single
- * instruction. The loop is unrolled: the compiler would keep sums that are selected by an index in
- * memory, where each addition waits until the addition before it has been stored. */
+/* The loop uses intrinsics, because the compiler does not recognize that the product of two halves
+ * is a single instruction. The loop is unrolled, because the compiler would keep in memory the sums
+ * that are selected by an index. There, each addition waits until the addition before it has been
+ * stored. */
 static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {
 #pragma GCC unroll 4
     for (int i = 0; i < VECTORS; i++) {

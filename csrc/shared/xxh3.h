@@ -1,5 +1,6 @@
-/* XXH3-64 (seed 0, default secret): the hash of paths and of blocks. Written from the published
- * specification; tests compare it with the reference library for all classes of lengths. */
+/* XXH3-64 (seed 0, default secret): the hash of paths and of blocks. The code was written from the
+ * published specification; tests compare it with the reference library for all classes of
+ * lengths. */
 #pragma once
 
 #include <stddef.h>
@@ -7,7 +8,8 @@
 
 uint64_t monarch_xxh3(const void *data, size_t len);
 
-/* The same hash, computed incrementally, so that a caller need not hold all data in memory. */
+/* These functions compute the same hash incrementally, so that a caller need not hold all data in
+ * memory. */
 #define XXH3_BLOCK 1024
 struct xxh3_stream {
     uint64_t acc[8];

@@ -120,9 +120,9 @@ static void note_need(int fd, void *data) {
 }
 
 /* Call this after `newest` has replaced a session. Releases the mappings of all sessions older than
- * the replaced one, except those of which the process still has copies or listings open. If two
- * threads call it at once, the worst that happens is that one of them visits a session that the
- * other has already removed from the list. */
+ * the replaced one, except sessions of which the process still has copies or listings open. If two
+ * threads call this function at once, the worst that happens is that one of them visits a session
+ * that the other has already removed from the list. */
 static void retire(struct session *newest) {
     struct session *last = newest->before, *s;
     struct search search = {newest, __atomic_add_fetch(&searches, 1, __ATOMIC_ACQ_REL)};
@@ -168,9 +168,9 @@ static void look_at_switches(struct session *s, int is_gone) {
 }
 
 /* Attaches to a new daemon's session. Several threads may do so at the same time: each maps the
- * session for itself, and one of the mappings becomes the process's. A lock would be no
- * alternative, because a thread that a signal handler has interrupted, or a child of vfork that was
- * killed, could hold it. */
+ * session for itself, and the whole process then uses one of these mappings. No lock is taken,
+ * because it could be held by a thread that a signal handler has interrupted, or by a child of
+ * vfork that was killed. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)
@@ -230,8 +230,8 @@ void monarch_rights_may_differ(void) {
         end_look(s, look, 1);
 }
 
-/* Whether the name `control` still leads to this session's segment. The check is made only once per
- * tick of the coarse clock, because a new daemon takes longer than a tick to start. */
+/* Whether the name `control` still leads to this session's segment. One check per tick of the
+ * coarse clock is enough, because a new daemon takes longer than a tick to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
@@ -242,9 +242,9 @@ static int is_linked_still(struct session *s) {
     return 1;
 }
 
-/* Finds the session whose daemon must learn of the change. That may be a daemon that has just
- * started. It may also be one whose session directory was removed, if no other daemon has replaced
- * it, because that daemon may still serve reads of other processes. */
+/* Finds the session whose daemon must learn of the change. The daemon may have just started. It may
+ * also be a daemon whose session directory was removed: until another daemon replaces that daemon,
+ * it may still serve reads of other processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);
@@ -262,8 +262,8 @@ struct session *monarch_session_slow(void) {
     return s->control->off || monarch_is_off(s) ? NULL : s;
 }
 
-/* Whether this process runs the command `monarch`, which starts and stops daemons itself. A process
- * that runs a script has the script's name. */
+/* Whether this process runs the command `monarch`, which starts and stops daemons itself. The
+ * kernel names a process that runs a script after the script. */
 static int is_our_command(void) {
     char name[16] = "";
     sys6(SYS_prctl, PR_GET_NAME, (long)name, 0, 0, 0, 0);
@@ -286,7 +286,7 @@ __attribute__((constructor)) static void load(void) {
     monarch_log_init();
     monarch_rank_init();
     if (!monarch_find_session_dir(config)) {
-        if (!is_our_command()) /* it says so itself */
+        if (!is_our_command()) /* the command says so itself */
             monarch_warn(is_site ? "MONARCH_SITE_CONFIG names a file that cannot be found:"
                                  : "MONARCH_CONFIG names a file that cannot be found:",
                          config, "Set it to the absolute path of a configuration file.");
@@ -300,8 +300,7 @@ __attribute__((constructor)) static void load(void) {
                          "Raise its limits of addresses (ulimit -v) and mappings "
                          "(vm.max_map_count).");
         else if (!starts && is_meant && !is_our_command() &&
-                 !monarch_was_stopped()) /* no warning in a shell whose daemon was stopped by the
-                                            user */
+                 !monarch_was_stopped()) /* a user who has stopped the daemon needs no warning */
             monarch_warn("no daemon serves", config,
                          "Start one with `monarch start`, or unload the library with "
                          "eval \"$(monarch env --unset)\".");

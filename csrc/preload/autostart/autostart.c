@@ -20,12 +20,13 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* Shortest time between two attempts of the process: PAUSE_NS after an attempt, and at most
- * LONG_PAUSE_NS after it has found that no start is allowed now, or no interpreter [ns]. */
+/* Shortest time between two attempts of this process to start a daemon [ns]: PAUSE_NS, or up to
+ * LONG_PAUSE_NS if the earlier attempt has found that no start is allowed yet, or has found no
+ * interpreter. */
 #define PAUSE_NS 200000000ULL
 #define LONG_PAUSE_NS 1000000000ULL
-/* A daemon in another pid namespace counts as killed if its heartbeat has not changed for this long
- * [ns]. */
+/* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
+ * another pid namespace, there is no other sign. */
 #define SILENT_NS 10000000000ULL
 /* Number of bytes of a configuration that are searched for the word `autostart`. */
 #define MOST_SEARCHED 65536
@@ -58,8 +59,8 @@ static void switch_off(void) { __atomic_store_n(&monarch_autostart, 0, __ATOMIC_
 
 /* --- the environment ------------------------------------------------------------------------- */
 
-/* Whether a job sets the variable for its own programs, so that the daemon's Python must not get
- * it. */
+/* Whether a job sets the variable for its own programs. The daemon's Python must not get such a
+ * variable. */
 static int is_the_jobs(const char *variable) {
     static const char *const prefixes[] = {"LD_",  "PYTHON",          "OMP_", "GOMP_", "KMP_",
                                            "MKL_", "MONARCH_DISABLE="};
@@ -170,11 +171,11 @@ static uint64_t confinement(void) {
 }
 
 /* Whether this process is still in the surroundings in which it was loaded, so that it may start
- * another process. Otherwise the daemon would be confined with it, and of little use to others. Two
- * more cases are excluded. A process that adopts orphans (a subreaper) would get the daemon as its
- * child, and its own wait would report the daemon. And after unshare(CLONE_NEWPID), the
- * intermediate process would be the first one of the new namespace, and its end would kill all
- * others in it. */
+ * another process. Otherwise the daemon would be confined as this process is, and of little use to
+ * other processes. Two more cases are excluded. A process that adopts orphans (a subreaper) would
+ * get the daemon as its child, and its own wait would report the daemon. And after
+ * unshare(CLONE_NEWPID), the intermediate process would be the first process of the new namespace,
+ * and its end would kill all other processes there. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -188,9 +189,9 @@ static int is_where_we_were_loaded(const struct plan *p) {
            inode_of("/proc/thread-self/ns/net", NULL) == p->net;
 }
 
-/* Whether a start is possible now. If a signal is blocked that was not blocked at load, the process
- * is in a handler of it, and the start is only postponed, as it is while no descriptor is free. Any
- * other obstacle is permanent. */
+/* Whether a start is possible now. If a signal is blocked that was not blocked at load, the thread
+ * may be in a handler of that signal, so the start is only postponed. It is also postponed while no
+ * descriptor is free. Any other obstacle is permanent. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;
@@ -203,7 +204,7 @@ static int may_start(const struct plan *p) {
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-/* Whether a daemon serves whose session is not `s`. */
+/* Whether a daemon with another session than `s` serves. */
 static int another_serves(const struct session *s) {
     struct monarch_segment found;
     if (!monarch_map_segment("control", &found))
@@ -260,10 +261,11 @@ static void end_attempt(struct plan *p) {
     sys_signals(SIG_SETMASK, blocked);
 }
 
-/* Makes the calling thread the one that attempts a start. It blocks all signals until the attempt
- * has ended, because a signal handler could jump out of the open (siglongjmp). A handler that has
- * interrupted the thread before that finds the plan in use by its own process. In a forked child,
- * the plan is free. */
+/* Makes the calling thread the one that attempts a start. Returns 0 if no attempt can be made now,
+ * for example because another thread of this process makes one. In a forked child, the plan is
+ * free, even if a thread of the parent used it at the fork. All signals are blocked until the
+ * attempt has ended, because a signal handler could jump out of the open (siglongjmp) and leave the
+ * plan in use. */
 static int begin_attempt(struct plan *p) {
     if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;

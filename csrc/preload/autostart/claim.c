@@ -7,11 +7,11 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* Limits of starts. The session's file `starts` holds the times of the last STARTS starts. So a
- * daemon that was killed is started again at most twice within WITHIN_NS. Two starts are at least
- * APART_NS apart, because a start that has failed would usually fail again at once. A starter that
- * finds that no daemon should be started makes the time of its start odd; that start counts only
- * for UNNEEDED_NS. */
+/* Limits of starts. The session's file `starts` holds the times of the last STARTS starts, and at
+ * most STARTS starts are allowed within WITHIN_NS. So a daemon that was killed is started again at
+ * most twice within that time. Two starts are at least APART_NS apart, because a start that has
+ * failed would usually fail again at once. A starter that finds that no daemon should be started
+ * makes the time of its start odd; that start counts only for UNNEEDED_NS. */
 #define STARTS 3
 #define WITHIN_NS 600000000000ULL
 #define APART_NS 5000000000ULL
@@ -51,14 +51,14 @@ static int open_session(void) {
     return above < 0 ? -1 : open_directory(above, name + 1);
 }
 
-/* Returns until when a start counts. A time in the future is from an earlier boot, and does not
- * count. */
+/* Returns the time until which a start counts, or 0 if it does not count. The time of a start that
+ * lies in the future is from an earlier boot, and does not count. */
 static uint64_t end_of(uint64_t start, uint64_t now) {
     return start > now || !start ? 0 : start + (start & 1 ? UNNEEDED_NS : WITHIN_NS);
 }
 
-/* Returns until when no start is allowed; 0 if one is allowed now. *first gets the index at which
- * the next start is recorded. */
+/* Returns the time until which no start is allowed, or 0 if one is allowed now. *first gets the
+ * index at which the next start is recorded. */
 static uint64_t taken_until(const uint64_t *starts, uint64_t now, int *first) {
     uint64_t until = 0;
     *first = 0;

@@ -3,9 +3,9 @@
 
 #include <stdint.h>
 
-/* Returns until when no starter may be started [ns of CLOCK_MONOTONIC], because the last start was
- * a moment ago, or because as many as allowed were made in the last ten minutes. Returns 0 if one
- * may be started now. */
+/* Returns the time until which no starter may be started [ns of CLOCK_MONOTONIC], or 0 if one may
+ * be started now. No starter may be started right after another one, or if the starts that are
+ * allowed in ten minutes are used up. */
 uint64_t monarch_claim_taken_until(void);
 
 /* Takes the session's claim. Call this in the process that becomes the starter, not in the program,

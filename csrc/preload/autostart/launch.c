@@ -11,8 +11,8 @@
 /* Two processes are made: an intermediate process, which ends at once, and its child, which becomes
  * the launched program. Both share the memory of this process, like a child of vfork, because
  * copying the page tables of a large process takes long. Each has a stack of its own. They must not
- * touch errno or any other thread-local variable, because these belong to this process. Code of a
- * sanitizer would touch them. */
+ * touch errno or any other thread-local variable, because these belong to this process. Code that a
+ * sanitizer adds would touch them, so BESIDE keeps it out. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
@@ -20,8 +20,8 @@
 #endif
 
 /* How long monarch_launch waits: BETWEEN_NS for the intermediate process, which ends at once, and
- * START_NS for the start of the program [ns]. If this process ends while the other still uses its
- * memory, the memory stays allocated until then. */
+ * START_NS for the start of the program [ns]. If this process ends while one of the others still
+ * uses its memory, the memory stays allocated until that process has left it. */
 #define BETWEEN_NS 50000000ULL
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
@@ -32,10 +32,10 @@ typedef int (*work)(struct monarch_launch *l);
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. The
  * kernel stores the new process's pid in *runs before that process begins, and clears *runs when it
  * has ended or runs another program. Only the kernel writes *runs, so that the word is right at
- * whatever moment a process is killed. CLONE_VFORK would wait for the same, but without a time
- * limit. The new process has no exit signal, so that wait() does not report it, and is untraced, so
- * that a tracer that follows children does not see it. libc's clone is not used: before glibc 2.25
- * it would change the pid that libc caches in this process. */
+ * whatever moment a process is killed. CLONE_VFORK would wait for the same event, but without a
+ * time limit. The new process has no exit signal, so that wait() does not report it, and is
+ * untraced, so that a tracer that follows children does not see it. libc's clone is not used:
+ * before glibc 2.25 it would change the pid that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -84,8 +84,8 @@ BESIDE static void reset_signals(void) {
         sys6(SYS_rt_sigaction, number, (long)none, 0, sizeof none[0], 0, 0);
 }
 
-/* Raises the limits to their maximum: those that a job sets for its training are not meant for the
- * daemon. */
+/* Raises the process's limits to their maximum, because the limits that a job sets for its training
+ * are not meant for the daemon. */
 BESIDE static void raise_limits(void) {
     static const int raised[] = {RLIMIT_CPU,   RLIMIT_FSIZE,  RLIMIT_DATA,
                                  RLIMIT_NPROC, RLIMIT_NOFILE, RLIMIT_AS};
@@ -97,9 +97,9 @@ BESIDE static void raise_limits(void) {
         }
 }
 
-/* Releases the process from the processors, the memory and the priority of its rank. A launcher
- * binds each rank to its own, but the daemon serves all ranks. Raising the priority needs
- * permission and may fail. */
+/* Releases the process from the processors, the memory and the priority of its rank. A launcher may
+ * bind each rank to its own processors and memory, but the daemon serves all ranks. Raising the
+ * priority needs permission and may fail. */
 BESIDE static void unbind(void) {
     uint64_t all[128];
     const int priority = 0;
@@ -112,11 +112,11 @@ BESIDE static void unbind(void) {
     sys6(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, 0, 0, 0, 0);
 }
 
-/* Gives this process a table of descriptors of its own. Until then it shares the table of the
- * program, which must not change. Since Linux 5.9, close_range makes an empty table (before 6.13,
- * it copies at most the lowest 64 descriptors and closes the copies). It copies no others, because
- * closing a copy would flush a file that the program is writing. On older kernels, unshare copies
- * all descriptors; those without FD_CLOEXEC then stay open until the launched program closes
+/* Gives this process a table of descriptors of its own. Until then, the process shares the
+ * program's table, which must not change. Since Linux 5.9, close_range makes an empty table (before
+ * 6.13, it copies at most the lowest 64 descriptors and closes the copies). It copies no others,
+ * because closing a copy would flush a file that the program is writing. On older kernels, unshare
+ * copies all descriptors; those without FD_CLOEXEC then stay open until the launched program closes
  * them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
@@ -194,7 +194,7 @@ static int is_reaped(struct monarch_launch *l) {
     return 1;
 }
 
-/* In a forked child, this is a copy that no other process uses. */
+/* In a forked child, `l` is a copy of the parent's launch that no other process uses. */
 int monarch_launch_is_over(struct monarch_launch *l) {
     if (l->owner != (uint32_t)sys_getpid())
         return 1;

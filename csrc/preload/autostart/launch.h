@@ -7,8 +7,8 @@
 /* Size of the stacks of the two processes that run before the program does [bytes]. */
 #define MONARCH_LAUNCH_STACK 20480
 
-/* A launch. The two processes use it, in this process's memory, even after monarch_launch has
- * returned. */
+/* A launch. The intermediate process and the process that becomes the program use this structure,
+ * in this process's memory, even after monarch_launch has returned. */
 struct monarch_launch {
     const char *argv[8]; /* argv[0] is the program's path */
     const char *const *envp;
@@ -18,17 +18,18 @@ struct monarch_launch {
      * standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
-    /* Atomic futexes: the process's pid until the kernel reports that the process has left this
+    /* Atomic futexes, for the intermediate process and for the process that becomes the program.
+     * Each holds the pid of its process until the kernel reports that the process has left this
      * memory. Until the intermediate process has ended, it may still make the other process. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));
 };
 
-/* Launches the program. Returns when the program runs, but after a few milliseconds at the latest,
- * because exec may hang as long as a file system does. Makes only system calls, and leaves errno
- * alone. Returns 0 if the kernel creates no process. The caller must block all signals, because no
- * signal handler may run in a process that shares this memory. */
+/* Launches the program. Returns when the program runs, but waits only for a limited time
+ * (launch.c), because exec may hang as long as a file system does. Makes only system calls, and
+ * leaves errno alone. Returns 0 if the kernel creates no process. The caller must block all
+ * signals, because no signal handler may run in a process that shares this memory. */
 int monarch_launch(struct monarch_launch *l);
 /* Whether the launch has ended, so that `l` may be used again. */
 int monarch_launch_is_over(struct monarch_launch *l);

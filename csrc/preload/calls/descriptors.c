@@ -21,8 +21,8 @@ static void will_close_direct(int fd) {
         monarch_close_direct(fd, w);
 }
 
-/* A separate function, so that closing a descriptor of which nothing is known costs only two
- * checks. */
+/* This is a separate function, so that closing a descriptor of which nothing is known costs only
+ * two checks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;
@@ -109,7 +109,8 @@ PUBLIC void closefrom(int first) {
         real_close_range(from, UINT_MAX, 0);
 }
 
-/* fcloseall leaves the descriptors open, despite its name. */
+/* fcloseall leaves the descriptors open, despite its name. The library stops tracking them all the
+ * same; from then on, reads of the source's files go to the source. */
 PUBLIC int fcloseall(void) {
     monarch_untrack_range(0, UINT_MAX);
     return REAL(fcloseall)();
@@ -234,8 +235,8 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
     return f;
 }
 
-/* Counts a call that has moved n bytes. `at`: the offset where the call ended; NULL if it used the
- * descriptor's own offset. */
+/* Counts a call that has moved n bytes. `at`: the offset where the call ended; NULL if the call
+ * used the descriptor's own offset. */
 static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
     return monarch_note_read(from, n, at && n > 0 ? *at - n : -1);
 }
@@ -273,8 +274,8 @@ static int is_same_file(int one, int other) {
 
 /* The call is made on a copy's backing descriptor in two cases. If both descriptors are of one
  * file, the kernel refuses overlapping ranges, but does not see that a copy is the same file. And
- * it may refuse to copy between file systems, while a copy is on another file system than its
- * source file. */
+ * the kernel may refuse to copy between file systems, while a copy is on another file system than
+ * its source file. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

@@ -14,7 +14,7 @@ static inline void monarch_will_close(int fd) {
 void monarch_will_close_stream(FILE *stream);
 
 /* Call this when a stream takes over a tracked descriptor. The stream reads inside libc, unseen by
- * the library, so it is counted as one read of the whole file. */
+ * the library, so it counts as one read of the whole file. */
 void monarch_count_stream(int fd);
 
 /* Returns whether `command` is a lock command of fcntl, or F_GETLEASE. monarch_lock handles such a

@@ -178,7 +178,7 @@ static int is_still_listed(const struct directory *d) {
            monarch_look_and_list(&d->of, AT_FDCWD, path) == d->listing;
 }
 
-/* rewinddir: the program must see the directory as it is now. */
+/* After rewinddir, the program must see the directory as it is now. */
 PUBLIC void rewinddir(DIR *stream) {
     struct directory *d = ours(stream);
     if (!d || d->real) {

@@ -47,7 +47,7 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
 }
 
 /* Returns the path of the root of the source to which the copy's file belongs, or NULL if `fd` is
- * not a copy's. The root stands for the file, which may have been removed. */
+ * not a descriptor of a copy. The root stands for the file, which may have been removed. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;
@@ -115,7 +115,7 @@ PUBLIC int fstatvfs(int fd, struct statvfs *v) {
     return source ? statvfs(source, v) : REAL(fstatvfs)(fd, v);
 }
 
-/* A separate function, because it needs stack space for a path, which few calls need. */
+/* This is a separate function, because it needs stack space for a path, which few calls need. */
 __attribute__((noinline)) static int
 handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount, int flags) {
     char real[MONARCH_PATH_MAX];

@@ -14,8 +14,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Returns the descriptor for such a request: the backing descriptor of `fd` if `fd` is a copy's,
- * otherwise `fd`. */
+/* Returns the descriptor for a request that concerns the source's file. That is the backing
+ * descriptor of `fd` if `fd` is a descriptor of a copy, and otherwise `fd` itself. */
 static int source_of(int fd) {
     int backing = monarch_backing_fd(fd);
     return backing >= 0 ? backing : fd;

@@ -35,7 +35,7 @@ static int find_descriptor(int fd, int *on) {
 }
 
 /* Call this with the result of a lock call. If a lock was granted, makes later reads return what
- * its last holder has written. */
+ * the lock's last holder has written. */
 static int granted(int r, int fd, int on) {
     int old_errno = errno;
     if (r == 0 && on != fd)
@@ -53,8 +53,8 @@ PUBLIC int flock(int fd, int operation) {
 
 /* Returns whether a closing (locked_files.h) may have falsified the result. A granted lock may have
  * been lost since, and a refusal may be due to the lock of the closing itself. Any other error
- * concerns the file itself. After the last attempt, a lock that was granted but is still doubtful
- * is reported as refused, and a refusal as a refusal. */
+ * concerns the file itself. After the last attempt, a refusal is reported as it is, and a granted
+ * lock that is still doubtful is reported as refused. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }

@@ -104,8 +104,8 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 
 /* Writes the entry's path to *resolved, or to new memory if *resolved is NULL. Returns 0 if the
  * path is too long. The path has no links in it, because the scan follows none and the source's
- * root is resolved. A separate function, because it needs stack space for a path, which few calls
- * need. */
+ * root is resolved. This is a separate function, because it needs stack space for a path, which few
+ * calls need. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {
     char real[MONARCH_PATH_MAX];
     if (!monarch_source_path(k->session, k->catalog, k->entry, real))

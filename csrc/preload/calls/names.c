@@ -23,8 +23,8 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
     monarch_changed_names(todir, to);
 }
 
-/* Records the files that were added to the catalog, below a renamed directory, between
- * before_rename and the rename itself. */
+/* Records the renamed trees as changed once more: files below them may have been added to the
+ * catalog between before_rename and the rename itself. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
@@ -63,8 +63,8 @@ PUBLIC int link(const char *from, const char *to) {
     return REAL(link)(from, to);
 }
 
-/* A separate function, so that the stack space for one path is released before that for the other
- * path is needed. */
+/* This is a separate function, so that the stack space for one path is released before that for the
+ * other path is needed. */
 __attribute__((noinline)) static int link_changed(int fromdir, const char *from, int todir,
                                                   const char *to, int flags) {
     char real[MONARCH_PATH_MAX];

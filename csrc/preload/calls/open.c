@@ -18,8 +18,8 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
                                                      mode_t mode, int plain) {
     char real[MONARCH_PATH_MAX];
     int follow = !(flags & O_NOFOLLOW), old_errno = errno;
-    /* The call itself truncates the file, so the change is recorded before: the caller may be
-     * killed right after the call. */
+    /* The call itself truncates the file, so the change is recorded before the call: the caller may
+     * be killed right after it. */
     if (flags & O_TRUNC)
         path = monarch_path_to_change(dir, path, follow, real);
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
@@ -52,16 +52,16 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     errno = old_errno;
     if (fd >= 0) {
         monarch_opened_copy(s, o);
-        /* Reads of a copy are not seen. But this copy did not exist when the open began, so the
-         * file counts as read to its end. A small file that is read at the source counts the same
-         * way. */
+        /* The library does not see reads of a copy. But this copy did not exist when the open
+         * began, so the file counts as read to its end. A small file that is read at the source
+         * counts the same way. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
     return fd;
 }
 
 /* Promotes a descriptor of the source's file, unless the program has locks on the file. Returns
- * whether the descriptor is now the copy's. */
+ * whether the descriptor refers to the copy now. */
 static int is_promoted(struct session *s, const struct monarch_opening *o, int flags, int fd) {
     struct monarch_wanted w = {.session = s, .entry = o->entry, .id = (uint64_t)o->id};
     w.version = __atomic_load_n(&o->entry->version, __ATOMIC_ACQUIRE);
@@ -103,7 +103,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         monarch_end_look_up(s, &aim, dir, path, flags, &o);
         int is_right = o.served && (o.word ^ guess) >> 8 == 0;
         if (fd >= 0 && !is_right)
-            /* libc's close, because another preloaded library may have seen the open */
+            /* this is libc's close, because another preloaded library may have seen the open */
             REAL(close)(fd);
         if (o.served && !is_right)
             fd = REAL(open)(o.copy, monarch_copy_flags(flags));
@@ -131,7 +131,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
 }
 
 /* Opens a path that may be the name of a copy's descriptor in /proc. For such a name, opens the
- * copy's source file in its current state. */
+ * source's file in its current state. */
 __attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
     char real[MONARCH_PATH_MAX];
     if (monarch_names_copy(path, real) && real[0])
@@ -240,7 +240,8 @@ PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     return fd;
 }
 
-/* The child opens the file inside libc; spawn.c records that open beforehand. */
+/* The child opens the file inside libc, unseen by the library; spawn.c records that open
+ * beforehand. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];

@@ -9,15 +9,16 @@
 #include "preload/process/calls.h"
 #include "preload/session/roots.h"
 
-/* 1: some thread may have a root directory of its own, whereas the library knows only that of the
- * process. */
+/* 1: some thread may have a root directory of its own, whereas the library knows only the root
+ * directory of the process. */
 static uint32_t roots_part; /* atomic */
 
 static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELEASE); }
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        /* Done before the call, so that no thread keeps an answer that it gets during the call. */
+        /* This comes before the call, so that no thread keeps an answer that it gets during the
+         * call. */
         monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();
@@ -25,7 +26,7 @@ PUBLIC int chroot(const char *path) {
 }
 
 /* With CLONE_NEWNS, later mounts concern this process alone and the library does not see them, so
- * it serves no copies from then on. With one of the other two flags, the thread gets a root
+ * it serves no copies from then on. With CLONE_FS or CLONE_NEWUSER, the thread gets a root
  * directory of its own. */
 PUBLIC int unshare(int flags) {
     monarch_mappings_end();

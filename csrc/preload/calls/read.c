@@ -1,9 +1,9 @@
 /* Reads on descriptors of source files whose copies are being filled, or were filled since.
  *
- * Bytes that the copy already has come from the copy, bytes that are being filled are waited for,
- * and in any doubt the source answers. A read at the descriptor's own offset first claims its range
- * with one lseek, which the kernel makes atomic for all who share the offset, and then reads that
- * range. */
+ * Bytes that the copy already has come from the copy. For bytes that are being filled, the read
+ * waits. In any doubt, the source answers. A read at the descriptor's own offset first claims its
+ * range with one lseek, which the kernel makes atomic for all who share the offset, and then reads
+ * that range. */
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
@@ -56,8 +56,8 @@ static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        /* The file is counted now, because reads of a descriptor are not seen after it is
-         * untracked. */
+        /* The whole file is counted now, because the library does not see reads of the descriptor
+         * after it is untracked. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
@@ -164,8 +164,8 @@ __attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w
 static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     monarch_momentary_begin();
     int fd = open_by_name(w);
-    /* A raw system call, because a thread that is cancelled in libc's pread would leave the
-     * descriptor open. */
+    /* The read is a raw system call, because a thread that is cancelled in libc's pread would leave
+     * the descriptor open. */
     ssize_t r = fd >= 0 ? sys_pread(fd, buf, n, at) : 0;
     if (fd >= 0)
         monarch_close_unseen(fd, -1);
@@ -202,8 +202,8 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
 /* Reads at the offset `at`: from the copy as far as it has the bytes, and then from the source.
- * joined = 1: the caller appends the bytes to earlier bytes of the same call, so that the result
- * may be OTHER_FILE. */
+ * joined = 1: the caller appends the bytes to earlier bytes of the same call. Only in this case,
+ * the result can be OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -240,7 +240,7 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!find_file(fd, tracked, w))
         return 0;
-    /* Once the descriptor is the copy's, another thread may close it at any time. So this call
+    /* Once the descriptor refers to the copy, another thread may close it at any time. So this call
      * opens the copy itself instead of reading through that descriptor. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
@@ -255,7 +255,7 @@ static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     return monarch_note_read(fd, n, at);
 }
 
-/* A separate function, so that a read of an untracked descriptor needs no stack space. */
+/* This is a separate function, so that a read of an untracked descriptor needs no stack space. */
 __attribute__((noinline)) static ssize_t pread_tracked(int fd, void *buf, size_t n, off_t at) {
     struct monarch_wanted w;
     if (served(fd, monarch_tracked(fd), 0, n, &w))
@@ -280,13 +280,14 @@ static void give_back_offset(int fd, uint64_t tracked, long n) {
         monarch_track_seek(fd, tracked, -n);
 }
 
-/* Claims the next n bytes of the file, or as many as are left, by moving the offset past them:
- * several threads or processes may read at that offset at the same time. The claimed range is
- * [w->at, w->at + w->n). Returns 0 if nothing was claimed, because no bytes are left or because the
- * descriptor may belong to another file by now. tracked: the descriptor's word in the table. */
+/* Claims the next n bytes of the file, or as many as are left, by moving the offset past them,
+ * because several threads or processes may read at that offset at the same time. The claimed range
+ * is [w->at, w->at + w->n). Returns 0 if nothing was claimed, because no bytes are left or because
+ * the descriptor may belong to another file by now. tracked: the descriptor's word in the table. */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
-    /* The result is also -1 if the offset would become too large. The move is atomic also for
-     * processes that share the offset but have their own table of descriptors. */
+    /* The result is also -1 if the offset would become too large. The kernel moves the offset
+     * atomically, even for processes that share the offset but have their own table of
+     * descriptors. */
     long end = monarch_track_seek(fd, tracked, (long)n);
     w->n = 0;
     if (end < 0)
@@ -424,8 +425,9 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 
 /* --- mappings --------------------------------------------------------------------------------- */
 
-/* Raw system calls, because open is a cancellation point while mmap is not. Under ThreadSanitizer,
- * libc's functions are used instead, because it follows descriptors by them. */
+/* A copy is opened and closed by raw system calls, because open is a cancellation point while mmap
+ * is not. Under ThreadSanitizer, libc's functions are used instead, because ThreadSanitizer follows
+ * descriptors by the calls of these functions. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)

@@ -1,7 +1,7 @@
 /* Reports the attributes of files as if they had no copies.
  *
- * By path, the attributes come from the catalog, while it may answer. By descriptor, they come from
- * the kernel; if the descriptor is a copy's, the catalog's attributes replace them. */
+ * By path, the attributes come from the catalog, as long as it may answer. By descriptor, they come
+ * from the kernel; if it is a descriptor of a copy, the catalog's attributes replace the copy's. */
 #include <string.h>
 #include <sys/sysmacros.h>
 
@@ -52,17 +52,18 @@ static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     return 1;
 }
 
-/* Returns the entry whose copy has the attributes `st`, or NULL. It is found even while Monarch is
- * switched off, because descriptors of copies stay open. */
+/* Returns the entry whose copy has the attributes `st`, or NULL. The entry is found even while
+ * Monarch is switched off, because descriptors of copies stay open. */
 static const struct monarch_entry *behind(struct session **s, const struct monarch_catalog **c,
                                           const struct stat *st) {
     *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
 }
 
-/* For a file that was changed, but whose content is still the one that was opened: takes mode,
- * owner, number of links and ctime from the source. A separate function, because it needs stack
- * space for a path, which few calls need. */
+/* Replaces mode, owner, number of links and ctime by those that the source's file has now. If the
+ * path leads to another file by now, or the file's size has changed, the attributes stay those of
+ * the version that was opened. This is a separate function, because it needs stack space for a
+ * path, which few calls need. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -231,7 +232,7 @@ __attribute__((noinline)) static void time_of_copy(int dir, const char *path, in
         *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
 }
 
-/* A separate function, because it needs stack space for a path, which few calls need. */
+/* This is a separate function, because it needs stack space for a path, which few calls need. */
 __attribute__((noinline)) static int ask_source(const struct session *s,
                                                 const struct monarch_catalog *c,
                                                 const struct monarch_entry *e, unsigned mask,

@@ -87,8 +87,8 @@ static FILE *open_for_reading(const char *path, const char *mode) {
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* This function and others that have a path on the stack are separate ones, because programs may
- * read files from threads with small stacks. */
+/* This function and the others with a path on the stack are separate functions, because programs
+ * may read files from threads with small stacks. */
 __attribute__((noinline)) static FILE *open_again(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
     return open_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode);

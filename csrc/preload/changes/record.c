@@ -64,10 +64,10 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
 }
 
 /* Marks every file below a directory as changed, because a change of the directory affects all of
- * them: a new name changes their paths, and other permissions may make them inaccessible. This
- * reads the whole catalog, but a training job does not rename directories in a loop. Files that the
- * daemon's scan finds meanwhile are not missed: the daemon checks them again because the count
- * `renames` has changed. */
+ * them: a new name changes their paths, and other permissions may make them inaccessible. The
+ * function reads the whole catalog, which is acceptable because a training job does not rename
+ * directories in a loop. Files that the daemon's scan finds meanwhile are not missed: the daemon
+ * checks them again because the count `renames` has changed. */
 static void mark_below_directory(struct session *s, const struct stat *st) {
     __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
     const struct monarch_catalog *c = monarch_catalog_of(s);
@@ -94,8 +94,8 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Whether `st` describes a copy. It works without a daemon, because descriptors of copies outlive
- * the daemon. */
+/* Whether `st` describes a copy. The result does not depend on a running daemon, because
+ * descriptors of copies outlive the daemon. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;

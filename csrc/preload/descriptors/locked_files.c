@@ -41,10 +41,10 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 
 /* A closing is a call of monarch_close_unseen. The lower half of `under_way` is the number of
  * closings that have not ended. Its upper half is the pid: a forked child ignores closings of its
- * parent, which never end there. `so_far` counts all closings. */
+ * parent, which never end in the child. `so_far` counts all closings. */
 static uint64_t under_way;
 static uint32_t so_far;
-/* Longest wait for closings. They take microseconds unless the source hangs. */
+/* Longest wait for closings. Closings take microseconds unless the source hangs. */
 #define PATIENCE_NS 5000000000ULL
 
 struct saved_locks {

@@ -8,8 +8,8 @@
 #include <stdint.h>
 
 /* monarch_note_locks notes that this process has taken a lock on the file, or has requested
- * asynchronous signals about it. monarch_has_locks returns whether that was noted; a few other
- * files count as noted too. */
+ * asynchronous signals about it. monarch_has_locks returns whether that was noted; it also returns
+ * 1 for a few other files. */
 void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 
@@ -18,10 +18,11 @@ int monarch_has_locks(uint64_t dev, uint64_t ino);
  * process may take it in between. kept: another descriptor of the file, or -1 if none is known. */
 void monarch_close_unseen(int fd, int kept);
 
-/* While such a closing is under way, a lock that another thread takes may be lost, a lock that
- * another thread releases may come back, and a lock may be refused because the closing holds it. So
- * a thread that changes a lock first waits until no closing is under way. If a closing has begun
- * meanwhile, it repeats the change, up to MONARCH_LOCK_ROUNDS times:
+/* While a closing (a call of monarch_close_unseen) is under way, a lock that another thread takes
+ * may be lost, a lock that another thread releases may come back, and a lock may be refused because
+ * the closing holds it. So a thread that changes a lock first waits until no closing is under way.
+ * If a closing has begun during the change, the thread repeats the change, up to
+ * MONARCH_LOCK_ROUNDS times:
  *
  *     do
  *         if (!monarch_await_closings(&closings))

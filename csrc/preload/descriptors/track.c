@@ -12,8 +12,8 @@ uint64_t monarch_track_table[MONARCH_TRACKED] SELDOM;
 static unsigned highest; /* no descriptor above it was ever tracked */
 
 /* --- the process that the table describes --------------------------------------------------------
- * A child of vfork runs in its parent's memory, but has descriptors of its own. The table is the
- * parent's, and what the child closes and duplicates does not concern it. */
+ * A child of vfork runs in its parent's memory, but has descriptors of its own. The table describes
+ * the parent's descriptors, so it must not change when the child closes or duplicates its own. */
 
 static uint32_t owner; /* atomic: pid of the process whose descriptors the table describes */
 /* A page by which a process notices that it is the child of a fork that the library did not see.
@@ -111,8 +111,8 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
                      __ATOMIC_SEQ_CST);
 }
 
-/* Whether the descriptor `fd`, tracked with the word `w`, has become a copy's. The source's server
- * is not asked. */
+/* Whether `fd`, which is tracked with the word `w`, has become a descriptor of the copy. The
+ * source's server is not asked. */
 static int is_of_copy(int fd, uint64_t w) {
     const struct session *s = monarch_track_session(w);
     struct statx x;
@@ -128,8 +128,8 @@ static int is_of_copy(int fd, uint64_t w) {
 
 /* Does round `n` of a wait for a pinned word, and returns the word after it. A promotion gives the
  * descriptor's number to the copy before the kernel closes the source's file. That close may have
- * to wait for the source, but other threads need not wait for it: once the number is the copy's,
- * this function clears the word. */
+ * to wait for the source, but other threads need not wait for the close: once the number belongs to
+ * the copy, this function clears the word. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);
@@ -169,16 +169,16 @@ void monarch_track_again(int fd, int fresh) {
  * /proc by this value. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
-/* Limit of the wait of a close for threads that seek on its descriptor. Normally the close waits
- * until /proc shows that their calls are inside the kernel. If /proc cannot be read (no descriptor
- * is free, or the process is not dumpable), it waits for this many rounds of sys_relax in all, less
- * than a second, and then assumes that they are. The limit counts rounds, not time, because time
- * also passes while a process is stopped. */
+/* Limit for a close that waits for threads which seek on its descriptor. Normally the close waits
+ * until /proc shows that the threads' calls are inside the kernel. If /proc cannot be read (no
+ * descriptor is free, or the process is not dumpable), the close waits for this many rounds of
+ * sys_relax in all, less than a second, and then assumes that the calls are inside. The limit
+ * counts rounds, not time, because time also passes while a process is stopped. */
 #define ENTERED_ROUNDS 800
 
 /* Whether the lseek of the seeking thread is inside the kernel. The kernel then holds a reference
  * to the open file, so the number may be closed. Usually lseek returns at once; otherwise it waits
- * there for another thread's read. */
+ * in the kernel for another thread's read. */
 static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
     return n >= 40 && n % 8 == 0 &&
            (in_all >= ENTERED_ROUNDS || monarch_sleeps_in(SYS_lseek, (uint64_t)fd, seek_of(w)));
@@ -273,10 +273,10 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
 /* --- seeking -------------------------------------------------------------------------------------
  * The kernel makes lseek wait while another thread reads from the open file, for as long as the
  * source takes. The descriptor cannot stay pinned for so long. But between the check of its word
- * and the call of lseek, the number must not become another file's, or the call would move that
- * file's offset. So the word is marked (TRACK_SEEKING) until the call returns. A thread that wants
- * to close the number, and finds that the mark stays, checks in /proc whether the call is inside
- * the kernel. A seek on a duplicate would need no mark, but closing the duplicate may ask the
+ * and the call of lseek, another file must not get the number, or the call would move that file's
+ * offset. So the word is marked (TRACK_SEEKING) until the call returns. A thread that wants to
+ * close the number, and finds that the mark stays, checks in /proc whether the call is inside the
+ * kernel. A seek on a duplicate would need no mark, but closing the duplicate may ask the
  * source. */
 
 #define SEEK_ROUNDS 64

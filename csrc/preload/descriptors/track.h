@@ -1,7 +1,7 @@
 /* Tracks the process's descriptors of source files that had no copy when they were opened.
  *
- * The table is a hint, and is checked at every use: calls that the library does not see close
- * descriptors and pass them on. */
+ * The table is a hint, and is checked at every use: descriptors may be closed or passed on by calls
+ * that the library does not see. */
 #pragma once
 
 #include "preload/session/session.h"
@@ -12,9 +12,9 @@
  * more flags. */
 #define TRACK_OFFSET 1ULL /* the descriptor's own offset was used: never promoted to the copy */
 #define TRACK_SHARED 2ULL /* the descriptor was duplicated, or may have locks: never promoted */
-/* A thread has pinned the descriptor and relies on its staying unchanged. Another thread that is
- * about to change it waits until it is unpinned or has become a copy's. Only the thread that pinned
- * it can make it a copy's. */
+/* A thread has pinned the descriptor and relies on it to stay unchanged. Any other thread that is
+ * about to change the descriptor waits until it is unpinned, or until the pinning thread has
+ * replaced it by a descriptor of the copy. */
 #define TRACK_PINNED 4ULL
 /* A thread is about to call lseek. The descriptor must not be closed or replaced until the kernel
  * holds a reference to the open file for that call. */
@@ -38,14 +38,14 @@ static inline uint64_t monarch_tracked(int fd) {
 static inline struct session *monarch_track_session(uint64_t w) {
     return monarch_session_at(w >> 4 & 31);
 }
-/* Returns the entry's number. For a direct descriptor, this may be a number of monarch_unmet, which
- * stands for a file without an entry. */
+/* Returns the entry's number. For a descriptor with TRACK_DIRECT, the number may be one of
+ * monarch_unmet, which stands for a file without an entry. */
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FFFFFF) - 1; }
 /* Call this before the first descriptor is tracked. Creates the page by which a process notices
  * that it is the child of a fork that the library did not see (daemon, forkpty). */
 void monarch_track_mark(void);
 /* Whether the table describes this process's descriptors. A child of vfork runs in its parent's
- * memory, so there the table describes those of the parent. */
+ * memory, so there the table describes the parent's descriptors. */
 int monarch_track_is_mine(void);
 /* Returns the pid of the process whose descriptors the table describes, or 0 if none was tracked
  * yet. It makes no system call, so a child of vfork gets its parent's pid. */
@@ -54,8 +54,8 @@ uint32_t monarch_track_process(void);
 /* Tracks a descriptor of the entry's file at the source. flags: TRACK_DIRECT or 0. */
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags);
 void monarch_track_again(int fd, int fresh); /* tracks a duplicate of `fd` */
-/* Call this before the program does what the flag stands for. Waits until a promotion that has
- * begun has ended, and sets the flag. */
+/* Call this before the program does what the flag stands for. Waits for the end of a promotion
+ * (promote.h) that has begun, and sets the flag. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
 /* Replaces the descriptor's word by `to` if it still equals `seen`. Returns whether it did. A
  * pinned word is never replaced: the thread that has pinned it could not find it any more, and no
@@ -69,7 +69,7 @@ static inline void monarch_track_flag(int fd, uint64_t flag) {
 /* Pins the descriptor. Until it is unpinned, no other thread changes its word, and signals are
  * blocked, so that no signal handler waits for the thread that it has interrupted. Returns 0 if the
  * descriptor is not tracked or is one that is never promoted, if `expected` is not 0 and differs
- * from its word, or if the table is another process's. */
+ * from its word, or if the table belongs to another process. */
 struct monarch_pin {
     uint64_t word, signals;
 };
@@ -82,8 +82,8 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
  * because the descriptor refers to another open file by now. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);
 
-/* Call this before a close. Waits until a promotion in another thread has ended, which takes little
- * time, and stops tracking the descriptor. */
+/* Call this before a close. Waits until a promotion (promote.h) in another thread has ended, which
+ * takes little time, and stops tracking the descriptor. */
 void monarch_untrack_slow(int fd);
 static inline void monarch_untrack(int fd) {
     if (__builtin_expect(monarch_tracked(fd) != 0, 0))

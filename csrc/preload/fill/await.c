@@ -7,13 +7,13 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Shortest time of the source for which a wait pays off. If the source takes less, an open goes to
- * the source at once, because a wait costs some system calls [ns]. */
+/* A wait for a copy pays off only if the source takes at least this long [ns]. If the source takes
+ * less, an open goes to the source at once, because a wait costs some system calls. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL
-/* Most opens that skip their wait after a wait in vain. A wait is in vain if no copy came in
- * time. */
+/* Most opens in a row that skip their wait after a wait in vain. A wait is in vain if no copy came
+ * in time. */
 #define MOST_SKIPPED 64
 
 /* --- waits in vain ---------------------------------------------------------------------------- */
@@ -77,15 +77,15 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
 }
 
 /* Whether this node fills the file from another node, and the file is small enough to wait for.
- * Such a wait saves the source an open. Its limit is that for a caller that needs a whole file
- * (demand.c). */
+ * Such a wait saves the source an open. Its limit is the one for callers that need a whole file
+ * (WHOLE_NS in demand.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* Waits for the copy of a file whose fill is under way. That fill is already reading the source,
- * and an open there would read the file a second time. The limit of the wait is that for a caller
- * that needs a whole file. */
+/* Waits for the copy of a file whose fill is under way. That fill is already reading the source, so
+ * a program that opened the file there would read it a second time. The limit of the wait is the
+ * one for callers that need a whole file (WHOLE_NS in demand.c). */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())

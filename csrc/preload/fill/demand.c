@@ -10,8 +10,9 @@
 /* Most slots that are tried to place a demand. */
 #define TRIES 32
 /* A waiting reader checks every SLICE_NS whether the daemon has made progress, and gives up after
- * SILENCE_NS without any [ns]. Each filled unit counts as progress. If a check finds none, the
- * reader rings the daemon, whose loop then increments its heartbeat, which also counts. */
+ * SILENCE_NS without progress [ns]. Each filled unit counts as progress. If a check finds no
+ * progress, the reader rings the daemon, whose loop then increments its heartbeat, which also
+ * counts. */
 #define SLICE_NS 50000000L
 /* Tests set a longer time, because a busy machine may delay the daemon for longer. */
 #ifndef SILENCE_NS
@@ -25,7 +26,7 @@
 /* A wait in vain adds DEBT_NS to the debt of its file and to that of the process [ns]; passing time
  * repays debts. So a few delays in a long life disable nothing for good. A file with a debt of more
  * than one wait is read from the source. While the process has a debt of more than seven waits,
- * every file is. */
+ * every file is read from the source. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
@@ -156,7 +157,8 @@ static void ring_engine(struct session *s) {
     }
 }
 
-/* Whether the entry's state already decides how the reader continues, so that it need not wait. */
+/* Whether the entry's state already decides how the reader continues, so that the reader need not
+ * wait. */
 static int is_settled(const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
@@ -165,8 +167,8 @@ static int is_settled(const struct monarch_wanted *w) {
            MONARCH_WORD_STATE(word) == MONARCH_BYPASS;
 }
 
-/* Waits until the daemon answers the demand: it stores 0 in the slot and wakes the reader. Returns
- * 0 after a timeout. */
+/* Waits until the daemon answers the demand, by storing 0 in the slot and waking the reader.
+ * Returns 0 after a timeout. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t start = monarch_now_ns(), now = start, alive_ns = start,
              signs = signs_of_life(w->session);

@@ -10,7 +10,7 @@ struct monarch_wanted {
     const struct monarch_entry *entry;
     uint64_t id, at, n;
     /* The file's inode number, and the version that the entry had while it described this file. The
-     * entry's version changes when it comes to describe another file. */
+     * version changes when the entry comes to describe another file. */
     uint64_t ino;
     uint32_t version;
     /* when the wait for the next bytes began; 0: the caller has not waited yet */
@@ -55,7 +55,8 @@ int monarch_demand_and_wait(struct monarch_wanted *w);
  * limited to w->limit_ns or, if that is 0, to a second. */
 int monarch_wait_for_all(const struct monarch_wanted *w);
 
-/* Whether a thread works on the fill that `word` names, which is then no longer queued. */
+/* Whether a thread already works on the fill that `word` names, so that the fill is no longer
+ * queued. */
 int monarch_is_under_way(struct session *s, uint64_t word);
 
 /* Demands the first of the wanted bytes without waiting for them. That moves a queued fill to the

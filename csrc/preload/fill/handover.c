@@ -23,12 +23,13 @@
 /* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read, a
  * copy would cost the source more bytes than the program has asked for. */
 #define WORTH 2
-/* Once a program has read 1 / PART of a file, it is decided whether it reads the file at random. */
+/* Once a program has read 1 / PART of a file, the library decides whether the program reads the
+ * file at random. */
 #define PART 8
 /* Digits of a socket's number in its name. */
 #define DIGITS 2
-/* Longest wait of a call that takes a lock, or that changes the flags of an open file, until the
- * daemon has closed its descriptor of that open file [ns]. */
+/* Limit of a wait for the daemon to close its descriptor of an open file [ns]. Calls that take a
+ * lock on the open file, or that change its flags, first wait for that. */
 #define AWAIT_NS 50000000ULL
 
 /* Ends a descriptor's direct reads, and requests a fill. From then on, each read of the descriptor
@@ -80,8 +81,8 @@ void monarch_keep_descriptor(int fd) {
 /* --- sending ---------------------------------------------------------------------------------- */
 
 /* Writes the address of a file's socket to `to`. If the path is too long for an address, the
- * address uses a descriptor of the socket's directory instead, which is returned; otherwise returns
- * -1. */
+ * address uses a descriptor of the socket's directory instead. Returns that descriptor, or -1 if
+ * none is used. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -136,8 +137,8 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 
 #define UNMET 64
 
-/* By descriptor: how much of a file without an entry was read. If two descriptors share a slot, the
- * first one is forgotten. */
+/* Per descriptor, how much was read of a file without an entry. If two descriptors share a slot,
+ * the earlier one is forgotten. */
 static struct unmet {
     uint64_t word; /* atomic: the descriptor's word in the table, without flags */
     uint64_t size, bytes;
@@ -188,7 +189,7 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
 }
 
 /* Writes the file's path, as the kernel reports it, into the message. Returns 0 if that path is in
- * no source. A separate function, so that its stack frame holds only the message. */
+ * no source. This is a separate function, so that its stack frame holds only the message. */
 __attribute__((noinline)) static int find_path(const struct session *s, int fd,
                                                struct monarch_handover *what) {
     char path[MONARCH_PATH_MAX];
@@ -210,7 +211,7 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
     struct monarch_handover what = {.id = monarch_track_entry(tracked),
                                     .is_read = (uint32_t)is_read};
     struct statx x;
-    /* The attributes that the kernel cached at the open will do, so the source is not asked. */
+    /* The attributes that the kernel cached at the open are enough, so the source is not asked. */
     if (tracked & TRACK_FORKED ||
         sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, (long)&x, 0) !=
             0 ||
@@ -289,10 +290,10 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Whether the program reads the file in another order than sequentially from its beginning. The
- * read that completes 1 / PART of the file decides: in sequential order, its end offset equals the
- * number of bytes read so far. `bytes` is that number, including this read, which has read `n`
- * bytes and ended at `end` (-1: at the descriptor's own offset). Small files are assumed to be read
+/* Whether the program does not read the file sequentially from its beginning. The read that
+ * completes 1 / PART of the file decides: in sequential order, its end offset equals the number of
+ * bytes read so far. `bytes` is that number, including this read, which has read `n` bytes and
+ * ended at `end` (-1: at the descriptor's own offset). Small files are assumed to be read
  * completely. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
@@ -302,8 +303,8 @@ static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t byt
     return (end < 0 ? offset_of(fd) : (uint64_t)end) != bytes;
 }
 
-/* Notes a read of `n` bytes from a direct descriptor. The read ended at the offset `end`; -1 stands
- * for the descriptor's own offset. */
+/* Notes a read of `n` bytes from a descriptor with TRACK_DIRECT. The read ended at the offset
+ * `end`; -1 stands for the descriptor's own offset. */
 static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked), size, bytes;
@@ -318,7 +319,7 @@ static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     }
     const struct monarch_entry *e = monarch_entry_of(s, id);
     bytes = monarch_progress(s, id, n);
-    if (tracked & TRACK_HANDED) /* read again: from the copy, once there is one */
+    if (tracked & TRACK_HANDED) /* a further read comes from the copy, once there is one */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);

@@ -42,7 +42,8 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
 /* Tells the daemon of a file that the catalog does not know, by the path that the kernel reports,
  * in which links and dots are resolved. Call this only once the file is open: the daemon asks the
  * source about each file of which it is told, and a path that leads to no file must not cost
- * anything. A separate function, because it needs stack space for a path, which few opens need. */
+ * anything. This is a separate function, because it needs stack space for a path, which few opens
+ * need. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
@@ -56,8 +57,8 @@ __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, i
 
 /* --- files whose fill is a program's own reads ------------------------------------------------ */
 
-/* If the kernel does not keep the pages of a source, one file in this many is still read as if it
- * did. */
+/* If the kernel does not keep the pages of a source, one in this many of its files is still read as
+ * if the kernel kept its pages. */
 #define LOOKS 128
 
 /* Without pages of the file in the page cache, a program's reads cannot serve as the fill: the

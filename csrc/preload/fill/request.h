@@ -9,20 +9,22 @@
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
 /* Call this when a program asks for `n` bytes of a file without a copy. Once this process has asked
- * for enough of the file, requests a fill from the daemon. Returns whether it has. */
+ * for enough of the file, requests a fill from the daemon. Returns whether a fill was requested. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
 
 /* --- claims --------------------------------------------------------------------------------------
  * A claim says that a program reads a file itself, and that its reads are to serve as the fill.
- * While it holds, the daemon does not fill the file ahead, and delays an ordered fill of it. */
+ * While the claim holds, the daemon does not fill the file ahead, and delays a fill that its policy
+ * has ordered. */
 
-/* Whether a program's reads of the file can serve as its fill: the file is of a size, a source and
- * a node for which they can, and no lock on it was seen. */
+/* Whether a program's reads of the file can serve as its fill. They can if the file's size, its
+ * source and this node allow it, and if no lock on the file was seen. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
-/* Whether the reads of a program that opens the file now are to serve as its fill. They are if they
- * may, the file has no copy, no fill of it has begun, and no program has requested one since the
- * daemon last looked. Policy may still order a fill while the program reads; such a fill counts as
- * begun only once a thread works on it. word: the entry's word. */
+/* Whether the reads of a program that opens the file now are to serve as its fill. They are,
+ * provided that they can (monarch_may_read_direct), that the file has no copy, that no fill of the
+ * file has begun, and that no program has requested a fill since the daemon last looked. A fill
+ * that policy has ordered counts as begun only once a thread works on it. word: the entry's
+ * word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);
 /* Claims the file for this process, which is reading it. The claim lasts a second. */
@@ -32,8 +34,9 @@ void monarch_claim_file(struct session *s, uint64_t id);
 void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id);
 
 /* Whether the pages of the file `id`, once read, are likely still in the page cache. `sources` has
- * a bit for each source in which the file may lie. For one file in LOOKS the answer is 1 in any
- * case, so that its handover shows whether the kernel now keeps the source's pages. */
+ * a bit for each source in which the file may lie. For one file in LOOKS (request.c), the result is
+ * 1 in any case, so that the handover of that file shows whether the kernel now keeps the source's
+ * pages. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id);
 /* Whether the claim's descriptor is on its way to the daemon. Such a claim must keep its slot,
  * because another thread may wait for its end. */
@@ -45,5 +48,6 @@ uint64_t monarch_begin_claim(struct session *s, uint64_t id);
 /* Ends the claim `claim`, even if another thread has added MONARCH_CLAIM_RECALLED to it
  * meanwhile. */
 void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim);
-/* Ends the file's claim, unless its descriptor is on its way; the daemon ends the claim then. */
+/* Ends the file's claim, unless the descriptor is on its way to the daemon; in that case, the
+ * daemon ends the claim. */
 void monarch_give_up_claim(struct session *s, uint64_t id);

@@ -50,8 +50,9 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     count_rank(s, size, missed);
 }
 
-/* Tells the daemon that a file was opened, without waking it: it looks at these bits regularly.
- * Until it has, each further open of the file costs one load. */
+/* Tells the daemon that a file was opened, without waking the daemon, which looks at these bits
+ * regularly. Until the daemon has looked, further opens of the file only load the bits that are set
+ * already. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)
@@ -66,8 +67,8 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     tell_opened(s, (uint64_t)o->id);
 }
 
-/* Counts an open at the source and its duration. By these times the daemon decides whether it
- * overloads the source. */
+/* Counts an open at the source, and adds up its duration. From these times, the daemon decides
+ * whether it overloads the source. */
 static void count_wait(struct session *s, uint64_t since_ns) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(&n->source_opens, 1, __ATOMIC_RELAXED);
@@ -98,7 +99,9 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
-        if (is_direct && o->entry->size > MONARCH_UNIT) /* to see whether reads are sequential */
+        /* The count must begin at 0, so that is_read_at_random (handover.c) can see the order of
+         * the reads. */
+        if (is_direct && o->entry->size > MONARCH_UNIT)
             monarch_progress_begin_again((uint64_t)o->id);
         if (o->claimed && !(monarch_tracked(fd) & TRACK_DIRECT))
             monarch_fill_instead(s, o->entry, (uint64_t)o->id);
@@ -195,9 +198,9 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_entry_is_changed(s, e) && is_as_known(s, e, dir, path, flags)) {
-        /* Usually the guess was right: the copy's path is already written, and the copy is open.
-         * Otherwise the path is written now. Copies' numbers are never reused, so if the copy is
-         * dropped before it is opened, the open fails and the source is opened. */
+        /* Usually the guess was right: the copy's path is already written, and the caller has
+         * opened the copy. Otherwise the path is written now. Copies' numbers are never reused, so
+         * if the copy is dropped before it is opened, the open fails and the source is opened. */
         if (!o->word || (word ^ o->word) >> 8)
             monarch_copy_path(s, word, o->copy);
         o->word = word;
@@ -207,7 +210,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        /* A program now needs the file, whose fill was ordered ahead. */
+        /* The fill has not begun. If the file was wanted only ahead so far, a program needs it
+         * now. */
         monarch_request_fill(s, e, (uint64_t)id, 0);
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {

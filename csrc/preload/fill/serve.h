@@ -26,11 +26,11 @@ struct monarch_opening {
  * (`claimed`). */
 void monarch_look_up(struct session *s, int dir, const char *path, int flags,
                      struct monarch_opening *out);
-/* monarch_look_up in two steps. Between them, the caller can open the copy that the first step
- * guesses, so that the kernel's work overlaps with the cache misses of the look-up. The first step
- * returns 0 if there is nothing to look up. If it sets out->word to a value other than 0, out->copy
- * is probably the path to open. The guess was right if the second step sets out->served to 1 and
- * out->word then names the same copy. */
+/* The next two functions are the two steps of monarch_look_up. Between them, the caller can open
+ * the copy that the first step guesses, so that the kernel's work overlaps with the cache misses of
+ * the look-up. The first step returns 0 if there is nothing to look up. If it sets out->word to a
+ * value other than 0, out->copy is probably the path to open. The guess was right if the second
+ * step sets out->served to 1 and out->word then names the same copy. */
 int monarch_begin_look_up(struct session *s, int dir, const char *path, int flags,
                           struct monarch_aim *a, struct monarch_opening *out);
 void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, const char *path,

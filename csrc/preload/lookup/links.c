@@ -9,12 +9,12 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table has SETS * WAYS entries, one per directory. If the set of a new directory is full, it
- * replaces another directory, which is learned again when it is next used. */
+/* The table has SETS * WAYS entries, one per directory. If the set of a new directory is full, the
+ * new directory replaces another one, which is learned again when it is next used. */
 #define SETS 1024
 #define WAYS 4
-/* One in this many opens in a directory that leads elsewhere looks at the directory again, because
- * it may have got a link into a source. A look is one fstat. */
+/* One in this many opens in a directory that leads elsewhere checks again where the file lies, by
+ * one fstat, because the directory may have got a link into a source. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
@@ -49,8 +49,9 @@ static uint64_t find(uint64_t key) {
     return 0;
 }
 
-/* Returns the entry that has the key. If there is none, returns a free entry; or, if none is free,
- * the entry of a directory that is cheap to learn again. */
+/* Returns the entry that has the key, or else a free entry, or else the entry to be replaced. That
+ * is one with the lowest lead: a directory that leads elsewhere, if the set has one, because it is
+ * cheap to learn again. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -136,17 +137,17 @@ static int64_t entry_of(const struct session *s, const struct monarch_catalog *c
     return -1;
 }
 
-/* Gets the identity of the directory to which `path` leads. Returns 0 if it leads to none. Cached
- * attributes of the kernel suffice, so the source's server is not asked. */
+/* Gets the identity of the directory to which `path` leads. Returns 0 if it leads to none. The
+ * attributes that the kernel has cached suffice, so the source's server is not asked. */
 static int look(const char *path, struct statx *x) {
     return sys6(SYS_statx, AT_FDCWD, (long)path, AT_STATX_DONT_SYNC,
                 STATX_TYPE | STATX_INO | STATX_MNT_ID, (long)x, 0) == 0 &&
            S_ISDIR(x->stx_mode);
 }
 
-/* Whether two looks saw the same directory through the same mount. Two mounts of one directory may
- * have different mounts below them. Older headers do not define the field of the mount's id, which
- * follows the device. */
+/* Whether two calls of look have seen the same directory through the same mount. Two mounts of one
+ * directory may have different mounts below them. Older headers do not define the field of the
+ * mount's id, which follows the device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
@@ -204,8 +205,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
                    ? id
                    : MONARCH_OUTSIDE;
     }
-    /* Most files of the directory may be outside all sources, and should not pay for the few that
-     * are not. So the hint is dropped at intervals. */
+    /* If most files of the directory are outside all sources, their opens should not pay for the
+     * few files that are inside. So the hint is dropped at intervals. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;

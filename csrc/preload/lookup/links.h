@@ -46,7 +46,7 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
  * the path leads. Returns whether it leads to a file of a source; if so, a look-up of the path may
  * find the file now. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
-/* Learn where a path leads: monarch_learn_directory after a successful stat of a directory,
+/* These functions learn where a path leads. Call monarch_learn_stat after a successful stat, and
  * monarch_learn_listed after an opendir. Nothing is learned from stats of files, because there are
  * too many of them. */
 void monarch_learn_directory(const char *path, const struct stat *st);

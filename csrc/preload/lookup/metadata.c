@@ -6,8 +6,9 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* A look asks the source whether a directory has changed; its answer holds for a second. Its time
- * is stored in ticks of 2^20 ns, so that it fits into one word with the entry's number. */
+/* A look asks the source whether a directory has changed; the answer holds for a second. The time
+ * of the look is stored in ticks of 2^20 ns, so that it fits into one word with the entry's
+ * number. */
 #define TICK_BITS 20
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
@@ -49,8 +50,8 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
 
 /* Whether the directory has not changed since it was listed. The answer is as fresh as that of a
  * plain opendir: NFS asks its server whenever a directory is opened, and FUSE whenever one is
- * listed. A plain stat is not enough, because its cached attributes may be a minute older. A
- * separate function, because it needs stack space for the attributes, which few calls need. */
+ * listed. A plain stat is not enough, because its cached attributes may be a minute older. This is
+ * a separate function, because it needs stack space for the attributes, which few calls need. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;
@@ -98,9 +99,9 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* The listing is checked again after the look. The daemon may have just stored the new times of
-     * a changed directory, and the look may have compared with these. The daemon marks the
-     * directory before it stores its times, so this check sees the mark. */
+    /* The listing is checked again after the look. If the daemon has just stored the new times of a
+     * changed directory, the look has compared with these times and found no change. But the daemon
+     * marks the directory before it stores the times, so this check sees the mark. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);

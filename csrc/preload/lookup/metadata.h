@@ -1,6 +1,6 @@
-/* Answers calls about a path from the catalog, in place of the source. It answers only for files
- * that exist. Only the source can say that a file does not exist, because a process without the
- * library may have created it since the scan. */
+/* Answers calls about a path from the catalog, in place of the source. The catalog answers only for
+ * files that exist. Only the source can say that a file does not exist, because a process without
+ * the library may have created it since the scan. */
 #pragma once
 
 #include "preload/lookup/where.h"
@@ -36,10 +36,12 @@ int monarch_is_same_version(const struct monarch_known *k);
  * `revalidate`. If it is not, asks the daemon for a comparison. */
 int monarch_is_fresh(struct session *s);
 
-/* Returns the listing of a directory if the last look at the source is still valid, otherwise 0. */
+/* Returns the listing of a directory if the last look at the source (metadata.c) is still valid,
+ * otherwise 0. */
 uint64_t monarch_listing_of(const struct monarch_known *k);
-/* Returns the listing of a directory, or 0 if the directory may have changed. If no look is valid,
- * makes one: a statx of `path`, by which the caller has found the entry. */
+/* Returns the listing of a directory, or 0 if the directory may have changed. If no earlier look at
+ * the source is valid, looks again, by a statx of `path`, which is the path by which the caller has
+ * found the entry. */
 uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const char *path);
 
 /* Counts a call that the catalog has answered in place of the source. */

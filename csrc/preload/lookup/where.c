@@ -58,7 +58,7 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
         place->entry = MONARCH_OUTSIDE;
 }
 
-/* A separate function, because it needs stack space for a path, which few calls need. */
+/* This is a separate function, because it needs stack space for a path, which few calls need. */
 __attribute__((noinline)) static int64_t locate_odd(struct session *s, const struct monarch_aim *a,
                                                     int dir, const char *path, int follow) {
     struct monarch_place place;
@@ -66,8 +66,8 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
     return place.entry;
 }
 
-/* Does the first step for a path whose hint leads into a source. A separate function, because it
- * needs registers that few calls need. */
+/* Does the first step for a path whose hint leads into a source. This is a separate function,
+ * because it needs registers that few calls need. */
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))

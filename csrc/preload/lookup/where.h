@@ -12,8 +12,8 @@ static inline int monarch_leads_nowhere(int dir, const char *path) {
 }
 
 /* Returns the number of the catalog's entry for a path, MONARCH_OUTSIDE or MONARCH_UNKNOWN. *c gets
- * the catalog in which it was looked up. The catalog is mapped at the first call that needs it,
- * because most processes never need one. */
+ * the catalog in which the path was looked up. The catalog is mapped at the first call that needs
+ * it, because most processes never need one. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
 

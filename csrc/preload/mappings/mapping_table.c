@@ -8,8 +8,8 @@
 
 #include "preload/process/attributes.h"
 
-/* A lock that is held for longer than this is assumed to be lost: only a child of vfork that was
- * killed leaves it locked [ns]. */
+/* A lock that is held for longer than this is given up [ns]. Only a child of vfork that was killed
+ * leaves the table locked. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 
@@ -17,7 +17,7 @@ uint32_t monarch_mappings_waiting;
 struct slot monarch_slots[SLOTS] SELDOM;
 static uint32_t edits; /* atomic; odd while a thread is changing the table */
 static uint32_t next_number;
-static uint32_t given_up; /* atomic; 1: the lock is lost, and no mapping is ever replaced again */
+static uint32_t given_up; /* atomic; 1: the lock is given up; no mapping is replaced any more */
 
 /* --- the lock -------------------------------------------------------------------------------- */
 
@@ -34,8 +34,8 @@ void monarch_slots_recount(void) {
 /* [adopt] Call this in the child of a fork. If a thread of the parent was changing the table at the
  * fork, the change may be incomplete, so the child frees all slots. A replacement that was under
  * way continues only in the parent, so its slot waits again here. The mapping may or may not have
- * been replaced before the fork; a thread checks what is mapped there before it replaces
- * anything. */
+ * been replaced before the fork; before a thread replaces a mapping, it checks what is mapped at
+ * the addresses. */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
     for (int i = 0; i < SLOTS; i++)
@@ -167,7 +167,7 @@ static int is_busy(uint64_t begin, uint64_t end) {
     return 0;
 }
 
-/* [busy] [carve] [put] [end_edit]; [lost] if the lock is lost. */
+/* [busy] [carve] [put] [end_edit]; [lost] if the lock has been given up. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     if (monarch_slots_lock(o)) {
@@ -185,8 +185,8 @@ int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
         sys_signals(SIG_SETMASK, set);
         return !busy;
     }
-    /* The lock is lost. No further replacement begins, but the caller must wait for one that has
-     * begun. */
+    /* The lock has been given up for good, so no further replacement begins. One that has begun may
+     * still be under way; the caller must wait for it. */
     int busy = is_busy(begin, end);
     if (!is_busy(0, UINT64_MAX))
         __atomic_store_n(&monarch_mappings_waiting, 0, __ATOMIC_RELEASE);

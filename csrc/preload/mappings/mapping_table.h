@@ -40,8 +40,8 @@ extern struct slot monarch_slots[SLOTS];
 #define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
-/* [lock] Takes the table's lock; the caller has blocked signals. Returns 0 if the lock is lost;
- * then no mapping is ever replaced again. */
+/* [lock] Takes the table's lock; the caller has blocked signals. Returns 0 if the lock has been
+ * given up; then no mapping is ever replaced again. */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);

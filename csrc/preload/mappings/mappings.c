@@ -27,9 +27,9 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* During a replacement, the thread of move.c is inside one system call, which holds the
-     * kernel's lock of the address space, and holds no lock of the library. The caller's own call
-     * needs that lock of the kernel next, so this wait costs it hardly any extra time. */
+    /* During a replacement, the thread of move.c holds no lock of the library. It is inside one
+     * system call, for which the kernel locks the address space. The caller's own call needs the
+     * same lock of the kernel next, so this wait costs the caller hardly any extra time. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);
 }

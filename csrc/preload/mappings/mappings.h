@@ -23,11 +23,12 @@ static inline void monarch_mappings_say(const void *at, uint64_t n, int what) {
     if (monarch_mappings_exist())
         monarch_mappings_say_slow(at, n, what);
 }
-/* refuse = 1: all memory is locked, so no mapping is added from now on. refuse = 0: mappings are
- * added again. */
+/* refuse = 1: all memory is locked (mlockall), so no mapping is added from now on. refuse = 0:
+ * mappings are added again. */
 void monarch_mappings_refuse(int refuse);
 
-/* Call this in the child after a fork. */
+/* Call this in the child after a fork. Starts a thread for the inherited mappings that still wait
+ * for their copies. */
 void monarch_mappings_after_fork(void);
 /* Call this before a system call that the kernel refuses to a process with several threads. Forgets
  * all mappings, and waits up to 0.5 s until the thread has ended. */

@@ -107,8 +107,8 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
         taken = 1;
     }
     monarch_slots_unlock(o);
-    /* [given_up] A thread that loses the lock first sets given_up and then checks for REPLACING. So
-     * at least one of the two threads sees the other. */
+    /* [given_up] A thread that gives up the lock first sets given_up and then checks for REPLACING.
+     * So at least one of the two threads sees the other. */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;
@@ -116,8 +116,8 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
     return taken;
 }
 
-/* [drop] Frees the slot if it has not changed since it was seen, and if it is hopeless or was tried
- * TRIES times. */
+/* [drop] Counts a try that has failed, unless the slot has changed since it was seen. Frees the
+ * slot if it is hopeless, or if more than TRIES tries have failed. */
 static void drop(struct own *o, struct slot *s, const struct slot *seen, int hopeless) {
     if (!monarch_slots_lock(o))
         return;
@@ -133,8 +133,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* [release] The slot is released without the lock, which may be lost while another thread
-         * waits for this slot. */
+        /* [release] The slot is released without the lock, which may have been given up while
+         * another thread waits for this slot. */
         __atomic_store_n(&s->state, done || s->tries > TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();
@@ -152,8 +152,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Whether the daemon has made progress lately. A killed daemon leaves its session in the state of
- * one that serves. */
+/* Whether the daemon has made progress lately. The session's state does not tell that: after a
+ * daemon was killed, the session still looks as if it served. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),
              seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);

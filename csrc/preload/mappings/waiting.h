@@ -11,6 +11,6 @@ static inline int monarch_mappings_exist(void) {
     return __builtin_expect(__atomic_load_n(&monarch_mappings_waiting, __ATOMIC_RELAXED) != 0, 0);
 }
 
-/* What changes in a range of addresses. MONARCH_FORGET: its mapping must never be replaced. Any
- * other value is an advice of madvise. */
+/* What a call does to a range of addresses. MONARCH_FORGET: the mapping in the range must never be
+ * replaced. Any other value is an advice of madvise. */
 #define MONARCH_FORGET (-1)

@@ -6,7 +6,8 @@
 #define HIDDEN __attribute__((visibility("hidden")))
 
 /* For large tables that are seldom used. Their section comes after all small variables, so that the
- * small variables share a page. Each page that is written to costs every process of a job. */
+ * small variables share a page. Each page that is written to costs memory in every process of a
+ * job. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
 /* Hides from the compiler that libc's headers declare the pointer as never null, so that it keeps

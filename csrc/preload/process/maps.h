@@ -4,7 +4,8 @@
 #include <stdint.h>
 
 /* The identity of a file in /proc/self/maps. It may differ from that in stat (overlayfs, btrfs). So
- * it is read when a mapping is made, and compared later. */
+ * the library reads the identity from /proc/self/maps when a mapping is made, and compares it there
+ * later. */
 struct monarch_mapped {
     uint64_t major, minor, ino;
 };

@@ -2,12 +2,12 @@
 
 #include "shared/sys.h"
 
-/* Longest time that a fork waits until momentary descriptors are closed [ns]. Their tier or source
- * may hang. */
+/* Longest time that a fork waits until momentary descriptors are closed [ns]. The wait is limited
+ * because their tier or source may hang. */
 #define FORK_NS 20000000ULL
 /* Longest time for which a fork prevents other threads from opening a momentary descriptor [ns]. A
- * fork that takes longer was abandoned: a signal handler has jumped out of it. Otherwise the kernel
- * has copied the descriptors long before. */
+ * fork that takes longer was abandoned: a signal handler has jumped out of it. In any other fork,
+ * the kernel has copied the descriptors long before. */
 #define FORKING_NS 100000000ULL
 
 /* Atomic: the number of threads that have a momentary descriptor open, and the number of threads
@@ -19,8 +19,7 @@ static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATO
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
 /* Lowers the count, but not below 0. Both counts are reset when the library notices that it is in
- * the child of a fork that it did not see, so the count may be lower than this thread has left
- * it. */
+ * the child of a fork that it did not see, so the count may be lower than this thread expects. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&

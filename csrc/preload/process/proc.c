@@ -30,7 +30,7 @@ char monarch_reader_next(struct monarch_reader *r) {
 
 /* Calls act(number, data) for each entry of the open directory `list` whose name is a number, and
  * closes the directory. Returns whether all entries were listed. of_descriptors: the directory
- * lists descriptors, and must list `list` itself; otherwise it belongs to another table. */
+ * lists descriptors, and must list `list` itself; otherwise it shows another table. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));
@@ -57,8 +57,8 @@ static int open_list(const char *path) {
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* A thread may have its own table of descriptors (unshare, clone), but /proc/self/fd shows that of
- * the first thread. */
+/* A thread may have its own table of descriptors (unshare, clone), but /proc/self/fd shows the
+ * table of the first thread. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data) {
     int list = open_list("/proc/thread-self/fd"); /* since Linux 3.17 */
     return for_numbers(list == -ENOENT ? open_list("/proc/self/fd") : list, 1, act, data);

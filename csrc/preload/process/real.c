@@ -157,8 +157,8 @@ void monarch_real_init(void) {
     struct search s;
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
-    /* We come after libc where dlopen, or another library that needs us, has loaded us. Then no
-     * calls reach us but those by our handle, and any library may have the functions. */
+    /* This library comes after libc if it was loaded by dlopen, or because another library needs
+     * it. Then only calls through its handle reach it, and any library may define the functions. */
     if (!s.behind_libc) {
         memset(&s, 0, sizeof s);
         s.behind_us = 1;

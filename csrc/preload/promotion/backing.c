@@ -236,8 +236,8 @@ int monarch_is_backing(int fd) {
 /* --- functions for the interposed calls ------------------------------------------------------- */
 
 /* Opens `path` with O_PATH at a high number, if it still leads to the entry's file. Errors are
- * those of monarch_backing_fd. The O_PATH descriptor reserves the number before the file itself is
- * opened, because its close ends no locks. */
+ * those of monarch_backing_fd. The number is reserved before the file itself is opened, and by an
+ * O_PATH descriptor, because closing such a descriptor ends no locks. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -319,8 +319,8 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* With other threads, the number of a duplicate may belong to another file by now, so
-     * duplicates then keep the copy. */
+    /* If the process has other threads, the number of a duplicate may belong to another file by
+     * now. So duplicates then stay descriptors of the copy. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);
     replace(fd, &(struct duplicates){.by = backing});

@@ -13,8 +13,8 @@
 extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
 
 /* Returns the backing descriptor of a copy's descriptor, which is opened if necessary, with the
- * same offset. Returns -1 if `fd` is not a copy's, or if the source's file was renamed or removed.
- * Returns -2 if the backing descriptor cannot be opened. */
+ * same offset. Returns -1 if `fd` is not a descriptor of a copy, or if the source's file was
+ * renamed or removed. Returns -2 if the backing descriptor cannot be opened. */
 int monarch_backing_fd(int fd);
 
 /* Call this after a lock was granted, because a writer may have held the lock before. If the
@@ -23,8 +23,9 @@ int monarch_backing_fd(int fd);
 void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor, and its duplicates in this process, by descriptors of the source's
- * file. It is for calls whose effect lasts until the file is changed, or that later report the
- * descriptor's number to the program. Returns 0 if the process can open no further descriptor. */
+ * file. This is needed for calls whose effect lasts until the file is changed, or that later report
+ * the descriptor's number to the program. Returns 0 if the process can open no further
+ * descriptor. */
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were requested on a backing descriptor. These locks end when any

@@ -15,8 +15,8 @@
 /* Files whose descriptors are being replaced. Replacing a descriptor makes the kernel close the old
  * open file. That close drops the process's POSIX locks on the file, and takes long if the source
  * asks its server (flush). So a thread that is about to lock the file waits for the close. A slot
- * holds the process << 40 | a hash of the file. A slot is free if it is 0, or if its process is an
- * ancestor of this one, from which it was inherited by a fork. */
+ * holds the process's pid << 40 | a hash of the file. A slot is free if it is 0, or if its pid is
+ * that of an ancestor, from which this process has inherited the slot by a fork. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;
@@ -91,7 +91,8 @@ int monarch_is_callers(int fd, const struct monarch_wanted *w) {
     return is_inode(fd, w->session->control->source[w->entry->source].dev, w->ino);
 }
 
-/* Replaces the descriptor, which the caller has pinned. Returns whether it is the copy's now. */
+/* Replaces the descriptor, which the caller has pinned. Returns whether it refers to the copy
+ * now. */
 static int replace(int fd, int copy, const struct monarch_wanted *w) {
     uint64_t dev = w->session->control->source[w->entry->source].dev;
     int fd_flags = sys_fcntl(fd, F_GETFD, 0), done = 0;
@@ -109,8 +110,8 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     char path[MONARCH_COPY_PATH];
     struct monarch_pin pin;
     /* If the offset is not 0, a call that the library did not see has moved it, and the descriptor
-     * stays the source's. The offset is read before the descriptor is pinned, because lseek waits
-     * for reads of other threads. */
+     * keeps referring to the source's file. The offset is read before the descriptor is pinned,
+     * because lseek waits for reads of other threads. */
     if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PINNED) ||
         MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_mine() ||
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)
@@ -120,8 +121,8 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     monarch_momentary_begin();
     int kept = monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW));
     int copy = flags < 0 ? -1 : sys_openat(AT_FDCWD, path, kept | O_CLOEXEC);
-    /* A close or dup2 by another thread has either come before, so that pinning fails, or it waits
-     * until the descriptor is unpinned. */
+    /* If another thread has closed or replaced the descriptor before it is pinned, pinning fails.
+     * After that, such a thread waits until the descriptor is unpinned. */
     if (copy >= 0 && monarch_track_pin(fd, tracked, &pin)) {
         done = replace(fd, copy, w);
         monarch_track_unpin(fd, &pin, done ? 0 : pin.word | TRACK_SHARED);

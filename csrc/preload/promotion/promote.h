@@ -4,7 +4,8 @@
 #include "preload/descriptors/track.h"
 #include "preload/fill/demand.h"
 
-/* Promotes the descriptor. Returns whether it is the copy's now. tracked: its word in the table. */
+/* Promotes the descriptor. Returns whether it refers to the copy now. tracked: the descriptor's
+ * word in the table (track.h). */
 int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w);
 
 /* Whether the descriptor is of the entry's file at the source. Device and inode decide; they never
@@ -22,6 +23,6 @@ int monarch_keep_locks(int fd);
 /* Call this after a lock was granted on a source's file. If the file differs from its entry in the
  * catalog, records it as changed, so that the source serves its reads. */
 void monarch_compare_source(int fd);
-/* Call this before checking whether a descriptor is a copy's. From then on, the result of the check
- * stays the same. Returns 0 as monarch_keep_locks does. */
+/* Call this before checking whether a descriptor refers to a copy. From then on, the result of the
+ * check stays the same. Returns 0 in the same case as monarch_keep_locks. */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }

@@ -35,9 +35,9 @@ int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e
                           const struct stat *st);
 
 int monarch_has_mode_of_copy(unsigned mode);
-/* Returns the entry whose copy `st` describes, or NULL. It uses the device, inode, mode, link
- * count, size and mtime in `st`. Before the call, *s must be the newest session. After it, *s and
- * *c are the session and the catalog of the entry. They may be those of an earlier daemon, because
+/* Returns the entry whose copy `st` describes, or NULL. Of `st`, only the device, inode, mode, link
+ * count, size and mtime are used. Before the call, *s must be the newest session. After it, *s and
+ * *c are the session and the catalog of the entry. Both may be of an earlier daemon, because
  * descriptors outlive the daemon that made their copies. */
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st);

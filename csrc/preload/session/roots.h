@@ -23,12 +23,13 @@ static inline int monarch_sees_source(struct session *s, unsigned source) {
 int monarch_mounts_are_ours(struct session *s);
 
 void monarch_roots_may_differ(void); /* call this after a chroot */
-/* call this in another mount namespace; it cannot be undone */
+/* call this when a thread gets other mounts, or a root of its own; it cannot be undone */
 void monarch_roots_are_foreign(void);
 
-/* Whether a tier's path leads this process to another directory than the daemon, in which other
- * files may have the names of copies. If so, warns the user. If the path leads nowhere (in a
- * container without the tier), the result is 0: nothing can be served from there. */
+/* Whether the path of some tier leads this process and the daemon to different directories. If so,
+ * warns the user, because other files may have the names of copies in this process's directory. A
+ * path that leads nowhere (in a container without the tier) does not count, because no file can be
+ * mistaken for a copy there. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
 /* Atomic: position of the working directory, see preload/lookup/cwd.h. */

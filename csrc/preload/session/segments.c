@@ -40,8 +40,8 @@ const char *monarch_session_dir(void) { return session_dir; }
 
 /* --- mapping -------------------------------------------------------------------------------- */
 
-/* Two separate functions: a first open, which may be on a small stack, then needs room for the path
- * or for the attributes, but not for both at once. */
+/* open_segment and look_at are separate functions, so that a first open, which may be on a small
+ * stack, needs room for the path or for the attributes, but not for both at once. */
 __attribute__((noinline)) static int open_segment(const char *name, int flags) {
     char path[DIR_MAX + 1 + NAME_BYTES];
     put(put(put(path, session_dir), "/"), name);
@@ -248,9 +248,9 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     struct monarch_fills *fresh = monarch_map_range(MONARCH_RANGE_FILLS, &reused);
     if (!fresh)
         return NULL;
-    /* The segment was found by name, and may belong to a new daemon. But a new daemon closes the
-     * session of the one that it replaces before it creates segments. So if this session still
-     * serves, the segment belongs to it. */
+    /* The segment was found by name, and may belong to a new daemon. But before a new daemon
+     * creates segments, it closes the session of the daemon that it replaces. So if this session
+     * still serves, the segment belongs to it. */
     if (monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->fills, &old, fresh, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return fresh;
@@ -258,7 +258,7 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     return old;
 }
 
-/* Whether the header's offsets are valid. Those of a damaged header might point anywhere. */
+/* Whether the header's offsets are valid. The offsets in a damaged header might point anywhere. */
 static int is_sound(const struct monarch_catalog *c, uint64_t size) {
     struct monarch_catalog right;
     if (size < sizeof *c || c->magic != MONARCH_MAGIC || c->capacity > MONARCH_MAX_ENTRIES ||

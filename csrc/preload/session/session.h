@@ -5,12 +5,14 @@
 
 #include "shared/catalog.h"
 
-/* Number of replaced catalogs that a process keeps. A newer, larger catalog does not contain copies
- * that were dropped before, but descriptors of these copies may still be open. */
+/* Number of replaced catalogs that a process keeps. They are needed because a newer, larger catalog
+ * does not contain copies that were dropped before, while descriptors of these copies may still be
+ * open. */
 #define MONARCH_OLDER 8
 
-/* A session is never freed: threads that hang in a call, waiting mappings, and the words of track.h
- * refer to it. Once its segments are no longer needed, zeros are mapped over them. */
+/* A session is never freed: it is still referred to by threads that hang in a call, by mappings
+ * that wait for their copies (mapping_table.h), and by the words of tracked descriptors (track.h).
+ * Once its segments are no longer needed, zeros are mapped over them. */
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
@@ -78,8 +80,8 @@ static inline struct session *session_for_change(void) {
                : monarch_session_for_change();
 }
 
-/* Returns the newest session if it has this number (5 bits), otherwise a session that serves
- * nothing. */
+/* Returns the newest session if it has this number (5 bits). Otherwise returns monarch_waiting,
+ * which serves nothing. */
 struct session *monarch_session_at(unsigned number);
 
 /* Replaces `old` by the newest catalog if that can be mapped. Returns the session's catalog after
@@ -123,8 +125,8 @@ struct monarch_stats *monarch_my_stats(struct session *s);
 /* The rank of this node to which this process belongs: the launcher's number + 1, or 0 if no
  * launcher has given a number. A rank is a training process with its workers. */
 extern unsigned monarch_rank __attribute__((visibility("hidden")));
-/* Reads monarch_rank from the environment. Call this in a constructor: later, other threads may
- * change the environment. */
+/* Reads monarch_rank from the environment. Call this in a constructor, because other threads may
+ * change the environment later. */
 void monarch_rank_init(void);
 
 /* Each returns the number of the first source or tier, from number `from` on, that lies on the
