@@ -56,7 +56,8 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
 }
 
 /* Returns whether a reader should get the last block from the source at once. That is so if the
- * peer cannot send the block soon because its own file is not complete. */
+ * peer was late with this block before, or if more than NEAR_END blocks are missing here: the
+ * peer's own file is then probably incomplete, too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
@@ -163,7 +164,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .to = f->to,
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
-        /* of two peers, either may be the owner */
+        /* if the order names two peers, it is not known which of them is the owner */
         get.is_owner = f->peers == 1 || which >= f->peers;
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {

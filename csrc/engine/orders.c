@@ -79,8 +79,8 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
-    /* An order copies its entry. That needs the lock, because publishing a copy may clear
-     * `copy_ino` of any entry. */
+    /* Each order gets a copy of its entry. The lock is needed because publishing may clear
+     * `copy_ino` of any entry meanwhile. */
     if (e->writer)
         pthread_mutex_lock(&e->writer->lock);
     for (uint64_t i = 0; i < n; i++) {

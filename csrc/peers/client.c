@@ -208,8 +208,9 @@ static void begin_piece(link_t *l, struct answer *a) {
     monarch_mac_begin(l->content, 0);
 }
 
-/* Decides about the bytes before a SUM. If they do not match the sum, they have usually rotted at
- * the node that sent them; the answer is the same if they were also changed on the way. */
+/* Decides whether the bytes before a SUM are accepted. Bytes that do not match the sum have usually
+ * rotted at the node that sent them. If they were changed on the way instead, the status is the
+ * same. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -226,8 +227,8 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
 }
 
 /* Receives a small answer in one call with its frames, because it usually arrives in one piece. The
- * bytes go to the end of the buffer, since they are later moved to its beginning. Nothing after the
- * answer is received, unless the answer is a lone END. */
+ * bytes go to the end of the buffer, since they are later moved to its beginning. No byte after the
+ * answer is received, unless the answer is an END alone, which is shorter than the call allows. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());
@@ -353,8 +354,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     uint64_t asked = 0, tag = l->tag;
     int r = 0;
     for (uint64_t i = 0; r == 0 && i < n; i++) {
-        /* Requests are sent in groups of AHEAD / 2, so that most answers need no extra call for a
-         * request. */
+        /* Further requests are sent AHEAD / 2 at a time, so that one system call serves many
+         * answers. */
         if (asked < n && asked - i <= AHEAD / 2) {
             uint64_t more = AHEAD - (asked - i) < n - asked ? AHEAD - (asked - i) : n - asked;
             enum monarch_peer_status status = ask(l, gets + asked, more);

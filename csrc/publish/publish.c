@@ -2,8 +2,8 @@
  * entry. */
 #include "publish/writer.h"
 
-/* Sets the entry's word, and the guess of it in the index by path. The two stores may come in any
- * order, because readers check each guess against the word. After both, the guess matches the
+/* Sets the entry's word, and the guess of the word in the index by path. The two stores may come in
+ * any order, because readers check each guess against the word. After both, the guess matches the
  * word. */
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word) {

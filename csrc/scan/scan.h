@@ -67,7 +67,7 @@ struct monarch_scan {
     /* How many names may still be looked at: [1] in wanted directories, [0] in others
      * (monarch_scan_allow). */
     int64_t may_look[2];
-    /* writer of the catalog whose known files are skipped, or NULL */
+    /* writer of the catalog whose files the scan skips; NULL: it skips none */
     struct monarch_writer *writer;
     int64_t since_ns; /* a time when the catalog had no files yet [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */

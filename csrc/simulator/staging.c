@@ -10,8 +10,8 @@ static int shares_threads(const struct monarch_sim *s) {
 
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
-/* Returns NEEDS_EPOCH if the next epoch can be given, otherwise what the thread waits for. The next
- * epoch replaces an older one, which must have ended. */
+/* Returns NEEDS_EPOCH if the next epoch can be handed over, otherwise what the thread waits for.
+ * The next epoch replaces an older one, which must have ended. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -150,7 +150,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
         sim_advance(s, t->rank);
 }
 
-/* Keeps a sample that has arrived at the node as a copy, if the node is meant to have one. */
+/* Makes a copy of a sample that has arrived at the node, if the node is meant to have one. */
 static void keep(struct monarch_sim *s, uint32_t thread, double end) {
     struct staging_thread *t = &s->staging[thread];
     const struct monarch_sim_epoch *told = &known_of(s, t->access)->told;

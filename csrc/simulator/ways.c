@@ -16,8 +16,8 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         const struct copy *c = &s->copy[i];
         int is_here = (uint32_t)c->node == node;
-        /* An owner's copy is worth waiting for: no other node reads a file that its owner has
-         * read. */
+        /* The copy of a file's owner is worth waiting for, even if it is not complete yet: the
+         * other nodes get the file from its owner, not from the file system. */
         int is_owners = s->job.owner && s->job.owner[file] == c->node;
         if (c->at < 0 || (c->at > now && !is_owners) || (!is_here && !s->job.reads_remote))
             continue;
