@@ -18,9 +18,9 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
 /* Copies the current catalog to `to`, which must be empty and at least as large, and makes `to` the
- * current catalog: stores its number in *generation, by which clients find the catalog. During the
- * call no thread may write to either catalog. The first call has no catalog to copy. Returns 0, or
- * -1 if the entries do not fit. */
+ * current catalog: stores the generation of `to` in *generation, by which clients find the current
+ * catalog. During the call no thread may write to either catalog. The first call has no catalog to
+ * copy. Returns 0, or -1 if the entries do not fit. */
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
 /* Adds entries. The `path` of each, and the `copy_ino` of a link, are offsets in `pool`. ids[i]

@@ -31,7 +31,7 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     uint64_t units = (size + unit - 1) / unit, blocks = (size + block - 1) / block;
     struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
     uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
-    /* Digests of a copy with a single block would not be kept (sums.h). */
+    /* A copy with a single block gets no digest: it would not be kept (sums.h). */
     const unsigned char *key =
         blocks > 1 ? monarch_holdings_key(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE)) : NULL;
     if (!f || !sums) {
@@ -446,7 +446,7 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         if (r == 0 && f->units == 1 && job->peer[0] < 0 && !was_handed && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);
     } else {
-        /* includes files from a pack */
+        /* files from a pack are counted here, too */
         enum monarch_count whose = f->gave ? MONARCH_PEER_FILES : MONARCH_FILES;
         __atomic_fetch_add(&e->counts[whose], r == 0, __ATOMIC_RELAXED);
     }

@@ -27,7 +27,7 @@ struct job {
      * on are atomic and are filled while the fill runs: a node that has no room for the file names
      * the next one. */
     int peer[MONARCH_ASKED + MONARCH_MOVES];
-    /* a bit for each element of `peer`, set if that peer has the whole file */
+    /* a bit for each element of `peer`, set if that peer is known to have the whole file */
     int has_it;
     /* descriptors of the source's root and of the tier's directory of copies */
     int source_root, copies;

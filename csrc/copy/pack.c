@@ -35,7 +35,8 @@
 #define LOOKS_BACK 64
 /* For how long a pack is not read after a failed read [ns]. */
 #define RETRY_NS 10000000000ULL
-/* How often a thread that waits for another thread's read checks whether the engine stops [ns]. */
+/* Interval at which a thread that waits for another thread's read checks whether the engine stops
+ * [ns]. */
 #define LOOK_NS 50000000L
 
 enum window_state { EMPTY, READING, READY };
@@ -45,13 +46,13 @@ struct window {
     uint64_t at, length; /* in the pack */
     char *bytes;
     unsigned users; /* number of threads that copy from the window */
-    uint32_t left;  /* number of its members that have orders */
-    uint64_t used;  /* value of pack.uses at its last use */
+    uint32_t left;  /* number of members in the window for which orders wait */
+    uint64_t used;  /* value of pack.uses when the window was last used */
 };
 
 struct pack {
     int fd;
-    struct statx identity; /* its attributes when the daemon opened it */
+    struct statx identity; /* attributes of the pack when the daemon opened it */
     uint64_t count;
     struct monarch_member *members; /* in the order of their positions in the pack */
     uint64_t slots;                 /* a power of 2 */

@@ -6,7 +6,7 @@
 #include "shared/catalog.h"
 
 struct fair_queue {
-    /* (MONARCH_RANKS,); 0: the readers of this rank are treated like readers of no rank */
+    /* (MONARCH_RANKS,): share of each rank; 0: its readers are treated like readers of no rank */
     const uint32_t *share;
     uint64_t now;                /* virtual time: the due time of the rank that was served last */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */

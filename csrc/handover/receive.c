@@ -114,7 +114,8 @@ static int is_valid(const struct monarch_handover *what, ssize_t n) {
            strnlen(what->path, what->path_len + 1u) == what->path_len;
 }
 
-/* Adds a descriptor to the epoll set. Each message wakes one thread; the end wakes all. */
+/* Adds a descriptor to the epoll set, or arms it again. Each message wakes one thread; the end
+ * wakes all. */
 static int watch(const struct handovers *h, int fd, int how) {
     struct epoll_event event = {.events = EPOLLIN | (fd == h->end ? 0 : EPOLLONESHOT),
                                 .data.fd = fd};

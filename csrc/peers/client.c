@@ -23,7 +23,8 @@
 
 /* Number of bytes for which a waiting thread is woken: taking them at once costs less than taking
  * them in parts with a sleep in between. If bytes arrive more slowly, the thread wakes after
- * WAKE_NS [ns]. No reader waits longer for that, because a reader waits for a whole answer. */
+ * WAKE_NS [ns]. This delays no reader: a reader needs the whole answer, and the thread is woken
+ * when the last bytes of it are there. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 #define WAKE_NS 200000000ULL
 
@@ -41,11 +42,12 @@ struct monarch_peer_link {
     uint32_t first_byte_ms, between_ms, bound_ms;
     /* frames received and requests sent: these are the numbers of the next seals */
     uint64_t frames, tag;
-    /* says: for the thread that requests; the others: for the thread that takes */
+    /* says: used by the thread that sends requests; the others: by the thread that takes answers */
     struct monarch_mac *hears, *says, *content;
-    size_t least;       /* the socket's low-water mark, as last set */
-    char *buffer;       /* of the running fetch */
-    size_t from, until; /* range of `buffer` that holds bytes of a small answer not taken yet */
+    size_t least; /* the socket's low-water mark, as last set */
+    char *buffer; /* of the running fetch */
+    /* range of `buffer` with the bytes of a small answer that were not taken yet */
+    size_t from, until;
 };
 
 /* The answer that is being read. */
@@ -121,7 +123,7 @@ static enum monarch_peer_status put(link_t *l, const void *from, size_t n) {
     return MONARCH_PEER_OK;
 }
 
-/* Makes the next request. Its number is used up only once the request was sent. */
+/* Makes the request with number `tag`. The caller counts l->tag up for the next one. */
 static struct monarch_peer_request request_of(const link_t *l, const get *g, uint64_t tag) {
     struct monarch_peer_request q = {.magic = MONARCH_PEER_REQUEST,
                                      .source = g->source,

@@ -369,7 +369,7 @@ static io_state send_end(connection *c, stage_t *stage) {
 }
 
 /* Sets whether calls on the socket block. Blocking in sendfile, which has no flags for one call, is
- * the cheapest way to wait: it needs no further call, no timer of high resolution, and no second
+ * the cheapest way to wait: it needs no further call, no high-resolution timer, and no second
  * look-up of the pages that were not sent. */
 static void set_blocking(connection *c, int blocks) {
     if (c->blocks == blocks)

@@ -166,8 +166,9 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
         monarch_sums_drop(h->sums, copy);
 }
 
-/* Returns whether the file for which a request waits is settled: the request can be answered now. A
- * file that is being filled here, or will be, is not settled: its request will be woken again. */
+/* Returns whether the file for which a request waits is settled, so that the request can be
+ * answered now. A file that is being filled here, or will be, is not settled: its requests are
+ * woken when bytes of it come (monarch_holdings_wake). */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

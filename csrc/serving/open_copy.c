@@ -18,7 +18,8 @@
  * the source itself. This time and that of an answer together are less than the 2 s that a reader
  * may wait in such a case [ns]. */
 #define STUCK_NS 1000000000ULL
-/* How often the attributes of a file are read again if they change during the read. */
+/* How often the attributes of a file are read at most; they are read again if they change
+ * meanwhile. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;

@@ -179,8 +179,8 @@ struct way {
 };
 
 /* Returns the way by which the file arrives first: from a copy, or from the file system (NoPFS,
- * section 4: the least of the times, here including the time of earlier requests). reached: number
- * of the node's current access, see copy_due. */
+ * section 4: the least of the times; here a time includes the wait for earlier requests). reached:
+ * number of the node's current access, see copy_due. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
 /* Takes the way, and returns when the bytes have arrived. Returns a negative number if that depends
