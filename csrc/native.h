@@ -267,9 +267,9 @@ int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n
 /* Lists the files of a source whose descriptors were handed over, but which have no entry in the
  * catalog. Writes the attributes of at most `max` files to `entries`, and their paths, of at most
  * MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each file is
- * listed only once. The engine keeps its descriptor for the order that fills it, until 50 ms have
- * passed since the descriptor came and the daemon's loop has had two more iterations. Then it
- * closes the descriptor. */
+ * listed only once. The engine keeps the descriptor for an order that fills the file, until 50 ms
+ * have passed since the descriptor came and the daemon's loop has had two more iterations. Then the
+ * engine closes the descriptor. */
 uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);

@@ -63,9 +63,9 @@ static int is_too_early(const struct fill *f, int is_last) {
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Asks the peer once. The duration counts in the peer's flow only if the peer has the whole file,
- * and so need not wait for the source, and only if a request was sent: after a failure, requests to
- * a peer are suppressed for a while. */
+/* Asks the peer once. The duration counts in the peer's flow if two conditions hold: the peer has
+ * the whole file, so that it need not wait for the source; and a request was sent, which is not so
+ * while requests to the peer are suppressed after a failure. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -80,9 +80,9 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
 }
 
 /* Returns whether the peer is still starting and should be asked again; pauses before it returns 1.
- * When nodes are started together, the first one would otherwise fill all files from the source,
- * including those that the others are to read there. Bytes for which no reader waits can wait until
- * the others serve. */
+ * When nodes are started together, the first one would otherwise read all files from the source,
+ * although other nodes are to read some of them there. Bytes for which no reader waits can wait
+ * until the others serve. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};

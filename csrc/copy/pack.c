@@ -1,5 +1,5 @@
-/* Reads files from a pack. Ordered members that are close together are read at once, as a window,
- * from which each order copies its file. */
+/* Reads files from a pack. Members for which orders wait (ordered members) are read at once, as a
+ * window, if they are close together. Each order then copies its file from the window. */
 #include "copy/pack.h"
 
 #include <errno.h>

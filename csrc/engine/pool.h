@@ -30,7 +30,8 @@ struct grant {
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
     /* For each demand slot, the last demand without an order that a thread has looked at. The
-     * threads skip that demand from then on, unless `is_early` is set and a new grant is given. */
+     * threads skip that demand from then on. After a new grant they look at it again only if
+     * `is_early` is set: there was no grant when they looked, or the file was FILLING. */
     uint64_t refused[MONARCH_DEMANDS];
     uint8_t is_early[MONARCH_DEMANDS];
     uint32_t leaves; /* futex, atomic: set to 1 when work is left to the daemon's loop, and to 0

@@ -14,7 +14,7 @@
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
 #define PORTION 8
-/* For each thread but one, the number of portions that may be queued. Once so many are queued, the
+/* Number of portions that may be queued for each thread but one. Once so many are queued, the
  * thread that lists the directory looks at the next names itself. */
 #define PORTIONS_AHEAD 16
 

@@ -13,9 +13,9 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long the check of a block stays valid: CHECKED_NS; but only DOUBTED_NS for a peer that says
- * that the block arrived wrong, because the block may have rotted since. A peer that lies about
- * this costs one check a second [ns]. */
+/* How long the check of a block stays valid [ns]. DOUBTED_NS is for a peer that says that the block
+ * arrived wrong, because the block may have rotted since the check; a peer that lies about this
+ * costs one check a second. CHECKED_NS is for all other peers. */
 #define CHECKED_NS 60000000000ULL
 #define DOUBTED_NS 1000000000ULL
 

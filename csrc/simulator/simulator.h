@@ -13,8 +13,8 @@
 enum { MONARCH_SIM_EPOCHS = 2 };
 
 enum monarch_sim_from {
-    /* free: all samples of a job with is_free, and samples that a read for another sample has
-     * brought */
+    /* takes no time: all samples of a job with is_free, and samples that a read for another sample
+     * has brought */
     MONARCH_SIM_STAGING,
     MONARCH_SIM_LOCAL,
     MONARCH_SIM_REMOTE,

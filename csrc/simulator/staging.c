@@ -64,7 +64,7 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
 }
 
 /* Returns the rank for which a thread fetches next. If the ranks of a node share threads, this is
- * the rank, among those with room, that has the smallest part of its planned threads. */
+ * the rank that has the smallest part of its planned threads, among the ranks with room. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
