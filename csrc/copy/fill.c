@@ -274,9 +274,9 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
 }
 
 /* Closes the program's descriptor, because the program has asked for that or must not be delayed
- * any longer. A descriptor that is opened here takes over the number of the program's, so that
- * other threads can go on reading. Returns 0, or -1 if the file could not be opened; *status and
- * errno say why. */
+ * any longer. The file is opened here, and the new descriptor gets the number of the program's
+ * descriptor, so that other threads can go on reading. Returns 0, or -1 if the file could not be
+ * opened; *status and errno say why. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;

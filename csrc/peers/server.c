@@ -77,9 +77,9 @@ static void close_locked(server *s, connection *c) {
     s->open--;
 }
 
-/* Requests the connection's next event. The caller clears `is_busy` under the same lock. So an
- * event that comes at once finds the connection free, and the descriptor cannot be closed in
- * between. */
+/* Requests the connection's next event. The caller holds the server's lock, and clears `is_busy`
+ * before it releases the lock. So an event that comes at once finds the connection free, and the
+ * descriptor cannot be closed in between. */
 static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
     struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
