@@ -1,6 +1,6 @@
 /* The C functions that the daemon calls from Python: they write the catalog, scan sources and copy
- * files. Python decides which files are copied, to which tier and in which order. The engine
- * decides only within the grants that Python gives it. */
+ * files. Python decides which files are copied, to which tier and in which order. The engine itself
+ * orders fills only in room that Python has granted to it (struct monarch_room). */
 #pragma once
 
 #include "shared/catalog.h"
@@ -18,9 +18,9 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
 /* Copies the current catalog to `to`, which must be empty and at least as large, and makes `to` the
- * current catalog: stores its number in *generation, by which clients find the catalog. During the
- * call no thread may write to either catalog. The first call has no catalog to copy. Returns 0, or
- * -1 if the entries do not fit. */
+ * current catalog: stores the generation of `to` in *generation, by which clients find the current
+ * catalog. During the call no thread may write to either catalog. The first call has no catalog to
+ * copy. Returns 0, or -1 if the entries do not fit. */
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
 /* Adds entries. The `path` of each, and the `copy_ino` of a link, are offsets in `pool`. ids[i]
@@ -36,8 +36,9 @@ uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entr
 int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
 
-/* Asks the kernel to back a segment that will not grow soon with huge pages, so that a look-up
- * among a million files has fewer TLB misses. If the kernel cannot do it, nothing changes. */
+/* Asks the kernel to use huge pages for the segment at `path`, so that a look-up among a million
+ * files has fewer TLB misses. Call it for a segment that will not grow soon. The part for which the
+ * kernel cannot do it stays as it is. */
 void monarch_collapse(const char *path);
 void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const uint64_t *words);
@@ -77,12 +78,12 @@ uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_
 
 /* --- listings: listing.c ---------------------------------------------------------------------- */
 
-/* Stores each directory's listing in its `sum` if all its names are known. Call this once
- * everything is scanned. If the directory has not changed since `young_ns`, also stores the listing
- * in `copy_ino`, where readers find it; a directory with younger times could change again without a
- * change of its times. After sources were added, call it again with the number of the first new
- * source as `from`: the listings of earlier sources stay. Returns how many listings readers can
- * find, or -1 without memory. */
+/* Stores each directory's listing in its `sum` if all its names are known. Call this when
+ * everything has been scanned. Readers find a listing in `copy_ino`. It is stored there, too, if
+ * the directory has not changed since `young_ns`: a directory with younger times could change again
+ * without a change of its times. After sources were added, call it again with the number of the
+ * first new source as `from`: the listings of earlier sources stay. Returns how many listings
+ * readers can find, or -1 without memory. */
 int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsigned from);
 /* Returns whether a directory at the source still has exactly the names of its listing. `root` is a
  * descriptor of the source's root. */
@@ -161,10 +162,10 @@ int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
 /* Sets how many names the scan may look at until the next call; a negative number allows all.
- * `wanted` is for wanted directories (monarch_scan_want), where 0 keeps the rest of the last
- * allowance. `more_others` is for other directories, and is added to the rest of the last
- * allowance. The scan may always list wanted directories; other directories only after the first
- * call. */
+ * `wanted` is the number for wanted directories (monarch_scan_want). 0 keeps what is left of the
+ * last number there; only an allowance of all names ends. `more_others` is the number for other
+ * directories, and is added to what is left there. A wanted directory may be listed at any time,
+ * another one only while names of other directories may be looked at. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */
@@ -240,9 +241,10 @@ struct monarch_result {
     int32_t left;
 };
 
-/* Throughput of one endpoint, which is all sources together or one peer that had the whole file:
- * the bytes that threads have received so far, and the time that took [ns]. The index stands for
- * the number of threads that used the endpoint when a thread began: 1, 2 to 3, 4 to 7, ... */
+/* Throughput of one endpoint. An endpoint is either all sources together, or one peer that had the
+ * whole file. bytes: what threads have received from the endpoint so far; ns: the time that they
+ * needed for it. The index stands for the number of threads that used the endpoint when a thread
+ * began: 1, 2 to 3, 4 to 7, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
     uint64_t bytes[MONARCH_LEVELS], ns[MONARCH_LEVELS];
@@ -258,18 +260,20 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
 /* Makes the threads publish the copies that they make, through `w`. Before a thread publishes a
- * copy, it checks that no client has changed the file; `control` has the device of the file's
- * source. Call this before the first order. */
+ * copy, it checks that no client has changed the file. The check needs the device of the file's
+ * source, which `control` has. Call this before the first order. */
 void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
                             struct monarch_control *control);
 /* Makes the engine receive descriptors that readers hand over, from these `n` datagram sockets. The
  * caller closes the sockets once the engine has stopped. Returns 0, or -1 if no thread could be
  * started. Call this after monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
-/* Lists files of a source that were handed over and have no entry. Writes their attributes to
- * `entries` (max,), and their paths, of at most MONARCH_SCAN_HINT_PATH bytes each, to `pool`.
- * Returns how many files it has listed. If such a file gets a fill order within 50 ms, the order
- * uses the descriptor; after 50 ms the engine closes the descriptor. */
+/* Lists the files of a source whose descriptors were handed over, but which have no entry in the
+ * catalog. Writes the attributes of at most `max` files to `entries`, and their paths, of at most
+ * MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each file is
+ * listed only once. The engine keeps the descriptor for an order that fills the file, until 50 ms
+ * have passed since the descriptor came and the daemon's loop has had two more iterations. Then the
+ * engine closes the descriptor. */
 uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
@@ -277,10 +281,10 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 /* Makes the engine stamp a tier's copies with their entries' numbers (monarch_stamp). */
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
 /* Gives the engine a pack: an archive of files of the source. The engine reads a file of one unit
- * from the pack instead if a member has the same name, size and time of modification. `fd` is
- * duplicated. size, mtime_ns: those of the archive when the members were listed. The members are in
- * the order of their positions in the archive. Call this before the first order. Returns 0 or
- * -errno; ESTALE: the archive has changed since. */
+ * from the pack instead of the source if a member has the same name, size and time of modification.
+ * `fd` is duplicated. size, mtime_ns: those of the archive when the members were listed. `members`
+ * must be in the order of their positions in the archive. Call this before the first order. Returns
+ * 0 or -errno; ESTALE: the archive has changed since. */
 struct monarch_member {
     uint64_t hash; /* XXH3-64 of the path in the source, relative to its root */
     uint64_t offset, size;
@@ -318,11 +322,11 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
  * order's id, and the size of the file as `bytes`. Returns how many orders were accepted. */
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                         const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
-/* The room of one tier in a grant. monarch_engine_grant gives the engine `tiers` of them, so that
- * the engine itself can order fills of files for which readers and peers wait. is_part: the tier
- * has more room than is granted. The copies of these fills get numbers from `first_copy` on, at
- * most MONARCH_PLACED. Until the grant ends, only the engine changes the words of entries that are
- * ABSENT or WANTED, and only the engine places copies in these tiers. */
+/* A grant is room in tiers, in which the engine itself may order fills of files for which readers
+ * or peers wait. This struct is the room of one tier; monarch_engine_grant takes `tiers` of them.
+ * is_part: the tier has more room than is granted. The engine numbers the copies from `first_copy`
+ * on, and orders at most MONARCH_PLACED. Until the grant ends, only the engine changes the words of
+ * entries that are ABSENT or WANTED, and only the engine places copies in these tiers. */
 struct monarch_room {
     uint64_t bytes, inodes;
     uint32_t block_bytes, entry_bytes; /* as in monarch_py/policies/placement.py */
@@ -340,10 +344,10 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
 /* Ends the grant. Writes the fills that the engine ordered under it to `out` (MONARCH_PLACED,), and
  * returns their number. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
-/* Where nodes share files: whether this node keeps a file, and the peers that a fill of the file
- * asks; -1 for none. monarch_engine_homes tells the engine this for `n` files. Once it has been
- * called, the engine leaves files that no call has named to Python. It returns 0, or -1 without
- * memory. */
+/* The home of a file, where nodes share files: whether this node keeps the file, and the peers that
+ * a fill of the file asks (-1: none). monarch_engine_homes tells the engine the homes of `n` files.
+ * After the first call, the engine itself orders no fill of a file whose home it was not told;
+ * Python must order it. Returns 0, or -1 without memory. */
 struct monarch_home {
     int16_t asked_first, asked_then;
     uint16_t is_kept;
@@ -351,8 +355,8 @@ struct monarch_home {
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
 /* Waits, for at most `limit_us`, until one of two things happens: a reader waits for a file that
- * has no order and that the grant leaves to Python, or a fill ends unpublished. Returns whether one
- * has happened since the last call. */
+ * has no order, and the grant does not let the engine order its fill; or a fill ends whose copy the
+ * engine has not published. Returns whether one of them has happened since the last call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
 /* Withdraws the FILLs of these `n` entries that no thread has begun, except those of files in use
  * and those for which a reader's descriptor waits. Each gets the result ABANDONED at once. Returns
@@ -369,8 +373,8 @@ void monarch_engine_settle(struct monarch_engine *e);
  * do not run out of orders. Results can also be taken without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
- * counts orders for files in use, 0 counts all others. `way` selects one way, or both
- * (MONARCH_WAYS). */
+ * counts orders for files in use, 0 counts all others. `way` selects the orders of one way (enum
+ * monarch_way: from the sources or from peers), or of both (MONARCH_WAYS). */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int way);
 /* Returns whether there is a FILL from a source without a result. */
 int monarch_engine_reads_sources(struct monarch_engine *e);

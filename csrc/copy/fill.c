@@ -31,7 +31,7 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     uint64_t units = (size + unit - 1) / unit, blocks = (size + block - 1) / block;
     struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
     uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
-    /* Digests of a copy with a single block would not be kept (sums.h). */
+    /* A copy with a single block gets no digest: it would not be kept (sums.h). */
     const unsigned char *key =
         blocks > 1 ? monarch_holdings_key(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE)) : NULL;
     if (!f || !sums) {
@@ -220,10 +220,10 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
                         SYNC_FILE_RANGE_WAIT_AFTER);
 }
 
-/* Records a complete block. sum: NULL if it must be computed from the copy. The write-back of a
- * block is started here and awaited two blocks later, so that dirty pages never accumulate. The
- * source's pages, which are not read again here, are dropped; the kernel keeps those that a program
- * maps or reads at this moment. */
+/* Records a complete block. sum: NULL if it must be computed from the copy. Starts the write-back
+ * of the block, which is awaited two blocks later, so that dirty pages never accumulate. Drops the
+ * source's pages, which are not read again here; the kernel keeps the pages that a program maps or
+ * reads at this moment. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
     struct block_sum own;
@@ -274,8 +274,9 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
 }
 
 /* Closes the program's descriptor, because the program has asked for that or must not be delayed
- * any longer. A descriptor opened here takes over its number, so that other threads can continue to
- * read from it. Returns 0, or -1 if that open failed; *status and errno say why. */
+ * any longer. The file is opened here, and the new descriptor gets the number of the program's
+ * descriptor, so that other threads can go on reading. Returns 0, or -1 if the file could not be
+ * opened; *status and errno say why. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;
@@ -331,8 +332,8 @@ static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t a
     return 1;
 }
 
-/* Copies the file from its pack, if it has one that can be read. Only a file of one unit has a
- * pack, so no other thread moves a part of the file. */
+/* Reads the file into `buffer` from its pack, if it has a pack that can be read. Returns whether it
+ * did. Only a file of one unit has a pack, so no other thread moves a part of the file. */
 static int read_pack(struct monarch_engine *e, struct fill *f, char *buffer) {
     return f->job->pack && __atomic_load_n(&f->from, __ATOMIC_ACQUIRE) < 0 &&
            monarch_pack_read(e, f->job, buffer) == 0;
@@ -386,9 +387,9 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
-    /* The sum covers the whole block only if its bytes end at the block's end, and, if they came
-     * from a peer, begin at the block's start. A stream has seen all bytes only if no peer gave
-     * any. */
+    /* The sum of the whole block is known in two cases: a peer has sent exactly this block, or the
+     * bytes from the source reach the block's end and the stream has seen all of them, because the
+     * order asks no peer. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
@@ -445,7 +446,7 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         if (r == 0 && f->units == 1 && job->peer[0] < 0 && !was_handed && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);
     } else {
-        /* includes files from a pack */
+        /* files from a pack are counted here, too */
         enum monarch_count whose = f->gave ? MONARCH_PEER_FILES : MONARCH_FILES;
         __atomic_fetch_add(&e->counts[whose], r == 0, __ATOMIC_RELAXED);
     }

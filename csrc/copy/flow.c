@@ -1,5 +1,5 @@
-/* Measures how many bytes threads receive from each endpoint, and in which time. Policies choose
- * endpoints by these numbers (NoPFS, section 4: r_j(p_j) / p_j). */
+/* Measures how many bytes threads receive from each endpoint, and how long that takes. Policies
+ * choose endpoints by these numbers (NoPFS, section 4: r_j(p_j) / p_j). */
 #include "copy/flow.h"
 
 #include "copy/state.h"

@@ -1,12 +1,13 @@
-/* Orders: their data, their failure, and the names of their copies. */
+/* Orders: their data, their failure, and the names of their copies. An order makes the engine do
+ * one thing with one file or copy (enum monarch_job_kind). */
 #pragma once
 
 #include <sys/types.h>
 
 #include "copy/state.h"
 
-/* How many nodes a fill may ask beyond those of its order. A node that was asked, but has no room
- * for the file, names the next one. */
+/* How many nodes a fill may ask besides those that its order names. A node that was asked, but has
+ * no room for the file, names the next one. */
 #define MONARCH_MOVES 6
 
 struct job {
@@ -26,7 +27,7 @@ struct job {
      * on are atomic and are filled while the fill runs: a node that has no room for the file names
      * the next one. */
     int peer[MONARCH_ASKED + MONARCH_MOVES];
-    /* a bit for each element of `peer`, set if that peer has the whole file */
+    /* a bit for each element of `peer`, set if that peer is known to have the whole file */
     int has_it;
     /* descriptors of the source's root and of the tier's directory of copies */
     int source_root, copies;

@@ -56,15 +56,16 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
 }
 
 /* Returns whether a reader should get the last block from the source at once. That is so if the
- * peer cannot send the block soon because its own file is not complete. */
+ * peer was late with this block before, or if more than NEAR_END blocks are missing here: the
+ * peer's own file is then probably incomplete, too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Asks the peer once. The duration counts in the peer's flow only if the peer has the whole file,
- * and so need not wait for the source, and only if a request was sent: after a failure, requests to
- * a peer are suppressed for a while. */
+/* Asks the peer once. The duration counts in the peer's flow if two conditions hold: the peer has
+ * the whole file, so that it need not wait for the source; and a request was sent, which is not so
+ * while requests to the peer are suppressed after a failure. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -79,9 +80,9 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
 }
 
 /* Returns whether the peer is still starting and should be asked again; pauses before it returns 1.
- * When nodes are started together, the first one would otherwise fill all files from the source,
- * including those that the others are to read there. Bytes for which no reader waits can wait until
- * the others serve. */
+ * When nodes are started together, the first one would otherwise read all files from the source,
+ * although other nodes are to read some of them there. Bytes for which no reader waits can wait
+ * until the others serve. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -163,7 +164,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .to = f->to,
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
-        /* of two peers, either may be the owner */
+        /* if the order names two peers, it is not known which of them is the owner */
         get.is_owner = f->peers == 1 || which >= f->peers;
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {

@@ -1,5 +1,5 @@
-/* Reads files from a pack. Ordered members that are close together are read at once, as a window,
- * from which each order copies its file. */
+/* Reads files from a pack. Members for which orders wait (ordered members) are read at once, as a
+ * window, if they are close together. Each order then copies its file from the window. */
 #include "copy/pack.h"
 
 #include <errno.h>
@@ -26,15 +26,17 @@
 #define WINDOWS 32
 /* Size of the largest gap that is always read along with the ordered members on both sides [bytes].
  * A larger gap is read along if it is no longer than the window's ordered members before it. So at
- * most about half of a read is wasted, and members that are separated only by a header need one
- * read together. */
+ * most about half of a read is wasted, and members that only a header separates are read at
+ * once. */
 #define JOINED_BYTES (16UL * 1024)
-/* How many members before and after a window are searched for further orders. There are orders
- * before it if other threads have begun later orders first. */
+/* How many members before and after a window are searched for further members that have orders.
+ * There can be such members before the window, because other threads may have begun later orders
+ * first. */
 #define LOOKS_BACK 64
 /* For how long a pack is not read after a failed read [ns]. */
 #define RETRY_NS 10000000000ULL
-/* How often a thread that waits for another thread's read checks whether the engine stops [ns]. */
+/* Interval at which a thread that waits for another thread's read checks whether the engine stops
+ * [ns]. */
 #define LOOK_NS 50000000L
 
 enum window_state { EMPTY, READING, READY };
@@ -44,13 +46,13 @@ struct window {
     uint64_t at, length; /* in the pack */
     char *bytes;
     unsigned users; /* number of threads that copy from the window */
-    uint32_t left;  /* number of its members that have orders */
-    uint64_t used;  /* value of pack.uses at its last use */
+    uint32_t left;  /* number of members in the window for which orders wait */
+    uint64_t used;  /* value of pack.uses when the window was last used */
 };
 
 struct pack {
     int fd;
-    struct statx identity; /* its attributes when the daemon opened it */
+    struct statx identity; /* attributes of the pack when the daemon opened it */
     uint64_t count;
     struct monarch_member *members; /* in the order of their positions in the pack */
     uint64_t slots;                 /* a power of 2 */
@@ -247,9 +249,9 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* Returns an empty window; or else, of those for which no order waits, the one whose last use is
- * the oldest. Returns NULL if there is none: a window for which orders wait is kept, because it
- * would have to be read again. */
+/* Returns an empty window. If there is none, empties and returns the one that was used longest ago,
+ * among the windows that no thread uses and no order waits for. Returns NULL if there is no such
+ * window either: a window for which orders wait is kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
@@ -334,7 +336,8 @@ static int look_again(const struct pack *p) {
 }
 
 /* Reads a window, and checks that the pack is still the one that its index describes. As for a
- * file, the server is asked after the last byte was read. Returns 0 or an errno. */
+ * single file, the server is asked for the attributes after the last byte was read. Returns 0 or an
+ * errno. */
 static int read_window(struct monarch_engine *e, struct pack *p, const struct window *w) {
     off_t at = (off_t)w->at, n = (off_t)w->length;
     struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
@@ -350,7 +353,8 @@ static int read_window(struct monarch_engine *e, struct pack *p, const struct wi
     return got == n ? look_again(p) : ESTALE;
 }
 
-/* Stores the errno of a read, or 0. The caller holds the lock. */
+/* Stores the errno of a read, or 0. ESTALE is never overwritten: a pack that has changed is not
+ * read any more. The caller holds the lock. */
 static void note_error(struct pack *p, int error) {
     if (p->error == ESTALE)
         return;

@@ -163,7 +163,7 @@ ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
     return (ssize_t)done;
 }
 
-/* Has the kernel drop the pages that each read brings. If they stayed, the pages of many small
+/* Makes the kernel drop the pages that each read brings. If they stayed, the pages of many small
  * files would fill the memory, and finding free pages would take as long as copying. posix_fadvise
  * after each file is no alternative: it may wait for all cores, and would also drop pages that
  * other processes have read, which this flag leaves alone. */

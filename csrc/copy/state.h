@@ -43,6 +43,6 @@ struct monarch_engine {
     struct endpoint *endpoint; /* by index: the sources, then each peer by its number; see flow.h */
     /* Atomic, by source: running means, see monarch_note_speed and monarch_note_pages. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];
-    /* by source: number of fills that its speed was judged by */
+    /* by source: number of fills by which the source's speed was judged */
     uint32_t judged[MONARCH_MAX_SOURCES];
 };

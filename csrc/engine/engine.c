@@ -197,7 +197,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
-        if (e->peers[i]) /* one that sends byte by byte holds its thread until the time limit */
+        /* else a peer that sends byte by byte would hold its thread until the time limit */
+        if (e->peers[i])
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
         left += !monarch_join(p->worker[p->most_threads + i].thread, &until);

@@ -6,11 +6,11 @@
 #include "shared/catalog.h"
 
 struct fair_queue {
-    /* (MONARCH_RANKS,); 0: the readers of this rank are treated like readers of no rank */
+    /* (MONARCH_RANKS,): share of each rank; 0: its readers are treated like readers of no rank */
     const uint32_t *share;
     uint64_t now;                /* virtual time: the due time of the rank that was served last */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
-    /* for each rank, the slot after the one of its reader that was served last */
+    /* for each rank, the slot after that of the rank's reader that was served last */
     uint8_t next[MONARCH_RANKS];
 };
 
@@ -29,7 +29,7 @@ void monarch_served(struct fair_queue *q, unsigned rank);
 struct waiting {
     uint64_t demand, due;
     uint8_t place;  /* slot of the demand */
-    uint8_t behind; /* distance [slots] from the slot of its rank's reader that was served last */
+    uint8_t behind; /* distance of the slot from `next` of its rank [slots] */
     uint8_t rank;   /* 0: no rank */
 };
 

@@ -1,5 +1,5 @@
-/* Places files in granted room, first fit. The decisions equal those of policy
- * (monarch_py/policies/placement.py), with the same bytes and inodes counted. */
+/* Places files in granted room, first fit. Decides as policy does
+ * (monarch_py/policies/placement.py), and counts the same bytes and inodes. */
 #include "engine/grant.h"
 
 #include <stdlib.h>
@@ -85,7 +85,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     if (!g->holds || g->placed_count == MONARCH_PLACED)
         return NULL;
     struct monarch_entry *e = &monarch_table(c)[id];
-    /* A copy's number in the word is that of an older copy, which must be removed first. */
+    /* If the word still has a copy's number, it is that of an older copy, which must be removed
+     * first. */
     if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word) || !find_home(p, id, asked))
         return NULL;
     int tier = take_room(g, e->size);
@@ -112,9 +113,9 @@ static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
 
 /* --- demands without an order ----------------------------------------------------------------- */
 
-/* Orders the file for which the reader waits, if the grant allows it. Returns whether the file is
- * left to Python, which must order it or find out why it cannot be ordered. c: the catalog; NULL if
- * the writer's lock could not be taken, so that the file's state is unknown. */
+/* Orders a fill of the file for which the reader waits, if the grant allows it. Returns whether the
+ * file is left to Python, which must order it or find out why it cannot be ordered. c: the catalog;
+ * NULL if the writer's lock could not be taken, so that the file's state is unknown. */
 static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
     struct grant *g = &p->grant;
     uint64_t id = monarch_demand_entry(reader->demand);
@@ -147,7 +148,7 @@ void monarch_end_rest(struct pool *p) {
 
 void monarch_order_demanded(struct pool *p, struct worker *me) {
     struct monarch_writer *w = p->shared.writer;
-    /* the lock is held for a long time while the catalog grows */
+    /* while the catalog grows, its writer holds this lock for a long time */
     int has_writer = monarch_lock_soon(w);
     int is_any = 0;
     pthread_mutex_lock(&p->lock);

@@ -79,7 +79,8 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
-    /* The lock is needed because publishing a copy may clear `copy_ino` of any entry. */
+    /* Each order gets a copy of its entry. The lock is needed because publishing may clear
+     * `copy_ino` of any entry meanwhile. */
     if (e->writer)
         pthread_mutex_lock(&e->writer->lock);
     for (uint64_t i = 0; i < n; i++) {
@@ -124,7 +125,8 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < n; i++) {
         struct job *job = monarch_queued_fill(p, ids[i]);
-        /* An order for which a descriptor waits is not withdrawn: a program has read the file. */
+        /* Only orders that no program wants are withdrawn. An order that has a descriptor, or for
+         * which one waits, stays like one in use: a program has read that file. */
         if (!job || job->result.in_use || job->is_kept || job->handed >= 0)
             continue;
         monarch_unqueue(p, job);

@@ -30,25 +30,26 @@ struct grant {
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
     /* For each demand slot, the last demand without an order that a thread has looked at. The
-     * threads skip that demand from then on, unless `is_early` is set and a new grant is given. */
+     * threads skip that demand from then on. After a new grant they look at it again only if
+     * `is_early` is set: there was no grant when they looked, or the file was FILLING. */
     uint64_t refused[MONARCH_DEMANDS];
     uint8_t is_early[MONARCH_DEMANDS];
     uint32_t leaves; /* futex, atomic: set to 1 when work is left to the daemon's loop, and to 0
                         when the loop's next rest ends */
 };
 
-/* Hash buckets in which queued orders and fills are found by entry. An order for which a reader
- * waits may be far back in its queue. */
+/* Number of hash buckets by which queued orders and fills are found by entry: an order for which a
+ * reader waits may be far back in its queue. */
 #define MONARCH_BUCKETS 1024
 /* Slots reserved for fills from the source. Fills from peers must leave them free, because other
  * nodes wait for files that this node reads from the source. */
 #define MONARCH_SLOTS_OF_SOURCE (MONARCH_FILL_SLOTS / 4)
 
-/* Roles (bits): the work that a thread takes. DOES_ALL: all work of its way, except PAGE_INs.
- * DOES_DEMANDS: only work that readers wait for; a thread looks for it between two parts of other
- * work. READS_AHEAD: also PAGE_INs, which read copies into memory. Only every other thread for the
- * sources has this role, so that a tier that hangs cannot block all of them. A wake-up selects
- * sleeping threads by the bits DOES_ALL and READS_AHEAD. */
+/* Roles (bits): the work that a thread takes. DOES_ALL: all work of the thread's way, which is the
+ * sources or the peers, except PAGE_INs. DOES_DEMANDS: only work that readers wait for; a thread
+ * looks for it between two parts of other work. READS_AHEAD: also PAGE_INs, which read copies into
+ * memory. Only every other thread for the sources has this role, so that a tier that hangs cannot
+ * block all of them. A wake-up selects sleeping threads by the bits DOES_ALL and READS_AHEAD. */
 enum monarch_role {
     MONARCH_DOES_ALL = 1,
     MONARCH_DOES_DEMANDS = 2,

@@ -235,8 +235,9 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
     return find_queued(p, me, id, w);
 }
 
-/* Finds work for a waiting reader. Readers are served in rotation: each search begins after the
- * slot that was served last. Among readers of ranks, the ranks' shares decide. */
+/* Finds work for a waiting reader. Readers are served in rotation: each search begins where the
+ * last one that found work ended. Where it meets a reader that belongs to a rank, the ranks' shares
+ * decide which rank's reader is served instead (fair_queue.h). */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct fair_queue *queue = &p->fair[me->way];
     struct line line;
@@ -259,9 +260,9 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* Returns the fill of which to fill a unit before its reader asks for it, or NULL. *first gets the
- * first fill in the list that could be served. A later fill is returned instead only if the readers
- * of both belong to ranks, and the rank of the later fill is due earlier. */
+/* Returns the fill whose next unit is to be filled before a reader asks for it, or NULL. *first
+ * gets the first fill in the list that could be served. A later fill is returned instead only if
+ * the readers of both belong to ranks, and the rank of the later fill is due earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
     const struct fair_queue *queue = &p->fair[way];
     struct fill *chosen = NULL;

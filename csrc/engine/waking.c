@@ -8,11 +8,11 @@
  *     looks for work, and sleeps only if the word is still the same. So a thread that looked too
  *     early does not fall asleep.
  *   - A thread that has looked for work, and leaves some that sleeping threads could do, wakes one
- *     of them and does not change the word. The ring for that work changes the word: if it has
- *     come already, only threads that sleep do not know of the work; if it is still to come, it
- *     wakes one more thread. There is one exception: a thread that leaves a peer for another one
- *     does ring. It makes room at the first peer for orders that were set aside, for which no
- *     ring will come.
+ *     of them without changing the word. The ring for that work changes the word. If that ring has
+ *     come already, no thread that is awake falls asleep without seeing the work; if it is still to
+ *     come, it wakes one more thread. There is one exception: a thread that leaves a peer for
+ *     another one rings itself. It makes room at the first peer for orders that were set aside, and
+ *     no other ring will come for these orders.
  *   - A thread that accepts every class of work and finds none need not wake others: the queues are
  *     empty.
  *   - A demand without an order counts as work of both ways, until a thread has ordered its file or

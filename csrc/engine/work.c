@@ -80,8 +80,8 @@ static void push_result(struct pool *p, struct job *job) {
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
-    /* The lock is held for a long time while the catalog grows. This thread then does not wait for
-     * it: Python publishes the copy when it takes the result. */
+    /* While the catalog grows, the lock is held for a long time. This thread then does not wait for
+     * the lock: Python publishes the copy when it takes the result. */
     if (!e->writer || !monarch_is_awaited(job) || job->result.status != MONARCH_DONE ||
         !monarch_lock_soon(e->writer)) {
         push_result(p, job);
@@ -129,7 +129,7 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, way);
     /* This thread would have taken any such work itself. Any work that seems to be left is an order
-     * that waits for its reader, so no other thread is woken for it. */
+     * whose file a program is still reading, so no other thread is woken for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
@@ -158,8 +158,8 @@ static __thread struct worker *me;
 
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
-/* Serves demands in the middle of other work. Files begun that way are nested at most DEEPEST
- * levels deep. */
+/* Serves demands in the middle of other work. A file that is begun here can be interrupted for
+ * demands in turn, so fills nest, at most DEEPEST levels deep. */
 #define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;
@@ -183,8 +183,8 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
 }
 
 /* Claims the next run of unclaimed units of a block: moves *unit to the run's first unit, and
- * returns the run's length. Sets *whole to 0 if other threads have claimed units of the block
- * before. */
+ * returns the run's length. Sets *whole to 0 if units of the block that come before the run were
+ * claimed already. */
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
                           int *whole) {
     uint64_t n = 0, most = 1;

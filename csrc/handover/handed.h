@@ -10,12 +10,12 @@ struct handed {
     int fd;         /* -1: the descriptor was closed, or an order has it */
     int is_read;    /* the program has read the whole file */
     uint64_t id;    /* number of the file's entry, or MONARCH_NO_ENTRY */
-    uint64_t claim; /* number under which the file is claimed */
+    uint64_t claim; /* number under which the file is claimed (clients/claims.h) */
     /* attributes of a file without an entry; of any other file, only `ino` is set */
     struct monarch_entry entry;
-    /* Of a descriptor that waits for an order (kept.c). since_ns: when it was received. is_told:
-     * policy knows of the file since iteration `told_at` of the daemon's loop. is_ordered: the
-     * order exists, and no thread has begun it. */
+    /* Fields of a descriptor that waits for an order (kept.c). since_ns: when it was received.
+     * is_told: policy knows of the file since iteration `told_at` of the daemon's loop. is_ordered:
+     * the order exists, and no thread has begun it. */
     uint64_t since_ns;
     int is_told, is_ordered;
     uint32_t told_at;

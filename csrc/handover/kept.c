@@ -1,7 +1,8 @@
-/* Descriptors that wait for the orders of their files. A descriptor waits while there is no grant,
- * or until policy has learned of its file and ordered the fill. When its order begins, the order
- * takes the descriptor, and so does not open the file at the source. Until then, the program can
- * have the descriptor closed at any time. */
+/* Descriptors that programs have handed over and that wait until there is an order to fill their
+ * file. There is none yet because policy has granted no room, or has not learned of the file and
+ * ordered the fill. When a thread begins the order, the order takes the descriptor, so the file
+ * need not be opened at the source. Until then, the program can ask for the descriptor to be closed
+ * at any time. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -24,8 +25,8 @@
  * process may have. */
 #define KEPT 768
 #define SHARE 4
-/* A descriptor that still has no order is closed once two limits are passed: ORDER_NS [ns], and
- * ITERATIONS iterations of the daemon's loop in which policy knew of its file. */
+/* A descriptor that still has no order is closed once two limits have passed: ORDER_NS since it
+ * came [ns], and ITERATIONS iterations of the daemon's loop since policy learned of its file. */
 #define ORDER_NS 50000000ULL
 #define ITERATIONS 2
 /* Interval at which the thread looks at the table: the longest wait of a program that wants its
@@ -40,7 +41,8 @@ struct kept_table {
     uint64_t ino[KEPT];
     struct handed *at[KEPT];
     unsigned count; /* atomic */
-    /* closed by the thread, because a close may have to wait for the source */
+    /* list of descriptors to be closed; the table's thread closes them, because a close may have to
+     * wait for the source */
     struct handed *dropped;
     /* futex, rung when the table is no longer empty, when descriptors are dropped, and at the
      * end */
@@ -67,7 +69,7 @@ static void drop(struct kept_table *t, unsigned i) {
     t->dropped = h;
 }
 
-/* Queues the descriptor for closing, but keeps the file in the table, because policy has not
+/* Queues the descriptor for closing, but keeps the file in the table, because policy may not have
  * learned of the file yet. */
 static void drop_descriptor(struct kept_table *t, struct handed *h) {
     struct handed *dropped = h->fd >= 0 ? calloc(1, sizeof *dropped + 1) : NULL;
@@ -181,9 +183,9 @@ static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64
     return h->is_told && iterations >= ITERATIONS && now - h->since_ns > ORDER_NS;
 }
 
-/* Orders the fill of the descriptor's file within the grant, or asks policy to order it. Returns
- * whether the descriptor must go on waiting. The caller holds the locks of the writer, the pool and
- * the table. */
+/* Orders the fill of the descriptor's file within the grant, or asks policy to order it. Sets *asks
+ * if policy must be woken for that. Returns whether the descriptor must go on waiting. The caller
+ * holds the locks of the writer, the pool and the table. */
 static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_catalog *c,
                          int *asks) {
     struct pool *p = t->pool;

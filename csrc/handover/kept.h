@@ -1,4 +1,5 @@
-/* The table of readers' descriptors that wait for the orders of their files. */
+/* The table of descriptors that programs have handed over and that wait for an order to fill their
+ * file. */
 #pragma once
 
 #include "handover/handed.h"

@@ -114,7 +114,8 @@ static int is_valid(const struct monarch_handover *what, ssize_t n) {
            strnlen(what->path, what->path_len + 1u) == what->path_len;
 }
 
-/* Adds a descriptor to the epoll set. Each message wakes one thread; the end wakes all. */
+/* Adds a descriptor to the epoll set, or arms it again. Each message wakes one thread; the end
+ * wakes all. */
 static int watch(const struct handovers *h, int fd, int how) {
     struct epoll_event event = {.events = EPOLLIN | (fd == h->end ? 0 : EPOLLONESHOT),
                                 .data.fd = fd};
@@ -228,8 +229,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* The count is read again in each iteration: a thread that was starting another one has counted
-     * it by the time the first is joined. */
+    /* The count is read again in each iteration: a thread that was starting another thread has
+     * counted that one by the time it is itself joined. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

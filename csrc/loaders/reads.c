@@ -12,8 +12,8 @@
 /* Size of a thread's stack. Reading needs little of it, but a preloaded library may need more. */
 #define STACK_BYTES (256 << 10)
 
-/* A read counts as slow, because it waited for a disk or a network, if its thread slept and it took
- * longer than this plus 1 ns per byte [ns]. Reads from memory take a tenth of that. If they take
+/* A read counts as slow if its thread slept and it took longer than this plus 1 ns per byte [ns]:
+ * it has then waited for a disk or a network. Reads from memory take a tenth of that. If they take
  * longer, the thread had to wait for a processor, and such a wait does not count as sleep. */
 #define SLOW_NS 100000
 
@@ -29,7 +29,7 @@ struct call {
     uint64_t failed; /* number of the first read that failed; `n` if none has */
     int error;       /* its errno */
     int wanted;      /* number of threads that may still join */
-    int at_work;     /* number of threads that work on it, without the caller's */
+    int at_work;     /* number of threads that work on it, not counting the caller's */
     struct call *after;
     pthread_cond_t left;
 };

@@ -23,7 +23,8 @@
 
 /* Number of bytes for which a waiting thread is woken: taking them at once costs less than taking
  * them in parts with a sleep in between. If bytes arrive more slowly, the thread wakes after
- * WAKE_NS [ns]. No reader waits longer for that, because a reader waits for a whole answer. */
+ * WAKE_NS [ns]. This delays no reader: a reader needs the whole answer, and the thread is woken
+ * when the last bytes of it are there. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 #define WAKE_NS 200000000ULL
 
@@ -41,11 +42,12 @@ struct monarch_peer_link {
     uint32_t first_byte_ms, between_ms, bound_ms;
     /* frames received and requests sent: these are the numbers of the next seals */
     uint64_t frames, tag;
-    /* says: for the thread that requests; the others: for the thread that takes */
+    /* says: used by the thread that sends requests; the others: by the thread that takes answers */
     struct monarch_mac *hears, *says, *content;
-    size_t least;       /* the socket's low-water mark, as last set */
-    char *buffer;       /* of the running fetch */
-    size_t from, until; /* range of `buffer` that holds bytes of a small answer not taken yet */
+    size_t least; /* the socket's low-water mark, as last set */
+    char *buffer; /* of the running fetch */
+    /* range of `buffer` with the bytes of a small answer that were not taken yet */
+    size_t from, until;
 };
 
 /* The answer that is being read. */
@@ -121,7 +123,7 @@ static enum monarch_peer_status put(link_t *l, const void *from, size_t n) {
     return MONARCH_PEER_OK;
 }
 
-/* Makes the next request. Its number is used up only once the request was sent. */
+/* Makes the request with number `tag`. The caller counts l->tag up for the next one. */
 static struct monarch_peer_request request_of(const link_t *l, const get *g, uint64_t tag) {
     struct monarch_peer_request q = {.magic = MONARCH_PEER_REQUEST,
                                      .source = g->source,
@@ -208,8 +210,9 @@ static void begin_piece(link_t *l, struct answer *a) {
     monarch_mac_begin(l->content, 0);
 }
 
-/* Decides about the bytes before a SUM. If they do not match the sum, they have usually rotted at
- * the node that sent them; the answer is the same if they were also changed on the way. */
+/* Decides whether the bytes before a SUM are accepted. Bytes that do not match the sum have usually
+ * rotted at the node that sent them. If they were changed on the way instead, the status is the
+ * same. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -226,8 +229,8 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
 }
 
 /* Receives a small answer in one call with its frames, because it usually arrives in one piece. The
- * bytes go to the end of the buffer, since they are later moved to its beginning. Nothing after the
- * answer is received, unless the answer is a lone END. */
+ * bytes go to the end of the buffer, since they are later moved to its beginning. No byte after the
+ * answer is received, unless the answer is an END alone, which is shorter than the call allows. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());
@@ -353,8 +356,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     uint64_t asked = 0, tag = l->tag;
     int r = 0;
     for (uint64_t i = 0; r == 0 && i < n; i++) {
-        /* Requests are sent in groups of AHEAD / 2, so that most answers need no extra call for a
-         * request. */
+        /* Further requests are sent AHEAD / 2 at a time, so that one system call serves many
+         * answers. */
         if (asked < n && asked - i <= AHEAD / 2) {
             uint64_t more = AHEAD - (asked - i) < n - asked ? AHEAD - (asked - i) : n - asked;
             enum monarch_peer_status status = ask(l, gets + asked, more);

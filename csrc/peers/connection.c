@@ -1,6 +1,6 @@
 /* The protocol of one connection: reads a request, opens its file, frames the bytes and sends them.
- * A step that must wait returns, with what the connection waits for. It blocks for the peer itself
- * only if `may_block` is set. */
+ * A step that must wait returns, with what the connection waits for. Only if `may_block` is set may
+ * the step itself block until the peer receives. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -194,10 +194,10 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* Gets the sum and the digest of a piece. Those of a whole block were usually recorded when its
- * copy was made, so that the receiver notices bytes that have rotted since. Others are computed
- * from the bytes. bytes: the piece in memory, or NULL to read it from the file. Returns CUT if
- * there is no sum, because the receiver rejects bytes without one. */
+/* Gets the sum and the digest of a piece. If the piece is a whole block, they were usually recorded
+ * when its copy was made, so that the receiver notices bytes that have rotted since. Otherwise they
+ * are computed from the bytes. bytes: the piece in memory, or NULL to read it from the file.
+ * Returns CUT if there is no sum, because the receiver rejects bytes without one. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;
@@ -369,7 +369,7 @@ static io_state send_end(connection *c, stage_t *stage) {
 }
 
 /* Sets whether calls on the socket block. Blocking in sendfile, which has no flags for one call, is
- * the cheapest way to wait: it needs no further call, no timer of high resolution, and no second
+ * the cheapest way to wait: it needs no further call, no high-resolution timer, and no second
  * look-up of the pages that were not sent. */
 static void set_blocking(connection *c, int blocks) {
     if (c->blocks == blocks)

@@ -1,4 +1,4 @@
-/* Callbacks through which the peer server asks the owner of the files. */
+/* Callbacks by which the peer server finds, opens and checks the files that it sends. */
 #pragma once
 
 #include "peers/wire.h"
@@ -6,7 +6,7 @@
 #define MONARCH_PEER_NEVER UINT64_MAX
 
 struct monarch_peer_opened {
-    void *file; /* the owner's handle */
+    void *file; /* the callbacks' own handle of the file */
     int fd;     /* valid until the file is closed */
     uint64_t size, block_bytes;
 };

@@ -14,9 +14,9 @@
 /* Answers of at least LARGE_BYTES use slots: LARGE_AT_ONCE of them are requested at a time. More
  * would not arrive sooner, and each wake-up on either side would handle fewer bytes. IN_LINE of
  * them are requested on one link, so that the second request has arrived before the first answer is
- * sent. The sender's socket then never runs empty, and the kernel alone clocks it, which halves the
- * cost. Also, two of the server's threads can stay with the two links, which leaves the others to
- * all other connections (can_stay in server.c). */
+ * sent. The sender's socket then never runs empty, and the kernel alone paces the sending, which
+ * halves the cost. Also, two of the server's threads can stay with the two links, which leaves the
+ * others to all other connections (can_stay in server.c). */
 #define LARGE_BYTES (1024 * 1024)
 #define LARGE_AT_ONCE 4
 #define IN_LINE 2
@@ -30,8 +30,8 @@
 
 typedef struct monarch_peer peer;
 
-/* A thread's use of a link. The thread waits there for the answer with this tag. `follower` is the
- * use whose answer comes next on the link. All fields are protected by the peer's lock. */
+/* A thread's use of a link. The thread waits on the link for the answer with this tag. `follower`
+ * is the use whose answer comes next on the link. All fields are protected by the peer's lock. */
 struct use {
     struct use *next;
     struct monarch_peer_link *link;
@@ -213,8 +213,8 @@ static struct use *find_line(const peer *p, struct use **first) {
 }
 
 /* Sends a request on a link whose answer to an earlier request is still arriving, and waits for the
- * end of that answer, which has a time limit. Returns whether the caller then has the link. It has
- * not if there was no such link, or if the earlier answer broke the link. */
+ * end of that answer, which has a time limit. Returns whether the caller then has the link. The
+ * caller does not have it if there was no such link, or if the earlier answer broke the link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);

@@ -20,10 +20,10 @@ struct monarch_peer_keys {
 
 struct monarch_peer_bounds {
     uint32_t threads, connections; /* the most threads, and the most connections */
-    /* limit for a connection that has no request; then it is closed */
+    /* a connection that has had no request for this long is closed */
     uint32_t idle_ms;
-    uint32_t stall_ms; /* limit for a peer that stalls; then its connection is closed */
-    /* limit for a wait for bytes that are not there yet; then the answer ends with COMING or
+    uint32_t stall_ms; /* the connection of a peer that stalls for this long is closed */
+    /* an answer that has waited this long for bytes that are not there yet ends with COMING or
      * TIMEOUT */
     uint32_t wait_ms;
     uint32_t unused;

@@ -34,7 +34,8 @@ typedef struct monarch_peer_server server;
 struct monarch_peer_server {
     struct monarch_peer_files files;
     struct monarch_peer_bounds bounds;
-    /* guards the server's fields of connections, and the fields in the next three lines */
+    /* guards the first fields of each connection (those of the server, see connection.h), and the
+     * fields in the next three lines */
     pthread_mutex_t lock;
     uint64_t open, wakes, accepted, dropped;
     uint32_t waiting, *waits; /* connections that wait for bytes, in no particular order */
@@ -76,9 +77,9 @@ static void close_locked(server *s, connection *c) {
     s->open--;
 }
 
-/* Requests the connection's next event. The caller clears `is_busy` under the same lock. So an
- * event that comes at once finds the connection free, and the descriptor cannot be closed in
- * between. */
+/* Requests the connection's next event. The caller holds the server's lock, and clears `is_busy`
+ * before it releases the lock. So an event that comes at once finds the connection free, and the
+ * descriptor cannot be closed in between. */
 static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
     struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
@@ -122,7 +123,8 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
 }
 
 /* Returns whether a thread may wait in a call on its connection's socket, which costs less than a
- * wait by epoll. That is allowed only while there are threads for all other active connections. */
+ * wait by epoll. A thread may do so only while there are threads for all other active
+ * connections. */
 static int can_stay(server *s) {
     return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&
            __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads;

@@ -16,14 +16,16 @@ struct step {
     int32_t *node;          /* by sample: its node; -1: it has no place yet */
     int32_t *next, *before; /* by sample: links of its node's list */
     int32_t *first;         /* by node: head of its list */
-    /* by node: number of its places; number of samples taken that it holds */
+    /* by node: number of samples that it can take; number of samples taken by it that it holds */
     int32_t *room, *taken;
-    /* by node: number of samples that it loads; fewest samples that it takes */
+    /* by node: number of samples that it takes and must load; fewest samples that it takes in
+     * all */
     int32_t *share, *least;
-    int32_t *moved, *queue;  /* by node: state of the search for a free place */
-    uint8_t *seen, *is_dead; /* by node: the search has reached it; it leads to no free place */
-    int32_t *cursor;         /* by node: where its next sample goes */
-    int32_t *by_node;        /* the step's samples, ordered by node, each node's loads first */
+    int32_t *moved, *queue; /* by node: state of the search for a free place */
+    /* by node: the search has reached the node; the node leads to no free place */
+    uint8_t *seen, *is_dead;
+    int32_t *cursor;  /* by node: where its next sample goes */
+    int32_t *by_node; /* the step's samples, ordered by node, each node's loads first */
 };
 
 static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }

@@ -1,6 +1,6 @@
-/* The inner loops of access plans: samplers' shuffles, equal to the library's index for index, and
- * counts over all accesses. Python chooses the sampler and the nodes, and decides what follows from
- * the counts.
+/* The inner loops of access plans: samplers' shuffles, which yield exactly the indices of the
+ * samplers' libraries, and counts over all accesses. Python chooses the sampler and the nodes, and
+ * decides what follows from the counts.
  *
  * Numbers of samples and of files are int32_t; -1 stands for no access. */
 #pragma once
@@ -65,8 +65,9 @@ int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ra
 int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
                        uint64_t units);
 /* Sets next[i] to the position of the next access to the same unit u as access i, or to
- * MONARCH_PLAN_NEVER if access i is -1. The function goes through the accesses backwards: next[i] =
- * later[u], and then later[u] = the position of i. Returns what monarch_plan_count returns. */
+ * MONARCH_PLAN_NEVER if access i is -1. later[u] is the position of the first access to unit u
+ * after these accesses. The function goes through the accesses backwards: next[i] = later[u], and
+ * then later[u] = the position of i. Returns what monarch_plan_count returns. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next);
 
@@ -102,11 +103,11 @@ struct monarch_deal {
 };
 
 /* Deals the samples of an epoch to the ranks, step by step. Samples go to nodes that hold them, as
- * far as these have room. The others are distributed so that all nodes load equally many, as far as
- * room allows; a load is a sample that its node does not hold. The loads of a batch come first in
- * it. out: (count,) the samples, ordered by step and rank; starts: (steps * ranks + 1,) the
- * position in `out` where each batch begins; loads: (steps * ranks,) the number of loads in each
- * batch. Returns 0, or -1 without memory. */
+ * far as these have room. The other samples are distributed so that all nodes get equally many of
+ * them, as far as room allows. They are called loads, because their nodes must load them. In each
+ * batch the loads come first. out: (count,) the samples, ordered by step and rank; starts: (steps *
+ * ranks + 1,) the position in `out` where each batch begins; loads: (steps * ranks,) the number of
+ * loads in each batch. Returns 0, or -1 without memory. */
 int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uint64_t count,
                       int32_t *out, int64_t *starts, int32_t *loads);
 

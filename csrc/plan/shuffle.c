@@ -79,9 +79,9 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
 
 /* --- libstdc++ -------------------------------------------------------------------------------- */
 
-/* minstd_below draws like std::uniform_int_distribution(0, below - 1) from a generator with this
- * modulus. The number of its values is no power of two: a value in the incomplete last part of the
- * range is drawn again. */
+/* The modulus of std::minstd_rand0. minstd_below draws from this generator like
+ * std::uniform_int_distribution(0, below - 1): it divides the generator's range into equal parts,
+ * and draws again if the value lies in the rest at the end. */
 #define MINSTD_MODULUS 2147483647U
 #define MINSTD_NUMBERS 2147483645U /* max() - min(): one less than the number of its values */
 

@@ -1,5 +1,5 @@
-/* Finds entries of the catalog: by the names of their files, and the files of a directory that have
- * no copy yet. */
+/* Finds entries of the catalog: those of files with given names, and those of a directory's files
+ * without a copy. */
 #include <string.h>
 
 #include "clients/claims.h"

@@ -2,8 +2,8 @@
  * entry. */
 #include "publish/writer.h"
 
-/* Sets the entry's word, and the guess of it in the index by path. The two stores may come in any
- * order, because readers check each guess against the word. After both, the guess matches the
+/* Sets the entry's word, and the guess of the word in the index by path. The two stores may come in
+ * any order, because readers check each guess against the word. After both, the guess matches the
  * word. */
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word) {
@@ -51,9 +51,9 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
     for (uint64_t i = 0; i < n; i++) {
         struct monarch_entry *e = &table[ids[i]];
         unsigned tier = MONARCH_WORD_TIER(words[i]);
-        /* An entry keeps the inode number of a dropped copy for the sake of descriptors that are
-         * still open. The file system has now given the number to a new copy, so no such descriptor
-         * is left. */
+        /* The entry of a dropped copy keeps the copy's inode number until the daemon has processed
+         * the removal, for descriptors of the copy that are still open. If the file system has
+         * given the number to a new copy, no such descriptor is left. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])

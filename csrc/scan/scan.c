@@ -11,9 +11,10 @@
 #include "shared/joining.h"
 
 /* A thread lowers its priority for good if it hardly ever sleeps: at most once in LOOKS_EACH_SLEEP
- * looks, judged after LOOKS looks. Such a thread has a local source and keeps a processor busy,
- * which the job may need. A thread that sleeps in its looks waits for a remote source, and must
- * keep its priority: the files that it finds are to be filled ahead of the job. */
+ * looks. This is judged once it has looked at LOOKS names. Such a thread has a local source and
+ * keeps a processor busy, which the job may need. A thread that sleeps in its looks waits for a
+ * remote source, and must keep its priority: the files that it finds are to be filled ahead of the
+ * job. */
 #define LOOKS 64
 #define LOOKS_EACH_SLEEP 8
 

@@ -14,7 +14,7 @@
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
 #define PORTION 8
-/* For each thread but one, the number of portions that may be queued. Once so many are queued, the
+/* Number of portions that may be queued for each thread but one. Once so many are queued, the
  * thread that lists the directory looks at the next names itself. */
 #define PORTIONS_AHEAD 16
 
@@ -67,7 +67,7 @@ struct monarch_scan {
     /* How many names may still be looked at: [1] in wanted directories, [0] in others
      * (monarch_scan_allow). */
     int64_t may_look[2];
-    /* writer of the catalog whose known files are skipped, or NULL */
+    /* writer of the catalog whose files the scan skips; NULL: it skips none */
     struct monarch_writer *writer;
     int64_t since_ns; /* a time when the catalog had no files yet [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */

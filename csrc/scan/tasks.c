@@ -122,8 +122,8 @@ struct task *monarch_take_task(struct monarch_scan *s) {
     return t;
 }
 
-/* Hands over the thread's batch before it waits for work. Otherwise the entries in it could wait
- * for another thread that hangs in a directory. */
+/* Before the thread waits for work, it hands over its batch. Otherwise the entries in the batch
+ * would wait as long as another thread hangs in a directory. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);

@@ -27,9 +27,9 @@ static _Thread_local uint64_t looks; /* how many names this thread has looked at
 
 uint64_t monarch_looks(void) { return looks; }
 
-/* Looks up a file that the catalog already has because a program has handed it over, with
- * attributes that were read then. Returns whether the directory still has this file (`ino`) under
- * this name. If so, only the file's place in the directory must be reported. */
+/* Looks the file up in the catalog, which already has it if a program has handed it over. *e gets
+ * the entry, with the attributes that were read then. Returns whether the directory still has this
+ * file (`ino`) under this name. If so, only the file's place in the directory must be reported. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
@@ -75,11 +75,11 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
         monarch_add_task(s, monarch_new_task(s, path, 0));
 }
 
-/* Reports a directory again once all its names are read, with their number and its current
- * attributes. If the attributes differ from those that were read before the names, the directory
- * has changed meanwhile, and the names may match neither state; so the catalog drops their number.
- * Only a scan of the whole source reports directories again, because listings are made only once
- * (monarch_catalog_list). */
+/* Reports a directory again once all its names are read, with the number of names and the
+ * directory's current attributes. If the attributes differ from those that were read before the
+ * names, the directory has changed meanwhile, and the names may match neither state; so the catalog
+ * drops their number. Only a scan of the whole source reports directories again, because listings
+ * are made only once (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;

@@ -13,9 +13,9 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long the check of a block stays valid: CHECKED_NS; but only DOUBTED_NS for a peer that says
- * that the block arrived wrong, because the block may have rotted since. A peer that lies about
- * this costs one check a second [ns]. */
+/* How long the check of a block stays valid [ns]. DOUBTED_NS is for a peer that says that the block
+ * arrived wrong, because the block may have rotted since the check; a peer that lies about this
+ * costs one check a second. CHECKED_NS is for all other peers. */
 #define CHECKED_NS 60000000000ULL
 #define DOUBTED_NS 1000000000ULL
 
@@ -39,8 +39,9 @@ static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uin
      * too. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
-    /* If there are no sums, the copy counts as good while the entry still has its word. The sums of
-     * a dropped copy are gone, and the copy may have rotted. */
+    /* Without sums, the copy counts as good while the entry still has its word. Afterwards it may
+     * be a dropped copy, which has no sums any more, and which may have been dropped because it had
+     * rotted. */
     return monarch_has_word(h, held->id, held->word);
 }
 
@@ -165,8 +166,9 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
         monarch_sums_drop(h->sums, copy);
 }
 
-/* Returns whether the file for which a request waits is settled: the request can be answered now. A
- * file that is being filled here, or will be, is not settled: its request will be woken again. */
+/* Returns whether the file for which a request waits is settled, so that the request can be
+ * answered now. A file that is being filled here, or will be, is not settled: its requests are
+ * woken when bytes of it come (monarch_holdings_wake). */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

@@ -1,5 +1,5 @@
-/* Finds the copy that a peer's request names, and how much of it can be sent. As for a reader in
- * the library, only the entry's word and the fill's map count. */
+/* Finds the copy that a peer's request names, and how much of it can be sent. Only the entry's word
+ * and the fill's map decide this, as they do for a program that reads the copy. */
 #include "serving/open_copy.h"
 
 #include <fcntl.h>
@@ -14,11 +14,12 @@
 /* Number of demand slots that requests of peers may take; the others are left to this node's
  * readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
-/* A source that has returned no data for this long counts as stuck, and the peer had better try its
- * own way to the source. This time and that of an answer together are less than the 2 s that a
- * reader may wait in such a case [ns]. */
+/* A source that has returned no data for this long counts as stuck, so that the peer should read
+ * the source itself. This time and that of an answer together are less than the 2 s that a reader
+ * may wait in such a case [ns]. */
 #define STUCK_NS 1000000000ULL
-/* How often the attributes of a file are read again if they change during the read. */
+/* How often the attributes of a file are read at most; they are read again if they change
+ * meanwhile. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;
@@ -45,9 +46,9 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
 }
 
 /* Returns whether the request becomes a demand. A request for a whole block of many units does not,
- * unless it says that a reader waits. A request for one unit always does. Without that rule, two
- * nodes that have both given as many orders as they may, all for small files of the other node,
- * would wait for each other; a demand gets an order even then. */
+ * unless it says that a reader waits. A request for one unit always does. Otherwise two nodes could
+ * wait for each other: each has as many orders as it may have, all of them for small files that the
+ * other node keeps. A demand gets an order even then. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -234,8 +235,8 @@ static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     return is_there ? held->size : MONARCH_PEER_NEVER;
 }
 
-/* The last block is held back until the source was found unchanged. Only then do the bytes belong
- * together, and the peer has no other way to know that. */
+/* The last block is held back until the source was found unchanged. Only then is it certain that
+ * all bytes are of one version of the file, and the peer has no other way to know that. */
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     holdings *h = arg;
     struct open_copy *held = file;

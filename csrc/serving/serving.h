@@ -42,16 +42,16 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
  * nothing. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
 /* Sets for each of these files whether this node keeps it (enum monarch_home_here). The node may
- * also have copies of other files, but it never fills one of those because a peer asks for it:
- * requests are not passed on. */
+ * also have copies of other files. It fills another file for a peer only if the peer takes this
+ * node for the file's owner; the node then keeps the file (monarch_holdings_moved). */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
-/* Takes the files that this node has begun to keep because a peer took it for the owner: the nodes
- * that precede it in the file's order may have no room. `ids` gets the files' entries
+/* Takes the files that this node has begun to keep because a peer took this node for the owner:
+ * other nodes that should have kept the file may have had no room. `ids` gets the files' entries
  * (MONARCH_MOVED,). Returns how many files it took. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* Which peers' requests wait for a missing file while it is unknown which files this node keeps.
- * Other requests are answered that the file will not come. At first all requests wait. */
+ * Other requests are answered with UNKNOWN_FILE. At first all requests wait. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* requests for bytes for which no reader waits */

@@ -77,7 +77,8 @@ static void find_next(struct links *l) {
     }
 }
 
-/* Subtracts the bytes moved until `now`. No rate has changed since the last call. */
+/* Subtracts from each transfer the bytes that it has moved since the last call. No rate has changed
+ * since then. */
 static void account(struct links *l, double now) {
     for (uint32_t i = 0; i < l->n; i++)
         l->transfer[i].left -= l->transfer[i].rate * (now - l->since);

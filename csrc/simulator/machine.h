@@ -17,8 +17,8 @@ struct machine {
 int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t askers);
 void machine_close(struct machine *m);
 
-/* Returns when `bytes` requested at `now` will have arrived. With `take`, they occupy the class and
- * the links on their way. */
+/* Returns when `bytes` requested at `now` will have arrived. If `take` is set, the bytes then
+ * occupy the class and the links on their way; otherwise the state stays as it is. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,

@@ -21,9 +21,10 @@ struct request {
     uint32_t node, who, next;
 };
 
-/* The requests of one kind: those for which a rank waits, or all others. While the requests of a
- * kind are served, each client receives the same number of bytes; `clock` counts the bytes per
- * client. `ends` has the clock's value at which the current request of each client ends. */
+/* The requests of one kind: those for which a rank waits, or all others. Clients that are served at
+ * the same time receive equally many bytes. So `clock` is a virtual time in bytes: what a client
+ * has received if it was served all the time. `ends`: for each client, the value of `clock` at
+ * which its current request ends. */
 struct share {
     double clock;
     struct heap ends;

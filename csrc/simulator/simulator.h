@@ -13,8 +13,8 @@
 enum { MONARCH_SIM_EPOCHS = 2 };
 
 enum monarch_sim_from {
-    /* free: all samples of a job with is_free, and samples that a read for another sample has
-     * brought */
+    /* takes no time: all samples of a job with is_free, and samples that a read for another sample
+     * has brought */
     MONARCH_SIM_STAGING,
     MONARCH_SIM_LOCAL,
     MONARCH_SIM_REMOTE,
@@ -103,9 +103,9 @@ struct monarch_sim_epoch {
     const int64_t *redundant; /* bytes read from the file system in addition, or NULL */
 };
 
-/* Gives the next epoch to the simulation. Its arrays are not copied: the caller must keep them
- * until it has given MONARCH_SIM_EPOCHS more epochs. Returns 1, or 0 without memory. */
+/* Hands the next epoch to the simulation. The epoch's arrays are not copied: the caller must keep
+ * them until it has handed over MONARCH_SIM_EPOCHS more epochs. Returns 1, or 0 without memory. */
 int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *epoch);
-/* Runs the simulation. Returns 1 when the caller must give the next epoch, 0 at the end, and -1 on
- * a deadlock, which would be a bug of the simulator. */
+/* Runs the simulation. Returns 1 when the caller must hand over the next epoch, 0 at the end, and
+ * -1 on a deadlock, which would be a bug of the simulator. */
 int monarch_sim_run(struct monarch_sim *sim);

@@ -10,8 +10,8 @@ static int shares_threads(const struct monarch_sim *s) {
 
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
-/* Returns NEEDS_EPOCH if the next epoch can be given, otherwise what the thread waits for. The next
- * epoch replaces an older one, which must have ended. */
+/* Returns NEEDS_EPOCH if the next epoch can be handed over, otherwise what the thread waits for.
+ * The next epoch replaces an older one, which must have ended. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -64,7 +64,7 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
 }
 
 /* Returns the rank for which a thread fetches next. If the ranks of a node share threads, this is
- * the rank, among those with room, that has the smallest part of its planned threads. */
+ * the rank that has the smallest part of its planned threads, among the ranks with room. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
@@ -150,7 +150,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
         sim_advance(s, t->rank);
 }
 
-/* Keeps a sample that has arrived at the node as a copy, if the node is meant to have one. */
+/* Makes a copy of a sample that has arrived at the node, if the node is meant to have one. */
 static void keep(struct monarch_sim *s, uint32_t thread, double end) {
     struct staging_thread *t = &s->staging[thread];
     const struct monarch_sim_epoch *told = &known_of(s, t->access)->told;

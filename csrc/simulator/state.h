@@ -14,7 +14,7 @@ struct copy {
     /* next: index of the next copy of the same file; -1 after the last one */
     int32_t node, file, next;
     int32_t epoch; /* the epoch in which the copy was made; -1: before the first epoch */
-    double at;     /* when the copy is complete [s]; negative: it is not */
+    double at;     /* when the copy is complete [s]; negative: it is not made yet */
     int8_t cls;
 };
 
@@ -88,7 +88,7 @@ struct monarch_sim {
     /* files with owners: first asker of the current read, or PFS_NONE */
     uint32_t *reading;
     uint32_t *joined; /* threads: next asker of the same read, or PFS_NONE */
-    /* nodes x classes: range of the list of copies that is still to be made */
+    /* nodes x classes: the copies [cursor, list_end) of the list are still to be made */
     uint64_t *cursor, *list_end;
 };
 
@@ -108,9 +108,9 @@ static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
     return s->job.nodes * s->job.most_ranks;
 }
 
-/* Returns the number of threads that load on a node. Without a staging buffer, every rank loads its
- * samples itself. So does a rank for which there is no thread: a buffer with few threads must not
- * make training slower than none. */
+/* Returns the number of threads that load samples on a node. Without a staging buffer, every rank
+ * loads its samples itself. So does a rank for which there is no thread: a buffer with few threads
+ * must not make training slower than no buffer. */
 static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
     uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
     return threads < ranks ? ranks : threads;
@@ -179,19 +179,20 @@ struct way {
 };
 
 /* Returns the way by which the file arrives first: from a copy, or from the file system (NoPFS,
- * section 4: the least of the times, here including the time of earlier requests). reached: number
- * of the node's current access, see copy_due. */
+ * section 4: the least of the times; here a time includes the wait for earlier requests). reached:
+ * number of the node's current access, see copy_due. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
 /* Takes the way, and returns when the bytes have arrived. Returns a negative number if that depends
- * on later transfers over the links; on_arrival is called then. Reads of the file system go through
- * sim_read instead. */
+ * on later transfers over the links; then on_arrival is called when the bytes arrive. Reads of the
+ * file system go through sim_read instead. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     uint32_t who, double bytes);
 /* Sends bytes over fair links; they arrive no earlier than `earliest`. */
 void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uint32_t who,
               double bytes, double earliest);
-/* Keeps a file that has arrived as the node's copy, if the node is meant to have one. */
+/* Call this when a file has arrived at the node. The node then has a copy of it, if it is meant to
+ * have one. */
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
 
 /* --- source.c --- */

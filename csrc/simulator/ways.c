@@ -16,8 +16,8 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         const struct copy *c = &s->copy[i];
         int is_here = (uint32_t)c->node == node;
-        /* An owner's copy is worth waiting for: no other node reads a file that its owner has
-         * read. */
+        /* The copy of a file's owner is worth waiting for, even if it is not complete yet: the
+         * other nodes get the file from its owner, not from the file system. */
         int is_owners = s->job.owner && s->job.owner[file] == c->node;
         if (c->at < 0 || (c->at > now && !is_owners) || (!is_here && !s->job.reads_remote))
             continue;
@@ -64,8 +64,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
             continue;
         c->at = now;
         c->epoch = epoch;
-        /* The write occupies the class from s->now on, although the file arrives later. Otherwise,
-         * requests that come in between would have to wait for the write. */
+        /* The write occupies the class from s->now on, although the file arrives later. If it began
+         * only then, requests that come before would have to wait for the write. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }

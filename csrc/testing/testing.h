@@ -18,10 +18,9 @@ void monarch_ring_engine(struct monarch_clients *m);
  * served. served[r] gets the number + 1 of the reader that round r serves; 0 for none. */
 void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                             const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
-/* Makes n readers wait as in monarch_serve_in_order, and iterates over the line without serving
- * any. A reader that the iterator yields is marked as taken, so that it is yielded only once. met
- * (n,) gets the readers' numbers in the order in which they are yielded. Returns how many were
- * yielded. */
+/* Lines `n` readers up as monarch_serve_in_order does, and goes through the line without serving
+ * any. A reader that comes up is marked as taken, so that it comes up only once. `met` gets the
+ * numbers of the readers in the order in which they come up. Returns how many came up. */
 uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                           uint64_t n, uint32_t *met);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
@@ -34,8 +33,8 @@ struct monarch_peer_table;
 
 struct monarch_peer_table *monarch_peer_table_new(void);
 /* Adds a file with a duplicate of `fd`, and replaces any file with the same source and hash. sums:
- * those of its blocks, with their digests of MONARCH_MAC_BYTES each; NULL if they are not known, so
- * that they are computed for each answer. is_whole: all blocks are there; otherwise only those that
+ * the sums of its blocks; digests: their digests, of MONARCH_MAC_BYTES each. Both are computed for
+ * each answer if either is NULL. is_whole: all blocks are there; otherwise only the blocks that
  * monarch_peer_table_block reports. Returns 0 or -errno. */
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
