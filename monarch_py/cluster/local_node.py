@@ -23,10 +23,11 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
-# TURN_LIMIT_S: how long to wait for another command that starts a daemon, which may list the
-# sources for minutes. TURN_PAUSE_S: pause between two attempts to get the lock [s].
+# TURN_LIMIT_S: how long to wait for another command that is starting a daemon [s]. That command may
+# list the sources for minutes. TURN_PAUSE_S: pause between two attempts to get the lock [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
-# Number of attempts to reach the other nodes. There are two, because a busy daemon may be late.
+# Number of attempts to reach the other nodes. There are two, because a busy daemon may answer the
+# first one too late.
 LOOKS = 2
 
 
@@ -49,8 +50,9 @@ class LocalNode:
         self._shares: Shares | None = None
 
     def take_turn(self) -> None:
-        """Waits until no other command starts or ends a daemon on this node, and keeps others from
-        doing so. Raises SessionError if that takes too long."""
+        """Waits until no other command starts or ends a daemon on this node, and keeps other
+        commands from doing so until `leave_turn`. Raises SessionError if the wait takes too
+        long."""
         try:
             config = load_config(self._config_file)
         except MonarchError:

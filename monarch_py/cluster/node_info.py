@@ -19,7 +19,7 @@ from monarch_py.peers.server import listen
 from monarch_py.storage.manifest import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for differences between nodes that have another cause than the configuration file.
+# Hints for those differences between nodes that do not come from the configuration file itself.
 _MENDS = {"Monarch": "install the same version there", "plan": "give them the same file"}
 
 

@@ -105,8 +105,8 @@ def _place(path: Path, kind: str) -> LocalPlace | None:
 
 
 def local_disks(taken: Collection[int]) -> list[LocalPlace]:
-    """One place on each local disk, the one with the most room first. Directories that the batch
-    system names are preferred to the usual ones.
+    """Returns one place on each local disk, sorted by free space, largest first. Directories that
+    the batch system names are preferred to the usual ones.
 
     taken : the devices that hold sources, which are left out
     """
@@ -145,8 +145,9 @@ def shared_memory() -> LocalPlace | None:
 
 
 def first_configuration(sources: Sequence[Path]) -> str:
-    """Returns the text of a configuration for this node, without tiers if the site has them. Raises
-    ConfigError if a source is not a directory, or if the node has no room for copies.
+    """Returns the text of a configuration for this node, without tiers if the site's configuration
+    has them. Raises ConfigError if a source is not a directory, or if the node has no room for
+    copies.
 
     sources : the directories of the datasets
     """

@@ -7,8 +7,8 @@ order of the files; each file is read from front to back. The results of the tra
 the dataset and the seed, not on the storage.
 
 FILE gets ``{"epochs": [...]}``. Each epoch has its number, `seconds`, the mean `loss` [nat], the
-`accuracy` (before each step, so on images not seen in this epoch), `samples`, and `crc32` of all
-pixels and labels in the order in which they were read.
+`accuracy` (measured before each step, so on images not yet seen in this epoch), `samples`, and
+`crc32` of all pixels and labels in the order in which they were read.
 
 With --lockstep the script prints "end of epoch N" after each epoch, and waits for a line or for the
 end of standard input. Meanwhile its caller can read the counters of the source.

@@ -92,7 +92,8 @@ class CatalogReader:
         return int(lib.monarch_find_inode(self.c, source, inode))
 
     def counts(self) -> list[dict[tuple[int, int], tuple[int, int]]]:
-        """Counts the files. Returns (state, reason) -> (files, bytes) for each possible source."""
+        """Returns, for each possible source, how many files are in each state for each reason, and
+        their bytes: (state, reason) -> (files, bytes)."""
         files, sizes = (np.zeros((lib.MONARCH_MAX_SOURCES, 256), dtype=np.uint64) for _ in range(2))
         lib.monarch_catalog_count(self.c, pointer(files), pointer(sizes))
         return [

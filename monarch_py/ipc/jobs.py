@@ -64,8 +64,8 @@ def can_see(namespace: int) -> bool:
 
 
 def jobs_of(processes: Iterable[Path]) -> set[str]:
-    """Returns the jobs of these processes. Daemons are skipped: they have the environment of the
-    job that has started them, but may outlive it."""
+    """Returns the jobs of these processes. Daemons are skipped: a daemon has the environment of the
+    job that has started it, but may outlive that job."""
     return {_job_of(_environment(each)) for each in processes if not _is_daemon(each)} - {""}
 
 
@@ -109,7 +109,7 @@ class Jobs:
 
     def noted(self) -> set[str]:
         """Returns the recorded jobs that are new, have processes, or have processes that this one
-        cannot see. Removes the records of other jobs."""
+        cannot see. Removes the records of all other jobs."""
         notes, found = list(self._notes.glob("*")), set()
         running = jobs_of(own_processes()) if notes else set()
         for note in notes:

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, TypeVar, cast
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
-# The number of files that are read or examined in parallel, because a remote source has a high
-# latency; the most files that are in progress and not written.
+# THREADS: the number of files that are read or examined in parallel; there are many, because a
+# remote source has a high latency. AHEAD: the most files whose result was not used yet.
 THREADS, AHEAD = 32, 64
 # Files up to this size are read completely before they are written to the tar, so that a file that
 # changes during the read can be read again [bytes].
@@ -309,14 +309,15 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
 
 
 def _ns(seconds: str) -> int:
-    """Returns the nanoseconds of a text such as 1700000000.123456789. A float would round it."""
+    """Returns the nanoseconds of a text such as 1700000000.123456789. A float would round the
+    number."""
     whole, _, part = seconds.partition(".")
     return int(whole) * SECOND_NS + int(part[:9].ljust(9, "0"))
 
 
 def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | None:
-    """Returns the member, with the file's exact time, if its size and time are those of the file
-    below `root`; otherwise None."""
+    """Returns the member, with the file's exact time, if the member's size and time equal those of
+    the file with its name below `root`; otherwise None."""
     info, mtime_ns = member
     name = os.path.normpath(info.name)
     if os.path.isabs(name) or name.startswith("../"):

@@ -176,8 +176,8 @@ class Keeper:
             gone = set(remove)
             self._manifest.change([row for row in add if row.copy not in gone], remove)
         except (OSError, sqlite3.Error) as error:
-            # This session still serves the copies. The next one removes them, because they have no
-            # row.
+            # This session still serves the copies. The next session removes them, because they have
+            # no row.
             if not self.broken:
                 log.warning("tier %s: copies cannot be recorded: %s", self.tier.root, error)
             self.broken = True

@@ -32,7 +32,7 @@ class SharedMemory:
     """The memory of a key. The first process creates it, filled with zeros; others open it.
 
     Other processes also get it by fork, or within the arguments of a Process. A SharedMemory that
-    is pickled otherwise finds its memory by the key.
+    is pickled for any other purpose finds its memory by the key when it is unpickled.
 
     key : the name of the list's file;  n_bytes : the size of the memory [bytes]
     begin : called by the first process, with the memory, to initialize it
@@ -135,8 +135,8 @@ def _locked(path: Path) -> Iterator[int]:
                 yield fd
                 return
         finally:
-            # Unlocked explicitly: a child that was forked meanwhile has the descriptor too, so
-            # closing it would not release the lock.
+            # Unlock explicitly: a child that was forked meanwhile has the descriptor too, so
+            # closing it here would not release the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 

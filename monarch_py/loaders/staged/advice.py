@@ -141,7 +141,7 @@ class Model:
 
 def fewest(model: Model, batch: float, step_s: float, most: int) -> int:
     """Returns the fewest workers with which an epoch takes at most 5 % longer than with the best
-    number of at most `most`.
+    number of workers from 1 to `most`.
 
     batch : samples of a batch;  step_s : how long the training computes between two batches [s]
     """

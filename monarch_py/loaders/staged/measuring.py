@@ -23,11 +23,11 @@ from monarch_py.loaders.staged.stage import Stage
 from monarch_py.loaders.staged.work import Failure, Work
 from monarch_py.native import Ints
 
-# The numbers of workers that are measured, until more of them do not help. The model interpolates
-# between these.
+# The numbers of workers that are measured, until more workers do not help. The model interpolates
+# between these numbers.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Measuring ends when the last two steps in COUNTS together raised the speed by less than this
-# factor, but not before four numbers, which the two lines of the model need.
+# factor, but not before four numbers were measured, which the two lines of the model need.
 GAIN = 1.03
 # Batches per worker: the least number that is measured, and the number that is read before, to warm
 # up.
@@ -43,7 +43,7 @@ class Advice:
     workers : the fewest with which an epoch takes at most 5 % longer than with the best number
     is_enough : whether these workers bring batches as fast as the training uses them, or at most
         5 % slower
-    model : the fitted seconds by workers;  samples : of an epoch
+    model : the fitted seconds by workers;  samples : the number of samples in an epoch
     batch, step_s : the arguments of `advise`
     """
 

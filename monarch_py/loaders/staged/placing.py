@@ -45,7 +45,8 @@ class Placed:
 
 def collate(samples: Sequence[Any]) -> Any:
     """Returns the samples as the batch that torch's default_collate would make, but with a Stack
-    for arrays that are still to be stacked. Raises ConfigError for samples without such a batch."""
+    for arrays that are still to be stacked. Raises ConfigError if torch has no default batch for
+    these samples."""
     if not samples:
         return []
     first = samples[0]
