@@ -34,7 +34,7 @@ LOOKS = 2
 class LocalNode:
     """This rank's node.
 
-    record : the list of the sources' files, on the rank that made the list
+    record : the list of the sources' files; empty except on the rank that made the list
     began : when that rank began to list the sources, on time.monotonic() [s]
     process, lifeline : the daemon's process, and the descriptor whose closing ends the daemon;
         None until this rank has started the daemon
@@ -93,8 +93,8 @@ class LocalNode:
             raise SessionError(f"a source cannot be listed: {error}") from error
 
     def start(self, cluster: Cluster, record: bytes, began: float) -> list[str]:
-        """Starts the daemon with rank 0's list of the sources. Returns the daemon's troubles
-        (`ipc.connection`)."""
+        """Starts the daemon with rank 0's list of the sources. Returns the problems that the daemon
+        reports (`ipc.connection.troubles`)."""
         _check_record(self._config, read_record(record), cluster.members[0].name)
         fd = written(record)
         try:
@@ -119,7 +119,7 @@ class LocalNode:
 
     def come_back(self, cluster: Cluster, roots: Sequence[int | None], name: str) -> list[str]:
         """Starts the daemon at the address by which the other daemons know it. The daemon lists the
-        sources itself. Returns the daemon's troubles (`ipc.connection`).
+        sources itself. Returns the problems that the daemon reports (`ipc.connection.troubles`).
 
         name, roots : name of a node whose daemon runs, and the `roots` of that node
         """

@@ -157,7 +157,8 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _check_running(infos: Sequence[NodeInfo]) -> None:
-    """Raises SessionError unless all running daemons belong to one cluster."""
+    """Checks that all running daemons belong to one cluster. Raises SessionError if they do
+    not."""
     together = Counter(info.running for info in infos if info.running)
     cluster = together.most_common(1)[0][0] if together else None
     others = [info.name for info in infos if info.running not in (None, cluster)]

@@ -134,7 +134,7 @@ def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str
 
 
 def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[list[str]]:
-    """Starts the daemons of all nodes. Returns the troubles of each node's daemon."""
+    """Starts the daemons of all nodes. Returns the problems that each node's daemon reports."""
     together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
     # The nodes' clocks may differ, but `meet` returns on all nodes at the same moment, up to one of
@@ -149,8 +149,8 @@ def _come_back(
     ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo], running: Sequence[int]
 ) -> list[list[str]]:
     """Starts the daemons that do not run, as members of the running daemons' cluster. The first
-    running daemon tells who the members are, and their secret. Returns the troubles of each node's
-    daemon."""
+    running daemon tells who the members are, and their secret. Returns the problems that each
+    node's daemon reports."""
     first = running[0]
     told = together(ranks, lambda: (here.cluster(), here.roots()) if ranks.rank == first else None)[
         first

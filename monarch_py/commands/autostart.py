@@ -30,8 +30,8 @@ CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 
 
 def main() -> None:
-    """The arguments are the configuration and the file that was opened. The second argument is ""
-    if the program needs a daemon because the daemon that served it was killed."""
+    """Runs the starter. Its arguments are the configuration and the file that was opened; the file
+    is "" if the program needs a daemon because the daemon that served it was killed."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
     is_started = True  # a failed start counts too, because the next one would probably fail as well

@@ -141,7 +141,7 @@ def is_disabled() -> bool:
 
 def switches(config: Config | None) -> Iterator[Finding]:
     """Findings on the switches (files, and this process's environment) that turn Monarch off now,
-    and on a value of the log level that is not known."""
+    and on an unknown log level."""
     files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
     for path in files:
         if path is None:

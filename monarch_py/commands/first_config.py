@@ -19,8 +19,8 @@ JOB_DIRECTORIES = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
 USUAL = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay"})
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
-# Tiers get a quarter of the free memory, since the job needs most of it, and 0.8 of the free space
-# of disks.
+# Tiers get a quarter of the free memory (the job needs most of it), and 0.8 of the free space of
+# disks.
 MEMORY_PART, DISK_PART = 4, 0.8
 # The smallest quota of a tier; a place that allows less does not become a tier [bytes].
 LEAST_BYTES = 64 * MIB

@@ -47,7 +47,7 @@ def _room(tier: dict[str, Any]) -> int:
     of its file system."""
     try:
         system = os.statvfs(tier["mount_point"])
-    except OSError:  # not here
+    except OSError:  # the tier's directory is not visible here
         return int(tier["quota_bytes"])
     return int(tier["used_bytes"] + system.f_bavail * system.f_frsize)
 
@@ -72,8 +72,8 @@ def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
 
 
 def _sums(catalog: CatalogReader, ids: Ids, starts: Array, places: int) -> tuple[Ids, Ids]:
-    """Returns the bytes of each group's files, (groups,), and the bytes of those of them that have
-    a copy in each place, (places, groups)."""
+    """Returns the bytes of each group's files, (groups,), and the bytes that each place has copies
+    of, (places, groups)."""
     copied = np.zeros((places, len(starts)), dtype=np.uint64)
     if not len(ids):
         return copied.sum(axis=0), copied

@@ -138,8 +138,8 @@ def _serving(connection: DaemonConnection) -> Identity | None:
 
 
 def _end_daemon(connection: DaemonConnection, daemon: Identity) -> None:
-    """Ends the daemon: with the command `stop`, or with SIGTERM if the daemon does not answer; with
-    SIGKILL if it has not ended within its limit."""
+    """Ends the daemon. Sends it the command `stop`, or SIGTERM if the daemon does not answer, and
+    SIGKILL if the daemon has not ended within the limit."""
     is_asked = False
     if _serving(connection) == daemon:
         with contextlib.suppress(SessionError):
@@ -280,7 +280,7 @@ def leave_to_others(session: SessionDir) -> None:
 
 
 def listed_jobs(jobs: Sequence[str]) -> str:
-    """Says that jobs use the daemon."""
+    """Returns a clause that says which jobs use the daemon."""
     if len(jobs) == 1:
         return f"job {jobs[0]} uses the daemon"
     return f"jobs {', '.join(jobs)} use the daemon"

@@ -44,7 +44,7 @@ def settings_differ(connection: DaemonConnection, config: Config) -> bool:
 
 
 def _differs(source: SourceConfig, served: SourceConfig) -> bool:
-    """Whether the daemon serves `source` with other settings than it has here. `served` is the
-    daemon's source of the same directory, or of a directory around it."""
+    """Whether `served`, one of the daemon's sources, contains the directory of `source` but has
+    other settings than `source`."""
     is_meant = source.real_path.is_relative_to(served.real_path)
     return is_meant and replace(served, path=source.path, real_path=source.real_path) != source

@@ -46,7 +46,7 @@ class Swept:
     """What a sweep has done.
 
     stopped : daemons that were ended;  sessions : sessions of killed daemons that were removed
-    copies : the number of their copies that were removed
+    copies : the number of copies of these sessions that were removed
     problems : a sentence for each session that could not be swept
     """
 
@@ -59,8 +59,8 @@ class Swept:
 def sweep(*, stop: bool = False) -> Swept:
     """Removes the segments and the copies that killed daemons of this user have left.
 
-    stop : also ends the daemons that run, and then removes every session with its log; for the end
-        of the user's last job on this node
+    stop : whether to end also the daemons that run, and then to remove every session with its log,
+        as at the end of the user's last job on this node
 
     Raises SessionError if the directory of the sessions is not private to this user.
     """
@@ -106,7 +106,7 @@ def _remove_if_empty(directory: Path) -> None:
     """Removes the directory of the sessions, unless a session is left."""
     with suppress(OSError):
         for path in directory.iterdir():
-            if path.is_symlink() and not path.exists():  # to a session that is gone
+            if path.is_symlink() and not path.exists():  # its session is gone
                 path.unlink()
         directory.rmdir()
 

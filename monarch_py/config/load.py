@@ -308,8 +308,8 @@ def _check_places(
 ) -> None:
     """Refuses what is not a directory, and two directories of which one would hold the other's
     files. The staging area may share a mount point with a tier, because it has its own directory
-    there. Call it before the other checks of a tier, because a user who follows their hints on a
-    source that is named as a tier would make the source writable."""
+    there. Call it before the other checks of a tier: if a source is named as a tier, their hints
+    would lead the user to make the source writable."""
     for path, spot in sources:
         _check_directory(path, spot, SOURCE_HINT)
     for path, spot in (*tiers, *staging):

@@ -15,7 +15,7 @@ from monarch_py.document.nodes import Spot, Way
 from monarch_py.util.units import GIB, KIB, MIB, TIB
 
 DEFAULT = "default"
-# The inner mapping in which a key of the configuration stands.
+# For each key that is written in an inner mapping of a configuration: the name of that mapping.
 GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in declared(keys)}
 
 

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-# One thread, because several threads may add in a different order, which changes the last digit.
-# This must be set before numpy is imported.
+# Use one thread: several threads may add numbers in a different order, which changes the last
+# digit. This must be set before numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

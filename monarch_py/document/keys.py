@@ -149,8 +149,8 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 
 def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
-    """Reads the keys that are present in the mapping at `node`, by the names of their fields.
-    Raises ConfigError as `read_as` does, but not for missing keys."""
+    """Returns the values of the keys that are present in the mapping at `node`, by the names of the
+    keys' fields. Raises ConfigError as `read_as` does, but not for missing keys."""
     given: dict[str, Any] = {}
     _read_entries(node, spot, keys, keys, given)
     return given

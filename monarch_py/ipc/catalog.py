@@ -14,8 +14,8 @@ from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, State, Uints, ffi,
 # The number of entries for which a new catalog has room. A dataset whose files hold many samples
 # each never needs more.
 FIRST_CAPACITY = 4096
-# The factor of growth. A larger one copies the entries less often, but leaves more memory unused
-# until the scan ends and `fit` releases it.
+# The factor of growth. With a larger factor, entries are copied less often, but more memory stays
+# unused until the scan ends and `fit` releases it.
 GROWTH = 1.5
 POOL_BYTES_PER_FILE = 64
 # Alignment of paths in the pool [bytes].

@@ -36,7 +36,8 @@ FIRST_NAMESPACE = 0xEFFFFFFC
 
 
 def _job_of(environment: Mapping[str, str]) -> str:
-    """Returns the job of a process with this environment, as part of a file name; "" for none."""
+    """Returns the job of a process with this environment, in a form that can be part of a file
+    name; "" if the process belongs to no job."""
     named = next((name for name in VARIABLES if environment.get(name)), None)
     if named is None:
         return ""
@@ -108,8 +109,8 @@ class Jobs:
         return sorted({*attached, *self.noted()} - {own_job()})
 
     def noted(self) -> set[str]:
-        """Returns the recorded jobs that are new, have processes, or have processes that this one
-        cannot see. Removes the records of all other jobs."""
+        """Returns the recorded jobs that are new, that have processes, or whose processes this
+        process cannot see. Removes the records of all other jobs."""
         notes, found = list(self._notes.glob("*")), set()
         running = jobs_of(own_processes()) if notes else set()
         for note in notes:

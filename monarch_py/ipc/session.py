@@ -94,7 +94,7 @@ def kept_directory() -> Path:
 
 
 def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory of yours") -> None:
-    """Creates a directory that is private to this user, or checks that the existing one is.
+    """Creates a directory that is private to this user, or checks that an existing one is private.
 
     Raises SessionError if it belongs to another user, is a link or is accessible to others.
 

@@ -60,7 +60,7 @@ def _failed(path: str | Path, error: OSError) -> MonarchError:
 
 @contextmanager
 def _reading(path: str | Path) -> Iterator[None]:
-    """Turns an error in the block into one that says that this file cannot be read."""
+    """Turns an OSError in the block into a MonarchError which says that the file cannot be read."""
     try:
         yield
     except OSError as error:
@@ -323,7 +323,7 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
     if os.path.isabs(name) or name.startswith("../"):
         return None  # it lies outside the directory
     if info.islnk() or info.issparse():
-        return None  # its bytes are not contiguous in the tar
+        return None  # the tar does not hold the file's bytes in one piece
     try:
         found = _look(root / name)
     except OSError:

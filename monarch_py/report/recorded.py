@@ -29,7 +29,7 @@ MOST_INTERVALS = 120
 # If the opens suggest more epochs than this, programs do not open each file once an epoch.
 MOST_EPOCHS = 1000
 
-# The daemon sees fewer threads than this.
+# The largest number of readers that a report may have; a daemon sees fewer threads.
 MOST_READERS = 4096
 # A run is taken to last at least this long, so that rates are finite [s].
 SHORTEST_S = 1e-3

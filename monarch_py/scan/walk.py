@@ -95,7 +95,8 @@ class Walk:
         return Batch(entries, batch.pool, int(batch.pool_used))
 
     def want(self, directory: str, *, is_deep: bool) -> None:
-        """Lists a directory, relative to the root, before all others that are not listed yet.
+        """Lists a directory, relative to the root, before all other directories that are not listed
+        yet.
 
         is_deep : whether to list its subdirectories too
         """

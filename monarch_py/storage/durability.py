@@ -47,8 +47,8 @@ class Keeper:
         self._trusted = True
         self.broken = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
-        # Start the thread before `_open` marks the manifest as in use. If the thread cannot be
-        # started, nothing would note a clean end afterwards.
+        # Start the thread before `_open` marks the manifest as in use. If the thread could not be
+        # started afterwards, nothing would note a clean end.
         self._thread.start()
         with ExitStack() as undo:
             undo.callback(self._end_thread)

@@ -222,7 +222,7 @@ class Manifest:
         self._set_meta("boot", "")
 
     def load(self) -> Array:
-        """All rows, as (copies,) of dtype ROW."""
+        """Returns all rows, as (copies,) of dtype ROW."""
         query = "SELECT path_hash, copy, size, ino, mtime_ns, ctime_ns, sum, source FROM copies"
         with damage_told(self.path):
             # Use a generator: the process would keep the memory of a list of a million tuples.
@@ -257,7 +257,7 @@ class Manifest:
             raise
 
     def all_copies(self) -> list[tuple[int, str, bytes, int, int, bytes]]:
-        """(copy, source, path, size, sum, block sums) of every row, ordered by the copy's
+        """Returns (copy, source, path, size, sum, block sums) of every row, ordered by the copy's
         number."""
         with damage_told(self.path):
             return [

@@ -347,7 +347,7 @@ class Tier:
             self._next_look_s = 0
 
     def give_back(self, size: int) -> None:
-        """Returns the reservation of a fill that failed and took nothing."""
+        """Frees the room that was reserved for a fill which failed and took nothing."""
         self.reserved_bytes -= self.rounded(size)
         self.used_bytes -= self.rounded(size)
         self.used_inodes -= 1
@@ -362,8 +362,8 @@ class Tier:
         return TierRoom(0, 0, self.block_bytes).rounded(sizes)
 
     def release(self, number: int, size: int) -> None:
-        """Returns the room of a copy that was removed. number : the copy's number;  size : the
-        copy's size [bytes]"""
+        """Counts the room of a removed copy as free. number : the copy's number;  size : the copy's
+        size [bytes]"""
         took = self.rounded(size) + self._excess.pop(number, 0)
         self.used_bytes = max(0, self.used_bytes - took)
         self.used_inodes -= 1

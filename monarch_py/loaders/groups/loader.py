@@ -177,7 +177,7 @@ class GroupLoader:
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
         """Returns the training's position in its epochs for a checkpoint, in less than 1 KB.
 
-        done : how many batches of the running epoch the training has taken; None takes the batches
+        done : how many batches of the running epoch the training has taken; None counts the batches
             that the loader has handed out
         """
         given = max(self._given, self._begin) if done is None else done

@@ -2,7 +2,8 @@
 
 The memory is a memfd, which has no name. A small file, the list, has a line for each process that
 maps the memory. A process that comes later opens the memory through /proc/PID/fd of a process on
-the list. If all processes are killed, only the list is left, and the next start removes it.
+the list. If all processes are killed, only the list is left, and the next process that shares
+memory on the node removes it.
 """
 
 import fcntl

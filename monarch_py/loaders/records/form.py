@@ -20,7 +20,7 @@ class Form(NamedTuple):
 def form_of(dataset: Any) -> Form | None:
     """The form of the samples; None if batches must be put together from `dataset[i]`. If the
     dataset does not have `sample_form`, reads its first sample by `dataset[0]` and by `read_into`,
-    and compares them."""
+    and compares the two results."""
     if not _reads_what_it_gives(type(dataset)):
         return None
     known = getattr(dataset, "sample_form", None)

@@ -83,8 +83,9 @@ class Agreement:
         self._number = next(_numbers)
 
     def check(self, parts: Iterable[Any]) -> None:
-        """Raises ConfigError if the `parts`, this rank's inputs, differ from another rank's. Give
-        arrays as memoryviews; other objects are compared by their repr."""
+        """Compares `parts`, this rank's inputs, with those of the first rank that has checked.
+        Raises ConfigError if they differ. Arrays must be given as memoryviews; other objects are
+        compared by their repr."""
         if (store := _store()) is None:
             return
         digest = hashlib.sha256()

@@ -37,8 +37,8 @@ def _twice(who: str) -> ConfigError:
 
 
 def refuse_sampler(files: Any) -> None:
-    """Raises ConfigError if `files` is a sampler. Lightning constructs batch samplers again, and
-    passes its own sampler as the first argument, which should be the files."""
+    """Refuses a sampler in place of the files. Lightning constructs batch samplers again, and then
+    passes its own sampler as the first argument. Raises ConfigError."""
     if _sharding(files) is not None:
         raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):

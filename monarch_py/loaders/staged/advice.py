@@ -195,7 +195,7 @@ class Advisor:
 
     def _take_over(self) -> None:
         """Adds the epoch's measurements. If they differ from the model of the earlier measurements
-        by more than CHANGED, drops the earlier ones."""
+        by more than CHANGED, drops the earlier measurements."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

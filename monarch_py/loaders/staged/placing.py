@@ -223,7 +223,7 @@ def _numpy_has(tensor: Any) -> bool:
 
 
 def check_room(n_bytes: int, slot: Bytes) -> None:
-    """Raises MonarchError if a batch of `n_bytes` does not fit into the slot."""
+    """Checks that a batch of `n_bytes` fits into the slot. Raises MonarchError if it does not."""
     if n_bytes > len(slot):
         raise MonarchError(
             f"max_batch: a batch has {format_size(n_bytes)}, more than the {format_size(len(slot))}"
