@@ -50,7 +50,7 @@ class LocalPlace:
     """A directory on this node in which copies can be made.
 
     kind : the type of its file system;  device : the file system's device number
-    free_bytes : the free space; for memory, the part of it that copies may use [bytes]
+    free_bytes : the free space; in memory, no more than the memory that is available [bytes]
     """
 
     path: Path

@@ -2,8 +2,8 @@
 
 A session belongs to one user and one configuration file: its directory is
 <shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, readable by its owner alone. The preload
-library computes the same name. If a configuration uses the site's tiers, its name is a link to the
-session of the site's configuration, because configurations that share tiers share the daemon.
+library computes the same name. If a configuration uses the site's tiers, its directory is a link to
+the session of the site's configuration, because configurations that share tiers share the daemon.
 """
 
 import errno

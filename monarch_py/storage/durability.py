@@ -19,8 +19,8 @@ from monarch_py.util.units import counted
 
 log = logging.getLogger("monarch.keeper")
 
-# The longest time that a row waits for its commit [s]. Rows wait so that one sync serves many
-# copies.
+# The longest time that a row waits for further rows before the thread commits it [s]. Rows wait so
+# that one sync serves many copies.
 BATCH_S = 1.0
 # Suffix of a damaged manifest that was set aside.
 SET_ASIDE = ".damaged"

@@ -135,7 +135,8 @@ class Tier:
     """An open tier. The constructor raises TierError if the tier cannot be used or another daemon
     holds it.
 
-    below : subdirectory of the user's directory that holds the tier; "" for that directory itself
+    below : the tier's subdirectory of the user's directory (monarch-<uid>); "" if the tier is that
+        directory itself
     config_file : configuration of the daemon that opens the tier; None for a command
     usable : whether new copies may be placed
     used_bytes, used_inodes : what the copies take, including copies that are being written
@@ -200,7 +201,7 @@ class Tier:
         """Returns everything in the directory that has the name of a copy, sorted by number, as
         (copies,) of LISTED. Files with other names are not ours.
 
-        is_sound : whether it is a regular file of this user, with one name and the mode of a copy.
+        is_sound : whether this is a regular file of the user, with one name and a copy's mode.
             Anything else was not made by Monarch, and a FIFO or a link would mislead its reader.
         """
         # Use a generator: the process would keep the memory of a list of a million tuples.

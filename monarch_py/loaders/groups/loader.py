@@ -92,7 +92,7 @@ class GroupLoader:
     warns of too many epochs, and of a dataset whose labels are sorted.
 
     An epoch uses every sample once; with `drop_last=False`, (-length) % world_size samples come
-    twice. All ranks make equally many steps, with batches of one size.
+    twice. All ranks make equally many steps, and in each step their batches have the same size.
 
     dataset : has `sizes` and `read_into`, as RecordDataset and PackDataset do; `dataset[i]` must be
         the bytes that `read_into` reads, unchanged

@@ -19,8 +19,8 @@ from monarch_py.util.processes import PROC, Identity
 
 # How often a training that waits for a batch checks that its workers still run [s].
 LOOK_S = 0.5
-# If a worker is seen stopped (SIGSTOP) for longer than this, an error is raised [s]. The limit is
-# long enough that no error is raised in a job that is stopped and continued as a whole.
+# If a worker is seen stopped (SIGSTOP) for longer than this, an error is raised [s]. Shorter times
+# do not count, because a job that is stopped and continued as a whole must not cause the error.
 STOPPED_S = 3.0
 # How long workers may take to end by themselves [s]. A worker may be in the middle of a read.
 END_S = 1.0

@@ -27,7 +27,9 @@ from monarch_py.native import Ints
 # between these numbers.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Measuring ends when the last two steps in COUNTS together raised the speed by less than this
-# factor, but not before four numbers were measured, which the two lines of the model need.
+# factor, but not before four numbers were measured, which the two lines of the model need. For a
+# dataset of one size class, it also ends when batches come more than twice as fast as the training
+# uses them.
 GAIN = 1.03
 # Batches per worker: the least number that is measured, and the number that is read before, to warm
 # up.
@@ -129,8 +131,8 @@ class _Measuring:
 
     def until_enough(self, most: int, step_s: float) -> Iterator[tuple[int, Sum]]:
         """Yields the times for each number of workers: first upwards, until more workers do not
-        help, and then downwards again. Each number is measured at two moments, so that a change of
-        the machine's other load is spread over all numbers."""
+        help or are not needed, and then downwards again. Each number is measured at two moments, so
+        that a change of the machine's other load is spread over all numbers."""
         rates: list[float] = []
         for count in [each for each in COUNTS if each <= most]:
             found = self._with(count)
