@@ -178,8 +178,8 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
 
 
 def _check_record(config: Config, record: list[Listed], name: str) -> None:
-    """Checks by inode numbers that each source here is the file system that the named node has
-    listed. Raises SessionError if a source differs."""
+    """Checks by inode numbers that each source here is the same directory as on the named node,
+    which has listed it. Raises SessionError if a source differs."""
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino

@@ -19,7 +19,8 @@ HINT = "start each node's daemon by itself with --alone"
 
 
 class Ranks:
-    """All ranks. Every rank must make the same calls in the same order.
+    """All ranks that the launcher has started. Every rank must make the same calls in the same
+    order.
 
     The constructor joins the ranks. It raises SessionError if mpi4py cannot be loaded, or if MPI
     does not see all ranks that the launcher has started.

@@ -212,7 +212,7 @@ def _curve_text(curve: Curve) -> str:
 
 
 def scenario_text(config: Config, measured: Calibration) -> str:
-    """The scenario (YAML): the measured values, and marked values that only the user knows.
+    """The scenario (YAML), with the measured values. Values that only the user knows are marked.
 
     The scenario's staging buffer represents the memory of the readers, with the rates of the first
     tier.

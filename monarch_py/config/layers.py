@@ -76,7 +76,7 @@ class Layers:
 
 
 def installation() -> Path | None:
-    """The directory below which the package is installed (beside `bin`); None in a checkout."""
+    """The prefix of the installation, the directory that contains its `bin`; None in a checkout."""
     packages = Path(__file__).resolve().parents[2]  # lib/python3.11/site-packages
     is_installed = packages.name in ("site-packages", "dist-packages")
     return packages.parents[2] if is_installed else None

@@ -14,8 +14,8 @@ from pathlib import Path
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
-# The variables that name a job, each with the variable that distinguishes the elements of a job
-# array if they share the name. MONARCH_JOB is for batch systems that are not listed.
+# The variables that hold a job's number, each with the variable that distinguishes the elements of
+# a job array if they share one number. MONARCH_JOB is for batch systems that are not listed.
 VARIABLES = {
     "MONARCH_JOB": "",
     "SLURM_JOB_ID": "",

@@ -68,8 +68,8 @@ def _reading(path: str | Path) -> Iterator[None]:
 
 
 def _names(root: Path) -> list[str]:
-    """Returns the paths of everything below `root` that is not a directory, relative to it, in an
-    order in which the files of a directory are neighbours."""
+    """Returns the paths, relative to `root`, of everything below `root` that is not a directory. In
+    their order, the files of a directory are neighbours."""
 
     def failed(error: OSError) -> None:
         raise _failed(error.filename, error)

@@ -30,7 +30,8 @@ LINE_BYTES = 1 << 20
 
 
 class SharedMemory:
-    """The memory of a key. The first process creates it, filled with zeros; others open it.
+    """Memory that a key identifies. The first process creates it, filled with zeros; other
+    processes open it.
 
     Other processes also get it by fork, or within the arguments of a Process. A SharedMemory that
     is pickled for any other purpose finds its memory by the key when it is unpickled.

@@ -169,7 +169,8 @@ class Decoder:
 
     zlib and NumPy undo `gzip` and `shuffle`. Other filters are left to HDF5: a chunk's bytes are
     written as they are into a dataset in memory that has the same filters, and HDF5 decodes them
-    when that dataset is read. Raises MonarchError if the dataset cannot be opened.
+    when that dataset is read. The constructor raises MonarchError if the dataset in the file cannot
+    be opened.
 
     last : the number and the rows of the band that was decoded last
     """
