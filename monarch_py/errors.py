@@ -4,7 +4,7 @@ Each class says whose fault the error is, and carries the exit status of the com
 
     MonarchError            1   something went wrong; the message says what
     ├── ConfigError         2   the configuration cannot work
-    ├── SessionError        3   no daemon answers, or another one holds the session
+    ├── SessionError        3   a daemon cannot be reached, started or taken into a cluster
     │   ├── NoDaemonError   3   no daemon serves the configuration
     │   └── SilentError     3   a daemon serves but does not answer
     ├── TierError           4   a tier cannot be used
@@ -28,7 +28,8 @@ class ConfigError(MonarchError):
 
 
 class SessionError(MonarchError):
-    """No daemon answers, or another daemon holds what this one needs."""
+    """A daemon cannot be reached, started or taken into a cluster: for example, no daemon answers,
+    another daemon holds what this one needs, or the nodes' settings differ."""
 
     exit_status: ClassVar[int] = 3
 
@@ -48,7 +49,7 @@ class TierError(MonarchError):
 
 
 class PolicyError(MonarchError):
-    """A policy cannot work on this job, because the policy's paper excludes such jobs. The message
-    says what is missing."""
+    """A policy cannot work on this job, because the policy's paper excludes jobs of this kind. The
+    message says what is missing."""
 
     exit_status: ClassVar[int] = 5

@@ -118,7 +118,7 @@ def pointer(array: Array, dtype: npt.DTypeLike | None = None) -> Any:
 
 def not_null(pointer: Any, why_not: str) -> Any:
     """Returns `pointer`, the result of a C function. Raises MemoryError, with the sentence
-    `why_not`, if it is NULL."""
+    `why_not`, if the pointer is NULL."""
     if pointer == ffi.NULL:
         raise MemoryError(why_not)
     return pointer

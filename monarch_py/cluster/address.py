@@ -15,9 +15,10 @@ def is_loopback(address: str) -> bool:
 
 
 def serving_address(config: Config) -> str:
-    """The address at which the other nodes reach this one: the address that `peers` of the
-    configuration names, or else the address to which the host's name resolves. If that is a
-    loopback address or belongs to no interface, returns the first address of an interface.
+    """Returns the address at which the other nodes reach this one. The key `peers` of the
+    configuration may name the address, or the interface that has it. If it names neither, the
+    address is the first one that is not a loopback address: among those of the interfaces to which
+    the host's name resolves, or else among all addresses of the interfaces.
 
     Raises ConfigError if the configuration names an interface that has no address.
     """

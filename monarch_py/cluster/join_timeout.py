@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from monarch_py.util.launcher import Launch
 
-# Time limit for MPI_Init [s]. All ranks call it within this time of each other, even if each of
-# them imports Python from a slow file system.
+# Time limit for MPI_Init [s]. All ranks call MPI_Init within this time of each other, even if each
+# of them imports Python from a slow file system.
 JOIN_LIMIT_S = 120.0
 # Each rank waits APART_S [s] longer than the rank before it, up to rank APART_RANKS. So the first
 # rank prints the message, and the launcher ends the other ranks before they print it too.

@@ -23,17 +23,18 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
-# TURN_LIMIT_S: how long to wait for another command that starts a daemon, which may list the
-# sources for minutes. TURN_PAUSE_S: pause between two attempts to get the lock [s].
+# TURN_LIMIT_S: how long to wait for another command that is starting a daemon [s]. That command may
+# list the sources for minutes. TURN_PAUSE_S: pause between two attempts to get the lock [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
-# Number of attempts to reach the other nodes. There are two, because a busy daemon may be late.
+# Number of attempts to reach the other nodes. There are two, because a busy daemon may answer the
+# first one too late.
 LOOKS = 2
 
 
 class LocalNode:
     """This rank's node.
 
-    record : the list of the sources' files, on the rank that made the list
+    record : the list of the sources' files; empty except on the rank that made the list
     began : when that rank began to list the sources, on time.monotonic() [s]
     process, lifeline : the daemon's process, and the descriptor whose closing ends the daemon;
         None until this rank has started the daemon
@@ -49,8 +50,9 @@ class LocalNode:
         self._shares: Shares | None = None
 
     def take_turn(self) -> None:
-        """Waits until no other command starts or ends a daemon on this node, and keeps others from
-        doing so. Raises SessionError if that takes too long."""
+        """Waits until no other command starts or ends a daemon on this node, and keeps other
+        commands from doing so until `leave_turn`. Raises SessionError if the wait takes too
+        long."""
         try:
             config = load_config(self._config_file)
         except MonarchError:
@@ -91,8 +93,8 @@ class LocalNode:
             raise SessionError(f"a source cannot be listed: {error}") from error
 
     def start(self, cluster: Cluster, record: bytes, began: float) -> list[str]:
-        """Starts the daemon with rank 0's list of the sources. Returns the daemon's troubles
-        (`ipc.connection`)."""
+        """Starts the daemon with rank 0's list of the sources. Returns the problems that the daemon
+        reports (`ipc.connection.troubles`)."""
         _check_record(self._config, read_record(record), cluster.members[0].name)
         fd = written(record)
         try:
@@ -117,7 +119,7 @@ class LocalNode:
 
     def come_back(self, cluster: Cluster, roots: Sequence[int | None], name: str) -> list[str]:
         """Starts the daemon at the address by which the other daemons know it. The daemon lists the
-        sources itself. Returns the daemon's troubles (`ipc.connection`).
+        sources itself. Returns the problems that the daemon reports (`ipc.connection.troubles`).
 
         name, roots : name of a node whose daemon runs, and the `roots` of that node
         """
@@ -176,8 +178,8 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
 
 
 def _check_record(config: Config, record: list[Listed], name: str) -> None:
-    """Checks by inode numbers that each source here is the file system that the named node has
-    listed. Raises SessionError if a source differs."""
+    """Checks by inode numbers that each source here is the same directory as on the named node,
+    which has listed it. Raises SessionError if a source differs."""
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino

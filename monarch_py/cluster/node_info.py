@@ -19,7 +19,7 @@ from monarch_py.peers.server import listen
 from monarch_py.storage.manifest import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for differences between nodes that have another cause than the configuration file.
+# Hints for those differences between nodes that do not come from the configuration file itself.
 _MENDS = {"Monarch": "install the same version there", "plan": "give them the same file"}
 
 
@@ -157,7 +157,8 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _check_running(infos: Sequence[NodeInfo]) -> None:
-    """Raises SessionError unless all running daemons belong to one cluster."""
+    """Checks that all running daemons belong to one cluster. Raises SessionError if they do
+    not."""
     together = Counter(info.running for info in infos if info.running)
     cluster = together.most_common(1)[0][0] if together else None
     others = [info.name for info in infos if info.running not in (None, cluster)]

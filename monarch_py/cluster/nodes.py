@@ -91,8 +91,8 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
 
 
 def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
-    # If two such commands run at once and rank 0 of both is on the same node, the second command
-    # waits here for the first.
+    # If two commands bring up daemons at once and rank 0 of both is on the same node, the second
+    # command waits here for the first.
     together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
     infos = together(ranks, here.prepare)
     warnings = told_once((info.name, words) for info in infos for words in info.warnings)
@@ -119,8 +119,8 @@ def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
 
 
 def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str]:
-    """One sentence for each reason why the asker's daemon does not reach nodes. The sentence names
-    all nodes that it does not reach for that reason."""
+    """Returns one sentence for each reason why the asker's daemon does not reach some of the nodes.
+    The sentence names the nodes that the daemon does not reach for that reason."""
     found = []
     for why in dict.fromkeys(node["why"] for node in silent):
         nodes = [node for node in silent if node["why"] == why]
@@ -134,7 +134,7 @@ def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str
 
 
 def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[list[str]]:
-    """Starts the daemons of all nodes. Returns the troubles of each node's daemon."""
+    """Starts the daemons of all nodes. Returns the problems that each node's daemon reports."""
     together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
     # The nodes' clocks may differ, but `meet` returns on all nodes at the same moment, up to one of
@@ -149,7 +149,8 @@ def _come_back(
     ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo], running: Sequence[int]
 ) -> list[list[str]]:
     """Starts the daemons that do not run, as members of the running daemons' cluster. The first
-    running daemon gives the cluster with its secret. Returns the troubles of each node's daemon."""
+    running daemon tells who the members are, and their secret. Returns the problems that each
+    node's daemon reports."""
     first = running[0]
     told = together(ranks, lambda: (here.cluster(), here.roots()) if ranks.rank == first else None)[
         first

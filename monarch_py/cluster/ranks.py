@@ -11,15 +11,16 @@ from monarch_py.util.launcher import Launch
 
 T = TypeVar("T")
 
-# Shortest and longest pause of `meet` between two looks [s]. A rank that blocks in MPI burns a
-# core, and rank 0 may scan for minutes. So the ranks poll until all of them have arrived, and only
+# Shortest and longest pause between two polls of `meet` [s]. A rank that blocks in MPI keeps a core
+# busy, and rank 0 may scan for minutes. So the ranks poll until all of them have arrived, and only
 # then make a blocking call.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02
 HINT = "start each node's daemon by itself with --alone"
 
 
 class Ranks:
-    """All ranks. Every rank must make the same calls in the same order.
+    """All ranks that the launcher has started. Every rank must make the same calls in the same
+    order.
 
     The constructor joins the ranks. It raises SessionError if mpi4py cannot be loaded, or if MPI
     does not see all ranks that the launcher has started.

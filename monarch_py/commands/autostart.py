@@ -1,8 +1,8 @@
 """The starter: starts a daemon for a program that has opened a file of a dataset.
 
 The preload library starts this process when it sees such an open and no daemon serves
-(csrc/preload/autostart). The process inherits nothing of the program. It has the claim, a lock that
-keeps other starters away as long as this process has it, and the session's log as standard error.
+(csrc/preload/autostart). The process inherits nothing of the program. It holds the claim, a lock
+that keeps other starters away until this process ends. Its standard error is the session's log.
 The library cannot read YAML, so this process also writes down what the configuration says
 (ipc/record.py).
 """
@@ -30,8 +30,8 @@ CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 
 
 def main() -> None:
-    """The arguments are the configuration and the file that was opened. The second argument is ""
-    if the program needs a daemon because the daemon that served it was killed."""
+    """Runs the starter. Its arguments are the configuration and the file that was opened; the file
+    is "" if the program needs a daemon because the daemon that served it was killed."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
     is_started = True  # a failed start counts too, because the next one would probably fail as well
@@ -44,8 +44,9 @@ def main() -> None:
 
 
 def start(config_file: Path, opened: str) -> bool:
-    """Writes the record, and starts the daemon if it is wanted for the opened file and none serves.
-    Returns whether it has started one."""
+    """Writes the record. Then, if autostart is wished and a program has opened a file of the
+    sources, starts a daemon; if a daemon serves already, adds the sources to it instead. Returns
+    whether a daemon was started."""
     config = load_config(config_file)
     link_session(config_file, config.file)
     write_record(config_file, config, is_alone=False)
@@ -77,10 +78,10 @@ def _is_open_below(roots: tuple[str, ...]) -> bool:
 
 
 def _close_inherited() -> None:
-    """Closes what the library could not close (before Linux 5.9)."""
+    """Closes the inherited descriptors that the library could not close (before Linux 5.9)."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > CLAIM:
-            with suppress(OSError):  # the descriptor that has listed them
+            with suppress(OSError):  # the listing's own descriptor, which is closed already
                 os.close(int(name))
 
 

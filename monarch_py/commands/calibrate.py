@@ -135,8 +135,8 @@ def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
 
 @contextmanager
 def _scratch(tier: Path, size: int) -> Iterator[Path]:
-    """A temporary directory in the tier with room for `size` bytes. Raises TierError if there is no
-    room for them."""
+    """Yields a temporary directory in the tier, for files of `size` bytes together. Raises
+    TierError unless twice as many bytes are free."""
     needed = 2 * size
     try:
         with tempfile.TemporaryDirectory(prefix=".monarch-calibrate-", dir=tier) as made:
@@ -212,14 +212,14 @@ def _curve_text(curve: Curve) -> str:
 
 
 def scenario_text(config: Config, measured: Calibration) -> str:
-    """The scenario (YAML): the measured values, and marked values that only the user knows.
+    """The scenario (YAML), with the measured values. Values that only the user knows are marked.
 
     The scenario's staging buffer represents the memory of the readers, with the rates of the first
     tier.
     """
     staging = min(GIB, max(64 * MIB, config.tiers[0].quota_bytes // 8))
-    # No more threads than were measured, because rates for more threads are unknown. The daemon
-    # finds out for itself how many threads are best.
+    # Name no more threads than were measured, because rates for more threads are unknown. The
+    # daemon finds out for itself how many threads are best.
     threads = min(config.copy_threads, max(THREADS))
     classes = [("staging", staging, measured.read[0], measured.write[0])]
     for n, (tier, read, write) in enumerate(

@@ -42,7 +42,8 @@ MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
 # A program that runs in its own process, so that doctor survives a broken MPI and can report it.
-# Its argument is the directory of this package: `pip install --prefix` puts mpi4py beside it.
+# Its argument is the directory that contains this package: `pip install --prefix` puts mpi4py
+# there too.
 MPI_VERSION = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -104,8 +105,8 @@ def _library() -> Finding:
 
 
 def _in_the_way(path: Path, what: str, hint: str) -> Finding | None:
-    """A finding if the path, which the daemon would make private to this user, exists already and
-    is not private; None otherwise."""
+    """Returns a finding if the path exists already and is not private to this user, as the daemon
+    requires it to be; None otherwise."""
     try:
         why = why_not_private(path)
     except OSError:
@@ -140,7 +141,7 @@ def is_disabled() -> bool:
 
 def switches(config: Config | None) -> Iterator[Finding]:
     """Findings on the switches (files, and this process's environment) that turn Monarch off now,
-    and on a value of the log level that is not known."""
+    and on an unknown log level."""
     files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
     for path in files:
         if path is None:

@@ -55,7 +55,8 @@ class Figures:
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
     """The node that owns each unit, (units,); PFS if no node owns it. The owners are chosen as the
     daemons choose them: by the number of uses, or by hash if there are too many nodes and units for
-    that. If a part of the plan deals samples by holders, its units belong to these holders.
+    that. Where a part of the plan gives samples to the nodes that hold them, each of its units
+    belongs to the first of its holders.
 
     sizes : (units,) [bytes];  quota : what each node can hold [bytes]; None for everything
     """

@@ -84,9 +84,9 @@ class NamedFiles:
             yield FilePlace(f"{tops[number]}/{path}", -1, SOURCE, "unknown")
 
     def evict(self) -> tuple[int, int]:
-        """Drops the copies of the files. Returns how many copies there were, and the bytes of their
-        files. Raises SessionError if another daemon has taken the place of the one that was asked
-        first."""
+        """Drops the copies of the files. Returns how many copies were dropped, and the bytes of the
+        files that had copies. Raises SessionError if another daemon has taken the place of the one
+        that was asked first."""
         catalog = self._view.catalog
         ids = self._chosen.ids
         present = ids[word.state(catalog.words[ids]) == State.PRESENT]

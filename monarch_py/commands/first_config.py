@@ -19,8 +19,8 @@ JOB_DIRECTORIES = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
 USUAL = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay"})
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
-# Tiers get a quarter of the free memory, since the job needs most of it, and 0.8 of the free space
-# of disks.
+# Tiers get a quarter of the free memory (the job needs most of it), and 0.8 of the free space of
+# disks.
 MEMORY_PART, DISK_PART = 4, 0.8
 # The smallest quota of a tier; a place that allows less does not become a tier [bytes].
 LEAST_BYTES = 64 * MIB
@@ -50,7 +50,7 @@ class LocalPlace:
     """A directory on this node in which copies can be made.
 
     kind : the type of its file system;  device : the file system's device number
-    free_bytes : the free space; for memory, the part of it that copies may use [bytes]
+    free_bytes : the free space; in memory, no more than the memory that is available [bytes]
     """
 
     path: Path
@@ -105,8 +105,8 @@ def _place(path: Path, kind: str) -> LocalPlace | None:
 
 
 def local_disks(taken: Collection[int]) -> list[LocalPlace]:
-    """One place on each local disk, the one with the most room first. Directories that the batch
-    system names are preferred to the usual ones.
+    """Returns one place on each local disk, sorted by free space, largest first. Directories that
+    the batch system names are preferred to the usual ones.
 
     taken : the devices that hold sources, which are left out
     """
@@ -145,8 +145,9 @@ def shared_memory() -> LocalPlace | None:
 
 
 def first_configuration(sources: Sequence[Path]) -> str:
-    """Returns the text of a configuration for this node, without tiers if the site has them. Raises
-    ConfigError if a source is not a directory, or if the node has no room for copies.
+    """Returns the text of a configuration for this node, without tiers if the site's configuration
+    has them. Raises ConfigError if a source is not a directory, or if the node has no room for
+    copies.
 
     sources : the directories of the datasets
     """

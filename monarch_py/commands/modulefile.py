@@ -20,11 +20,11 @@ ABOUT = "storage tiering for deep-learning training"
 
 
 def modulefile(language: str, version: str, prefix: Path | None, site: Path | None) -> str:
-    """Returns the text of a modulefile. Unloading it takes everything back.
+    """Returns the text of a modulefile. Unloading the modulefile undoes all that it has set.
 
     language : "tcl" or "lua"
     prefix : where the package is installed; None for a checkout
-    site : the site's configuration; None for none
+    site : the site's configuration; None if there is none
     """
     commands = Path(sys.executable).parent if prefix is None else prefix / COMMANDS
     paths = [("PATH", commands), ("LD_PRELOAD", LIBRARY)]

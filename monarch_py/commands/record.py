@@ -1,6 +1,6 @@
 """Adds to a daemon's status what `monarch report` needs: the history, and where the files are.
 
-This process counts the files in the catalog in shared memory, so that the daemon has no work.
+This process counts the files in the catalog in shared memory, so that the daemon need not do it.
 """
 
 import os
@@ -17,7 +17,7 @@ from monarch_py.ipc.jobs import Jobs
 from monarch_py.native import Array, Ids, Kind, State
 from monarch_py.storage import memory
 
-# The most groups into which the files are put, whatever their number.
+# The most groups into which the files are put, however many files there are.
 MOST_GROUPS = 2000
 
 
@@ -47,7 +47,7 @@ def _room(tier: dict[str, Any]) -> int:
     of its file system."""
     try:
         system = os.statvfs(tier["mount_point"])
-    except OSError:  # not here
+    except OSError:  # the tier's directory is not visible here
         return int(tier["quota_bytes"])
     return int(tier["used_bytes"] + system.f_bavail * system.f_frsize)
 
@@ -72,8 +72,8 @@ def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
 
 
 def _sums(catalog: CatalogReader, ids: Ids, starts: Array, places: int) -> tuple[Ids, Ids]:
-    """Returns (groups,) the sizes of the files of each group, and (places, groups) the sizes of
-    those with a copy in each place."""
+    """Returns the bytes of each group's files, (groups,), and the bytes that each place has copies
+    of, (places, groups)."""
     copied = np.zeros((places, len(starts)), dtype=np.uint64)
     if not len(ids):
         return copied.sum(axis=0), copied

@@ -138,8 +138,8 @@ def _serving(connection: DaemonConnection) -> Identity | None:
 
 
 def _end_daemon(connection: DaemonConnection, daemon: Identity) -> None:
-    """Ends the daemon: with the command `stop`, or with SIGTERM if the daemon does not answer; with
-    SIGKILL if it has not ended within its limit."""
+    """Ends the daemon. Sends it the command `stop`, or SIGTERM if the daemon does not answer, and
+    SIGKILL if the daemon has not ended within the limit."""
     is_asked = False
     if _serving(connection) == daemon:
         with contextlib.suppress(SessionError):
@@ -157,7 +157,8 @@ class _Share:
 
     The first run starts the daemon, and the last one ends it. If a run is killed and its command
     goes on, the daemon continues to serve the command and ends by itself later (`daemon.orphan`).
-    It does so too if other jobs still need it. No run ends a daemon of `monarch start`.
+    The last run also leaves the daemon running if other jobs still need it. No run ends a daemon of
+    `monarch start`.
     """
 
     def __init__(self, config_file: Path, config: Config | None) -> None:
@@ -251,8 +252,8 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
 
 @contextlib.contextmanager
 def seen_others(session: SessionDir) -> Iterator[list[str]]:
-    """Yields the other jobs that use the daemon, and keeps further ones out meanwhile. Raises
-    SessionError if this process cannot see who uses the daemon."""
+    """Yields the other jobs that use the daemon, and keeps further jobs from starting to use it
+    meanwhile. Raises SessionError if this process cannot see which jobs use the daemon."""
     if not session.path.exists():
         yield []
         return
@@ -272,14 +273,14 @@ def seen_others(session: SessionDir) -> Iterator[list[str]]:
 
 
 def leave_to_others(session: SessionDir) -> None:
-    """Makes the daemon end by itself when neither a run nor a job needs it any more. Call it with
-    the turn held."""
+    """Makes the daemon end by itself when neither a run nor a job needs it any more. The caller
+    must hold `turn` (`ipc.shares`)."""
     with contextlib.suppress(SessionError):  # a daemon of an older version
         DaemonConnection(session).ask("let_go")
 
 
 def listed_jobs(jobs: Sequence[str]) -> str:
-    """Says that jobs use the daemon."""
+    """Returns a clause that says which jobs use the daemon."""
     if len(jobs) == 1:
         return f"job {jobs[0]} uses the daemon"
     return f"jobs {', '.join(jobs)} use the daemon"
@@ -294,13 +295,14 @@ def run_job(
 ) -> Outcome:
     """Runs the command under the library.
 
-    config : the configuration in `config_file`; a daemon that serves already gets its sources
-    is_recorded : whether the report has its history and its files
+    config : the configuration in `config_file`; its sources are added to a daemon that serves
+        already
+    is_recorded : whether the report includes what `monarch report` needs (commands/record.py)
 
     If a daemon of `monarch start` serves the configuration, it is used and left running. Otherwise
     the first run starts a daemon, and the last run that uses it ends it. If none can be started,
     the command runs anyway and reads from the source. A signal that comes before the command
-    runs ends this process (SystemExit) and the daemon that it started.
+    runs ends this process (SystemExit) and the daemon that this process started.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         return _run_job(config_file, command, config, is_recorded=is_recorded)

@@ -14,7 +14,8 @@ from monarch_py.native import Ids, Ints, Kind, Reason, State
 # The number of a source, and a path relative to the source; "" for the source itself.
 Place = tuple[int, str]
 
-# Number of entries whose paths are compared at a time. Paths of 100 bytes then take 16 MiB.
+# Number of entries whose paths are compared at a time. For paths of 100 bytes, one comparison takes
+# about 16 MiB of memory.
 PORTION = 16384
 GONE = "gone: it was removed from the source after the scan; restore it, or leave it out"
 EXCLUDED = np.uint64(word.make(State.BYPASS, Reason.EXCLUDED))
@@ -31,8 +32,8 @@ def _is_file(path: str) -> bool:
 class PathSelection:
     """The files that the user means: named files, and all files below named directories.
 
-    roots : for each source its directory's real path, followed by the configuration's spelling of
-        it if that differs
+    roots : for each source: the real path of its directory, and then the path as the configuration
+        spells it, if that differs
     texts : the paths that the user wrote; None for everything
     problems : (path, what is wrong and the hint), one for each path that stands for no file
     ids : (n,) the selected entries, in the order in which they were found
@@ -141,8 +142,8 @@ class PathSelection:
     # --- entries of the catalog -----------------------------------------------------------------
 
     def meet(self, catalog: CatalogReader) -> Ids:
-        """Selects entries that the catalog has got since the last call. Returns the selected
-        entries, (n,), that were not returned before."""
+        """Selects the files that the user means among the entries that were added to the catalog
+        since the last call. Returns the newly selected entries, (n,)."""
         for place in [place for place in self.unknown if catalog.find(*place) >= 0]:
             self._take(place, self.unknown.pop(place), catalog)
         # The catalog grows meanwhile, so read its length once, after the last look-up.
@@ -230,8 +231,8 @@ class PathSelection:
         return True
 
     def walk_anew(self, directories: Sequence[int], catalog: CatalogReader) -> None:
-        """Lists these directories (entries) again, and adds files that the catalog lacks to
-        `unknown`."""
+        """Lists directories again, given by their entries, and adds to `unknown` the files that the
+        catalog lacks."""
         for entry in directories:
             source, path = int(catalog.entries["source"][entry]), catalog.path(entry)
             top = self.roots[source][0]
@@ -275,8 +276,8 @@ class PathSelection:
             return -1
 
     def gone(self, ids: Ids, catalog: CatalogReader) -> Ids:
-        """Returns which of (n,) entries are named files that are gone from the source, and adds a
-        problem for each of them."""
+        """Returns those of the entries `ids`, (n,), that the user has named and that are gone from
+        the source. Adds a problem for each of them."""
         found = [entry for entry in ids.tolist() if entry in self._texts]
         found = [entry for entry in found if self._is_gone(entry, catalog)]
         for entry in found:

@@ -33,8 +33,8 @@ def _is_added(connection: DaemonConnection, source: SourceConfig) -> bool:
 
 def settings_differ(connection: DaemonConnection, config: Config) -> bool:
     """Whether the running daemon has other settings than the configuration, or serves one of the
-    configuration's sources with other settings. False if the daemon's own files have changed since
-    its start, since another warning tells of that."""
+    configuration's sources with other settings. Returns False if the configuration files that the
+    daemon has read have changed since its start, because another warning tells of that."""
     found = connection.ask("where")
     served = [SourceConfig.from_words(words) for words in found.get("described", [])]
     return bool(found["is_current"]) and (
@@ -44,7 +44,7 @@ def settings_differ(connection: DaemonConnection, config: Config) -> bool:
 
 
 def _differs(source: SourceConfig, served: SourceConfig) -> bool:
-    """Whether the daemon serves `source` with other settings than it has here. `served` is the
-    daemon's source of the same directory, or of a directory around it."""
+    """Whether `served`, one of the daemon's sources, contains the directory of `source` but has
+    other settings than `source`."""
     is_meant = source.real_path.is_relative_to(served.real_path)
     return is_meant and replace(served, path=source.path, real_path=source.real_path) != source

@@ -46,7 +46,7 @@ class Swept:
     """What a sweep has done.
 
     stopped : daemons that were ended;  sessions : sessions of killed daemons that were removed
-    copies : the number of their copies that were removed
+    copies : the number of copies of these sessions that were removed
     problems : a sentence for each session that could not be swept
     """
 
@@ -59,8 +59,8 @@ class Swept:
 def sweep(*, stop: bool = False) -> Swept:
     """Removes the segments and the copies that killed daemons of this user have left.
 
-    stop : also ends the daemons that run, and then removes every session with its log; for the end
-        of the user's last job on this node
+    stop : whether to end also the daemons that run, and then to remove every session with its log,
+        as at the end of the user's last job on this node
 
     Raises SessionError if the directory of the sessions is not private to this user.
     """
@@ -106,7 +106,7 @@ def _remove_if_empty(directory: Path) -> None:
     """Removes the directory of the sessions, unless a session is left."""
     with suppress(OSError):
         for path in directory.iterdir():
-            if path.is_symlink() and not path.exists():  # to a session that is gone
+            if path.is_symlink() and not path.exists():  # its session is gone
                 path.unlink()
         directory.rmdir()
 
@@ -144,7 +144,7 @@ def _end(session: SessionDir, swept: Swept) -> None:
     with suppress(SessionError):
         DaemonConnection(session).ask("stop")
         is_asked = True
-    if holder is None:  # there is none, or it is in another PID namespace
+    if holder is None:  # no daemon runs, or it runs in another PID namespace
         swept.stopped += is_asked and _is_free(session.lock)
         return
     daemon = Identity.of(int(str(holder).removeprefix("process ")))
@@ -159,7 +159,8 @@ def _end(session: SessionDir, swept: Swept) -> None:
 
 
 def _is_free(lock: Path) -> bool:
-    """Waits until nobody holds the lock."""
+    """Waits until nobody holds the lock. Returns False if a process still holds it after
+    STOP_LIMIT_S."""
     until = time.monotonic() + STOP_LIMIT_S
     while time.monotonic() < until:
         try:
@@ -187,8 +188,8 @@ def _tiers_of(session: SessionDir) -> list[Path]:
 
 
 def _emptied(root: Path) -> int:
-    """Removes the copies of a tier, unless it is persistent or a daemon holds it. Returns how many
-    there were. Raises TierError if the tier cannot be used."""
+    """Removes the copies of a tier, unless the tier is persistent or a daemon holds it. Returns how
+    many copies were removed. Raises TierError if the tier cannot be used."""
     if not (root / "c").is_dir() or os.path.lexists(root / "manifest.sqlite"):
         return 0
     base = root if root == tier_root(root.parent) else root.parent

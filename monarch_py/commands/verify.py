@@ -107,8 +107,8 @@ def _is_gone(tier: TierConfig) -> bool:
 
 
 def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[tuple[int, str]]:
-    """(number, sentence) of each tier that the daemon does not use, or will soon give up because
-    the tier's directory is gone."""
+    """Yields the number of each tier that the daemon does not use, or will soon give up because the
+    tier's directory is gone, with a sentence that says why."""
     told = connection.ask("status")["tiers"]
     for number, (tier, said) in enumerate(zip(config.tiers, told, strict=False)):
         if said["why"]:
@@ -124,7 +124,10 @@ def _verify_catalog(
     sources: list[str],
     verdict: Verdict,
 ) -> None:
-    """sources : the daemon's, which may be more than the configuration's"""
+    """Checks the copies that a daemon serves, and has the daemon drop the bad ones.
+
+    sources : the paths of the daemon's sources, which may be more than the configuration's
+    """
     bad = []
     gone = {number for number, tier in enumerate(config.tiers) if _is_gone(tier)}
     for entry in np.flatnonzero(word.state(catalog.words) == State.PRESENT):

@@ -199,8 +199,8 @@ class Warm:
         self.chosen.walk_anew(told["directories"], self._view.catalog)
 
     def _look_at_unknown(self) -> None:
-        """Makes the daemon look at files that the catalog does not know. It looks at only a few at
-        a time, because the scan may find the others first."""
+        """Makes the daemon look at a few of the files that the catalog does not know. One request
+        is for a few files only, because the scan may find the others first."""
         places = list(self.chosen.unknown)[:LOOKS]
         if not places:
             return
@@ -232,7 +232,8 @@ class Warm:
     # --- counting -------------------------------------------------------------------------------
 
     def _count(self, *, complete: bool) -> Ids:
-        """Updates `progress`. Returns the files, (n,), that are to get a copy and have no order."""
+        """Updates `progress`. Returns the files, (n,), that are to get a copy but are not ordered
+        now."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)

@@ -76,7 +76,7 @@ class Layers:
 
 
 def installation() -> Path | None:
-    """The directory below which the package is installed (beside `bin`); None in a checkout."""
+    """The prefix of the installation, the directory that contains its `bin`; None in a checkout."""
     packages = Path(__file__).resolve().parents[2]  # lib/python3.11/site-packages
     is_installed = packages.name in ("site-packages", "dist-packages")
     return packages.parents[2] if is_installed else None
@@ -226,8 +226,8 @@ def _as_described(
     spots: dict[Way, Spot],
     ours: dict[Way, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """The named datasets. A dataset with no key but its path gets the keys that a lower layer has
-    for the same path, and `ours` gets the spots of these keys."""
+    """Returns the named datasets. A dataset with no key but its path gets the keys that a lower
+    layer has for the same path, and `ours` gets the spots of these keys."""
     known = {source.path: (number, source) for number, source in enumerate(below)}
     found = []
     for at, source in enumerate(named):
@@ -246,8 +246,8 @@ def no_configuration() -> ConfigError:
 
 
 def no_dataset(site: Path) -> ConfigError:
-    """The error to raise if the site's configuration leaves the datasets to its users, and there is
-    none."""
+    """The error to raise if the site's configuration leaves the datasets to its users, and the user
+    has named none."""
     return ConfigError(
         f"no dataset is named, and {site} names none either; set MONARCH_SOURCE=/the/dataset, or"
         " give --source /the/dataset"

@@ -43,7 +43,8 @@ def lowered(config: Config, top: Spot) -> Config:
 def _least(
     at: Spot, key: str, value: int | None, most: int | None, tell: Callable[[int], str] = str
 ) -> int | None:
-    """The value, or the limit if nothing is written."""
+    """Returns the value, or the limit if no value is written. Raises ConfigError if a written value
+    exceeds the limit."""
     if most is None or (value is not None and value <= most):
         return value
     if key not in at:
@@ -80,8 +81,9 @@ def _check_quotas(config: Config, top: Spot) -> None:
 
 
 def _shares(mount_point: Path, directory: Path) -> bool:
-    """Whether a directory's limit applies to a tier: the tier is below the directory, even if it is
-    another file system (a ZFS dataset, a subvolume), or on the directory's file system."""
+    """Whether a directory's limit applies to a tier. It applies if the tier lies below the
+    directory, even on another file system (a ZFS dataset, a subvolume), or anywhere on the
+    directory's file system."""
     if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
         return True
     device = _device(directory)

@@ -276,8 +276,8 @@ def _kind(tier: TierConfig, level: Spot) -> str:
             "is 'ssd', but the mount point is in memory; Monarch watches the memory limit only for"
             " type 'ram'"
         )
-    # Only a warning, because persistent copies in memory outlive the daemon, which helps if several
-    # jobs run one after the other.
+    # This is only a warning, because persistent copies in memory outlive the daemon, which helps if
+    # several jobs run one after the other.
     if tier.persistent and in_ram:
         level.of("persistent").warn(
             "copies in memory outlive the daemon, but not a restart of the node"
@@ -308,7 +308,8 @@ def _check_places(
 ) -> None:
     """Refuses what is not a directory, and two directories of which one would hold the other's
     files. The staging area may share a mount point with a tier, because it has its own directory
-    there. Call it before anything else is said of a tier: nobody should make a source writable."""
+    there. Call it before the other checks of a tier: if a source is named as a tier, their hints
+    would lead the user to make the source writable."""
     for path, spot in sources:
         _check_directory(path, spot, SOURCE_HINT)
     for path, spot in (*tiers, *staging):
@@ -344,6 +345,6 @@ def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
 
 
 def _where(spot: Spot, seen_from: Spot) -> str:
-    """Names the place of a spot in a message about another one."""
+    """Names the place of a spot in a message about another spot."""
     is_same = spot.line and spot.document is seen_from.document
     return f"line {spot.line}" if is_same else str(replace(spot, key=""))

@@ -124,13 +124,13 @@ class SourceConfig(Keys):
     pack: PackFile | None = None
 
     def words(self) -> dict[str, Any]:
-        """The source as JSON, for a daemon that takes it in."""
+        """Returns the source in JSON's types, for the request that adds it to a daemon."""
         paths = {"path": str(self.path), "real_path": str(self.real_path)}
         return {**asdict(self), **paths, "pack": None if self.pack is None else str(self.pack)}
 
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> "SourceConfig":
-        """The source from its `words`."""
+        """Returns the source from the result of `words`."""
         paths = {name: Path(words[name]) for name in ("path", "real_path", "pack") if words[name]}
         lists = {name: tuple(words[name]) for name in ("include", "exclude")}
         return cls(**{**words, **paths, **lists})
@@ -314,12 +314,12 @@ class Config(Tuning):
     sources: Annotated[tuple[SourceConfig, ...], Key(default="required", alone=True)] = ()
     tiers: Annotated[tuple[TierConfig, ...], Key("hierarchy", "required")] = ()
     staging_area: Annotated[StagingArea | None, Key("staging")] = None
-    # The checked staging area. None if the user has written none; the daemon then makes one if it
-    # needs one.
+    # The checked staging area; None if the configuration has none. The daemon then makes a staging
+    # area itself if it needs one.
     staging: Annotated[TierConfig | None, DERIVED] = None
     block_size_bytes: Annotated[BlockSize, Key("block_size")] = DEFAULT_BLOCK_SIZE_BYTES
-    # Many threads, to hide the latency of most sources. They are cheap, because a thread that waits
-    # for a source sleeps.
+    # The default is many threads, to hide the latency of most sources. Threads are cheap, because a
+    # thread that waits for a source sleeps.
     copy_threads: Annotated[Threads, Key("shared_tpool_size")] = 64
     scan: Literal["full", "lazy"] = "full"
     scan_ops_per_s: Annotated[Operations | None, Key("scan_rate", "no limit")] = None

@@ -15,7 +15,7 @@ from monarch_py.document.nodes import Spot, Way
 from monarch_py.util.units import GIB, KIB, MIB, TIB
 
 DEFAULT = "default"
-# The inner mapping in which a key of the configuration stands.
+# For each key that is written in an inner mapping of a configuration: the name of that mapping.
 GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in declared(keys)}
 
 
@@ -65,7 +65,8 @@ def _values(layers: Layers, key: str, way: Way, each: Declared, value: Any) -> I
 
 
 def _limit(layers: Layers, way: Way, value: Any, each: Declared) -> Spot | None:
-    """The spot of the site's limit, if no layer sets the key and the limit is its value."""
+    """Returns the spot of the site's limit if the limit gives the key its value; None otherwise.
+    Call it for a key that no layer sets."""
     is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
     return layers.top.document.spots.get(("limits", way[-1])) if is_lowered else None
 
@@ -120,7 +121,7 @@ def _written(each: Declared, value: Any) -> Any:
             for key in inner
             if getattr(value, key.field.name) != key.field.default
         }
-        found.pop("block_size", None)  # of a level: it has no effect
+        found.pop("block_size", None)  # a level's own block size has no effect
         return found[value.SCALAR] if list(found) == [value.SCALAR] else found
     if isinstance(value, Path):
         return str(value).replace("$", "$$")

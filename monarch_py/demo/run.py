@@ -67,10 +67,10 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
     """Creates a dataset of `size_bytes`, trains twice and prints the comparison on `console`.
 
     All files, except a tier in memory, are written below `workdir`, by default the directory for
-    temporary files. It needs free space of two and a half times `size_bytes`. The files are removed
-    afterwards, unless `keep` is set. Returns 0, or 1 if the two trainings gave different numbers,
-    which would be a bug in Monarch. Raises MonarchError if a training fails, or for a size that is
-    too small or too large.
+    temporary files. That directory must have two and a half times `size_bytes` free. The files are
+    removed afterwards, unless `keep` is set. Returns 0, or 1 if the two trainings gave different
+    numbers, which would be a bug in Monarch. Raises MonarchError if a training fails, or for a size
+    that is too small or too large.
     """
     with _workdir(workdir, size_bytes, keep) as directory:
         if keep:

@@ -7,8 +7,8 @@ order of the files; each file is read from front to back. The results of the tra
 the dataset and the seed, not on the storage.
 
 FILE gets ``{"epochs": [...]}``. Each epoch has its number, `seconds`, the mean `loss` [nat], the
-`accuracy` (before each step, so on images not seen in this epoch), `samples`, and `crc32` of all
-pixels and labels in the order in which they were read.
+`accuracy` (measured before each step, so on images not yet seen in this epoch), `samples`, and
+`crc32` of all pixels and labels in the order in which they were read.
 
 With --lockstep the script prints "end of epoch N" after each epoch, and waits for a line or for the
 end of standard input. Meanwhile its caller can read the counters of the source.
@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-# One thread, because several threads may add in a different order, which changes the last digit.
-# This must be set before numpy is imported.
+# Use one thread: several threads may add numbers in a different order, which changes the last
+# digit. This must be set before numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -149,8 +149,8 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 
 def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
-    """Reads the keys that are present in the mapping at `node`, by the names of their fields.
-    Raises ConfigError as `read_as` does, but not for missing keys."""
+    """Returns the values of the keys that are present in the mapping at `node`, by the names of the
+    keys' fields. Raises ConfigError as `read_as` does, but not for missing keys."""
     given: dict[str, Any] = {}
     _read_entries(node, spot, keys, keys, given)
     return given
@@ -323,7 +323,7 @@ def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
 
 
 def _shown_item(keys: Sequence[Declared]) -> str:
-    """The lines of a list's item for a hint: its first key, and the others that it must have."""
+    """Returns the lines of a list's item for a hint: its first key, and all required keys."""
     shown = [each for each in keys if each is keys[0] or each.default == "required"]
     lines = [f"{each.name}: {each.kind.example or '...'}" for each in shown]
     return " and ".join(f"'{'  ' if at else '- '}{line}'" for at, line in enumerate(lines))

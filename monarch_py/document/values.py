@@ -219,7 +219,7 @@ Duration = Annotated[
 
 
 def directory(example: str) -> Kind:
-    """The kind of absolute paths of directories. example : one that hints show"""
+    """The kind of absolute paths of directories. example : a path that hints show"""
     return Kind(path, "directory", TEXT, lambda found: f"`{found}`", example=example)
 
 

@@ -14,8 +14,8 @@ from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, State, Uints, ffi,
 # The number of entries for which a new catalog has room. A dataset whose files hold many samples
 # each never needs more.
 FIRST_CAPACITY = 4096
-# The factor of growth. A larger one copies the entries less often, but leaves more memory unused
-# until the scan ends and `fit` releases it.
+# The factor of growth. With a larger factor, entries are copied less often, but more memory stays
+# unused until the scan ends and `fit` releases it.
 GROWTH = 1.5
 POOL_BYTES_PER_FILE = 64
 # Alignment of paths in the pool [bytes].
@@ -92,7 +92,8 @@ class CatalogReader:
         return int(lib.monarch_find_inode(self.c, source, inode))
 
     def counts(self) -> list[dict[tuple[int, int], tuple[int, int]]]:
-        """Counts the files. Returns (state, reason) -> (files, bytes) for each possible source."""
+        """Returns, for each possible source, how many files are in each state for each reason, and
+        their bytes: (state, reason) -> (files, bytes)."""
         files, sizes = (np.zeros((lib.MONARCH_MAX_SOURCES, 256), dtype=np.uint64) for _ in range(2))
         lib.monarch_catalog_count(self.c, pointer(files), pointer(sizes))
         return [

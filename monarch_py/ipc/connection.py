@@ -48,7 +48,8 @@ class DaemonConnection:
 
     def ask(self, command: str, **arguments: Any) -> Any:
         """Sends one command and returns the daemon's answer. Raises NoDaemonError if no daemon
-        serves the session, SilentError if the daemon does not answer, SessionError if it refuses.
+        serves the session, SilentError if the daemon does not answer, and SessionError if the
+        daemon refuses the command.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(ANSWER_LIMIT_S)

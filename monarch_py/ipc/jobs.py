@@ -14,8 +14,8 @@ from pathlib import Path
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
-# The variables that name a job, each with the variable that distinguishes the elements of a job
-# array if they share the name. MONARCH_JOB is for batch systems that are not listed.
+# The variables that hold a job's number, each with the variable that distinguishes the elements of
+# a job array if they share one number. MONARCH_JOB is for batch systems that are not listed.
 VARIABLES = {
     "MONARCH_JOB": "",
     "SLURM_JOB_ID": "",
@@ -36,7 +36,8 @@ FIRST_NAMESPACE = 0xEFFFFFFC
 
 
 def _job_of(environment: Mapping[str, str]) -> str:
-    """Returns the job of a process with this environment, as part of a file name; "" for none."""
+    """Returns the job of a process with this environment, in a form that can be part of a file
+    name; "" if the process belongs to no job."""
     named = next((name for name in VARIABLES if environment.get(name)), None)
     if named is None:
         return ""
@@ -64,8 +65,8 @@ def can_see(namespace: int) -> bool:
 
 
 def jobs_of(processes: Iterable[Path]) -> set[str]:
-    """Returns the jobs of these processes. Daemons are skipped: they have the environment of the
-    job that has started them, but may outlive it."""
+    """Returns the jobs of these processes. Daemons are skipped: a daemon has the environment of the
+    job that has started it, but may outlive that job."""
     return {_job_of(_environment(each)) for each in processes if not _is_daemon(each)} - {""}
 
 
@@ -108,8 +109,8 @@ class Jobs:
         return sorted({*attached, *self.noted()} - {own_job()})
 
     def noted(self) -> set[str]:
-        """Returns the recorded jobs that are new, have processes, or have processes that this one
-        cannot see. Removes the records of other jobs."""
+        """Returns the recorded jobs that are new, that have processes, or whose processes this
+        process cannot see. Removes the records of all other jobs."""
         notes, found = list(self._notes.glob("*")), set()
         running = jobs_of(own_processes()) if notes else set()
         for note in notes:

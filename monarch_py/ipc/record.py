@@ -2,8 +2,9 @@
 
 The library cannot read YAML. So starters (commands/autostart.py) and daemons write into the
 session's file `autostart` whether the configuration requests a daemon, what the sources are, and
-what both depend on; csrc/preload/autostart/record.c defines the format. Jobs with other values of
-these variables have records of their own, so that no job replaces the record of another.
+the files and environment variables on which both depend; csrc/preload/autostart/record.c defines
+the format. Jobs with other values of these variables have records of their own, so that no job
+replaces the record of another.
 """
 
 import os
@@ -16,23 +17,25 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 
 FIRST_LINE, END = "monarch autostart 1", "\nend\n"
-# The environment variables that every configuration depends on, and the ways in which a path refers
-# to others.
+# ALWAYS: the environment variables on which every configuration depends. HOME: the sign in a
+# configuration's text by which it may also depend on the variable HOME.
 ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
 HOME = b"~"
 # The file keeps the latest MOST_RECORDS records. The library reads the file only if it is smaller
 # than MOST_BYTES.
 MOST_RECORDS, MOST_BYTES = 16, 32768
-# The facts that identify the setting of a record.
+# The beginnings of the lines that identify a record's setting. A new record replaces the one that
+# has the same setting.
 SETTING = ("config ", "mounts ", "value ")
 VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
 
 
 def write_record(config_file: Path, config: Config, *, is_alone: bool) -> None:
     """Writes the record of `config_file`, which was read as `config`. Raises SessionError or
-    OSError if it cannot be written.
+    OSError if the record cannot be written.
 
-    is_alone : removes the other records: a daemon that starts knows nothing of their sources
+    is_alone : whether to remove the other records, because a daemon that starts does not know their
+        sources
     """
     session = SessionDir.of(config.file)
     session.make()
@@ -64,7 +67,8 @@ def _setting(record: str) -> list[str]:
 
 
 def _written(records: list[str]) -> bytes:
-    """The first record is written in any case."""
+    """Returns the file's text. The first record is written in any case, each other record only if
+    the text stays below MOST_BYTES with it."""
     data = os.fsencode(f"{FIRST_LINE}\n{records[0]}{END}")
     for record in records[1:MOST_RECORDS]:
         more = os.fsencode(record + END)

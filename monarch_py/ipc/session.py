@@ -2,8 +2,8 @@
 
 A session belongs to one user and one configuration file: its directory is
 <shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, readable by its owner alone. The preload
-library computes the same name. If a configuration uses the site's tiers, its name is a link to the
-session of the site's configuration, because configurations that share tiers share the daemon.
+library computes the same name. If a configuration uses the site's tiers, its directory is a link to
+the session of the site's configuration, because configurations that share tiers share the daemon.
 """
 
 import errno
@@ -94,7 +94,7 @@ def kept_directory() -> Path:
 
 
 def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory of yours") -> None:
-    """Creates a directory that is private to this user, or checks that the existing one is.
+    """Creates a directory that is private to this user, or checks that an existing one is private.
 
     Raises SessionError if it belongs to another user, is a link or is accessible to others.
 
@@ -258,7 +258,7 @@ def _own_path(config_file: Path) -> Path:
 
 def _remove_session(path: Path, config_file: Path) -> None:
     """Removes the session of a configuration that no longer has tiers of its own. Raises
-    SessionError if a daemon serves the session, or if a killed one has left a record of its copies.
+    SessionError if a daemon serves the session, or if a killed daemon has left copies in its tiers.
     """
     from monarch_py.ipc.shares import turn  # here, because that module imports this one
 
@@ -278,10 +278,10 @@ def _remove_session(path: Path, config_file: Path) -> None:
 
 
 def link_session(config_file: Path, served: Path) -> None:
-    """Makes `config_file` use the session of another configuration, whose tiers it uses: its name
-    among the sessions becomes a link, which programs under the library follow too. If the two files
-    are the same, removes an earlier link. Raises SessionError if the link cannot be made, or if a
-    daemon with tiers of its own serves the session or was killed there."""
+    """Makes `config_file` use the session of the configuration `served`, whose tiers it uses: the
+    directory of its own session becomes a link, which the preload library follows too. If the two
+    files are the same, removes an earlier link. Raises SessionError if the link cannot be made, or
+    if `config_file` had tiers of its own and their daemon still serves or was killed."""
     own, other = _own_path(config_file), _own_path(served)
     is_link = own.is_symlink()
     try:
@@ -336,8 +336,9 @@ class SessionDir:
         private_directory(self.path)
 
     def forget_starts(self) -> None:
-        """Resets the limit on daemons that the library starts. It starts only a few in ten minutes,
-        in case they are killed; a daemon that ended properly does not count."""
+        """Resets the limit on daemons that the library starts. The library starts only a few in ten
+        minutes, because something may kill each of them; a daemon that has ended properly does not
+        count."""
         with suppress(OSError):
             os.truncate(self.starts, 0)
 

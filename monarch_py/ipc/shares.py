@@ -22,8 +22,8 @@ class Shares:
     """Two files of a session, and the locks on them.
 
     `users` : each run holds a shared lock on it. Its first line names the daemon that the runs must
-    end, or is empty if there is none; the other lines name the runs, and the commands that they
-    have started.
+    end, or is empty if they must end none; the other lines name the runs, and the commands that the
+    runs have started.
     `turn` : locked by the process that starts or ends a daemon
 
     If a run is killed, the kernel releases both locks. The constructor raises OSError if the files
@@ -88,7 +88,8 @@ class Shares:
         means that the runs leave the daemon running."""
         lines = [str(each) for each in ("" if daemon is None else daemon, *self.commands())]
         text = "\n".join(lines).encode()
-        # before the file is cut, because that would release the disk space
+        # Write before the file is cut, because cutting it first would release disk space that the
+        # text needs.
         os.pwrite(self._users, text, 0)
         os.ftruncate(self._users, len(text))
 

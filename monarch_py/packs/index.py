@@ -90,7 +90,7 @@ class PackIndex:
     @classmethod
     def load(cls, pack: Path) -> "PackIndex":
         """Reads the index next to a tar. Raises ConfigError, which names the file and the remedy,
-        if it is missing, damaged, or the index of another version of the tar."""
+        if the index is missing, damaged, or made for another version of the tar."""
         path = index_path(pack)
         try:
             found = cls._from_arrays(load_arrays(path))
@@ -128,6 +128,9 @@ class PackIndex:
         return index
 
     def check(self, pack: Path, tar: os.stat_result) -> None:
-        """Raises ConfigError if the tar, given its attributes, has changed since it was indexed."""
+        """Checks that the tar is the indexed version. Raises ConfigError if it has changed since.
+
+        tar : the tar's present attributes
+        """
         if (tar.st_size, tar.st_mtime_ns) != (self.pack_bytes, self.pack_mtime_ns):
             raise ConfigError(f"{pack}: has changed since its index was made; {_MEND}")

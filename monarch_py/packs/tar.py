@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, TypeVar, cast
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
-# The number of files that are read or examined in parallel, because a remote source has a high
-# latency; the most files that are in progress and not written.
+# THREADS: the number of files that are read or examined in parallel; there are many, because a
+# remote source has a high latency. AHEAD: the most files whose result was not used yet.
 THREADS, AHEAD = 32, 64
 # Files up to this size are read completely before they are written to the tar, so that a file that
 # changes during the read can be read again [bytes].
@@ -60,7 +60,7 @@ def _failed(path: str | Path, error: OSError) -> MonarchError:
 
 @contextmanager
 def _reading(path: str | Path) -> Iterator[None]:
-    """Turns an error in the block into one that says that this file cannot be read."""
+    """Turns an OSError in the block into a MonarchError which says that the file cannot be read."""
     try:
         yield
     except OSError as error:
@@ -68,8 +68,8 @@ def _reading(path: str | Path) -> Iterator[None]:
 
 
 def _names(root: Path) -> list[str]:
-    """Returns the paths of everything below `root` that is not a directory, relative to it, in an
-    order in which the files of a directory are neighbours."""
+    """Returns the paths, relative to `root`, of everything below `root` that is not a directory. In
+    their order, the files of a directory are neighbours."""
 
     def failed(error: OSError) -> None:
         raise _failed(error.filename, error)
@@ -309,20 +309,21 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
 
 
 def _ns(seconds: str) -> int:
-    """Returns the nanoseconds of a text such as 1700000000.123456789. A float would round it."""
+    """Returns the nanoseconds of a text such as 1700000000.123456789. A float would round the
+    number."""
     whole, _, part = seconds.partition(".")
     return int(whole) * SECOND_NS + int(part[:9].ljust(9, "0"))
 
 
 def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | None:
-    """Returns the member, with the file's exact time, if its size and time are those of the file
-    below `root`; otherwise None."""
+    """Returns the member, with the file's exact time, if the member's size and time equal those of
+    the file with its name below `root`; otherwise None."""
     info, mtime_ns = member
     name = os.path.normpath(info.name)
     if os.path.isabs(name) or name.startswith("../"):
         return None  # it lies outside the directory
     if info.islnk() or info.issparse():
-        return None  # its bytes are not contiguous in the tar
+        return None  # the tar does not hold the file's bytes in one piece
     try:
         found = _look(root / name)
     except OSError:

@@ -154,7 +154,7 @@ class Greeter:
 
     def feed(self, data: bytes) -> bool:
         """Takes the next bytes of the client's message, at most `missing`. Returns False as soon as
-        they cannot be a client's."""
+        the message cannot be that of a client."""
         self._got += data
         known = min(len(self._got), len(GREETING))
         return self._got[:known] == GREETING[:known]

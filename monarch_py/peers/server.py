@@ -31,9 +31,9 @@ IDLE_LIMIT_S = 300.0
 # A peer that stops in the middle of a request, or that no longer receives, is disconnected after
 # this time [s].
 STALL_LIMIT_S = 5.0
-# How long a request may wait for bytes that this node does not have yet [s]. The limit is shorter
-# than the clients' limits (tcp.py) by a few of the ticks at which the server checks deadlines
-# (server.c).
+# How long a request may wait for bytes that this node does not have yet [s]. The server checks
+# deadlines only every 100 ms (TICK_MS in server.c), so its answer may be late. The clients' limits
+# (tcp.py) are longer by a few such ticks.
 WAIT_LIMIT_S = 0.6
 # Limits on connections that are not authenticated yet: the time within which the proof must arrive
 # [s], and their largest number at a time. A new connection replaces the oldest one, so that silent

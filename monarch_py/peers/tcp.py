@@ -10,8 +10,9 @@ from monarch_py.native import ffi, lib, not_null
 from monarch_py.peers.handshake import Keys, Party, Purpose, introduce
 from monarch_py.peers.status import PeerStatus, Unreachable
 
-# Limit for connection and handshake [s]. Nodes of one cluster answer within a millisecond. TCP
-# resends a lost first packet only after a second, and by then the source has answered.
+# Limit for connection and handshake [s]. Nodes of one cluster answer within a millisecond. A longer
+# limit would not help after a lost first packet: TCP resends it only after a second, and by then
+# the source has answered.
 CONNECT_LIMIT_S = 0.8
 # Limit for the first bytes of an answer [s]. It is longer than server.WAIT_LIMIT_S, so that the
 # server itself can report that the bytes are late, and the link stays usable. With this limit and

@@ -88,7 +88,7 @@ class _Machine:
     """The run as the simulator sees it.
 
     tiers : the tiers that could be used, in their order;  readers : threads that read
-    policy : its name
+    policy : the name of the policy
     """
 
     tiers: tuple[Tier, ...]
@@ -124,7 +124,8 @@ def undisturbed_rate(run: Recorded) -> float:
 
 
 def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = None) -> Advice:
-    """The changes that would have saved at least 5 % of the run's time, by the simulator.
+    """Returns the changes that, according to the simulator, would have saved at least 5 % of the
+    run's time.
 
     epochs : how many epochs the training has had, if it is known
     compute : the rate at which the training reads if nothing delays it, if known [bytes/s]
@@ -144,8 +145,8 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
 def _fewer_readers(
     run: Recorded, model: "_Model", now: _Machine, simulated: float
 ) -> Iterator[Change]:
-    """Yields the advice to use half as many readers, if on average at least half of them were
-    waiting, and the simulated run takes no longer with the other half."""
+    """Yields the advice to use half as many readers, if on average at least half of the readers
+    were waiting, and the simulated run takes at most 5 % longer with half of them."""
     half = now.readers // 2
     if not half or run.totals["wait_seconds"] / run.length < half:
         return
@@ -156,7 +157,8 @@ def _fewer_readers(
 
 
 def saved(advice: Advice) -> list[list[str]]:
-    """Each change, the time of the run with it, and the share of the time that it saves."""
+    """Returns a row for each change: the change, the run's time with it, and the share of the time
+    that it saves."""
     return [
         [c.what, f"{c.seconds:,.1f} s", percent(max(0.0, 1 - c.seconds / advice.simulated))]
         for c in advice.changes
@@ -224,7 +226,7 @@ class _Model:
         return _Machine(usable, max(1, self._run.readers), policy)
 
     def changes(self, now: _Machine) -> Iterator[tuple[str, _Machine]]:
-        """Yields changes, each as a sentence and as the machine that it makes."""
+        """Yields possible changes: each as a sentence, and as the machine after the change."""
         run, kept = self._run, self._kept_policy()
         size = run.bytes // run.nodes + run.files // run.nodes * 4096
         if run.report.prefetch == "none" and now.tiers:
@@ -245,7 +247,8 @@ class _Model:
             yield what, replace(now, policy="planned")
 
     def _larger(self, now: _Machine, size: int) -> Iterator[tuple[str, _Machine]]:
-        """Yields a larger quota of the last tier, if its file system has more room than that."""
+        """Yields a larger quota of the last tier, if its file system has more room than the present
+        quota."""
         *others, last = now.tiers
         needed = size - sum(t.quota_bytes for t in others)
         room = next(

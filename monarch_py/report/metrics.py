@@ -49,7 +49,8 @@ TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
         {"": "metadata_hits"},
     ),
 )
-# Gauges of each tier, and below of each source: the field in the report, and the metric's help.
+# The gauges of each tier (TIER) and of each source (SOURCE): the field in the report, and the
+# metric's help.
 TIER = {
     "quota_bytes": "Most bytes that copies may take",
     "used_bytes": "Bytes that copies take",

@@ -18,7 +18,8 @@ NEEDED = ("jinja2", "matplotlib")
 
 
 def check_packages() -> None:
-    """Raises MonarchError if a package is missing that draws the page."""
+    """Checks that the packages that draw the page are installed. Raises MonarchError if one is
+    missing."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         packages = Path(__file__).parents[2]

@@ -38,9 +38,8 @@ class Rates:
 
     @classmethod
     def between(cls, before: Report | None, after: Report) -> "Rates":
-        """Returns the rates from one report to a later one. They are all 0 if there is no earlier
-        report of the same daemon, because the times of the events it has counted are then
-        unknown."""
+        """Returns the rates from one report to a later one. All rates are 0 if there is no earlier
+        report of the same daemon, because it is then unknown when the counted events happened."""
         if before is None or before["pid"] != after["pid"]:
             return cls()
         seconds = float(after["uptime_seconds"] - before["uptime_seconds"])

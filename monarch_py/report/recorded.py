@@ -29,7 +29,7 @@ MOST_INTERVALS = 120
 # If the opens suggest more epochs than this, programs do not open each file once an epoch.
 MOST_EPOCHS = 1000
 
-# The daemon sees fewer threads than this.
+# The largest number of readers that a report may have; a daemon sees fewer threads.
 MOST_READERS = 4096
 # A run is taken to last at least this long, so that rates are finite [s].
 SHORTEST_S = 1e-3
@@ -195,8 +195,9 @@ class Recorded:
         return any(epoch is not None for epoch in self._epochs)
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
-        """The epochs of the run. If `given` is None, the plan defines them; without a plan, an
-        epoch is as many opens as there are files. Empty if that gives no sensible number.
+        """Returns the epochs of the run. If `given` is None, the plan defines them; without a plan,
+        an epoch is as many opens as there are files. The list is empty if no file was opened, or if
+        the opens suggest more than MOST_EPOCHS epochs.
 
         given : how many epochs the training has had
         """
@@ -205,7 +206,8 @@ class Recorded:
             known = [-1 if epoch is None else epoch for epoch in self._epochs]
             before = np.maximum.accumulate([-1, *known])[:-1]
             is_new = (np.array(known) > before) & (before >= 0)
-            # The opens that the first point of an epoch counts were made in the epoch before.
+            # An epoch ends at the first point of the next epoch: the opens that were counted up to
+            # this point were made before it.
             ends = np.array([0.0, *at[1:-1][is_new], self.length])
         else:
             count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))
@@ -242,7 +244,8 @@ def load(file: Path) -> Recorded:
 
 
 def _check_kind(file: Path, found: Any) -> None:
-    """Raises MonarchError if a JSON document of Monarch is not a report with a history."""
+    """Checks that a JSON document is a report with a history. Raises MonarchError, which says what
+    the document is or lacks, if it is not."""
     if not isinstance(found, dict) or not found.keys() & {"schema", "exit_status"}:
         raise MonarchError(f"{file}: is not a report of Monarch; {HOW}")
     if "schema" not in found:
@@ -257,8 +260,8 @@ def _check_kind(file: Path, found: Any) -> None:
 
 
 def _check_columns(report: _Report) -> None:
-    """Raises ValueError if columns that belong together have different lengths, or if a counter
-    decreases."""
+    """Checks that the parts of a report fit together. Raises ValueError if, for example, columns
+    that belong together have different lengths, or a counter decreases."""
     history, files = report.history, report.files
     columns = {name: getattr(history, name) for name in ("seconds", *COUNTED)}
     others: list[list[Any]] = [history.epoch, history.readers, history.memory_bytes]

@@ -23,8 +23,8 @@ def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any
     no earlier report of this daemon.
 
     The result has the keys totals (as in a report), staged (copies made in the staging area),
-    served_bytes (bytes sent to other nodes) and begun_seconds (when this began, since the daemon's
-    start).
+    served_bytes (bytes sent to other nodes) and begun_seconds (the time from the daemon's start to
+    the earlier report).
     """
     first = before if before is not None and before["pid"] == after["pid"] else None
 

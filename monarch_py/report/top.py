@@ -17,7 +17,7 @@ from monarch_py.util.units import counted, format_size
 # The time over which the rate of fills is averaged, to estimate how long they will still take [s].
 AVERAGED_S = 20.0
 BAR_WIDTH = 20
-# The width of a table with a bar without its names, and the least width of a name [columns].
+# The width that a table with bars needs besides its names, and the least width of a name [columns].
 NEEDED_WIDTH, LEAST_NAME = 64, 16
 # The most processes that the table of programs lists. The others are only counted.
 MOST_PROGRAMS = 10
@@ -109,8 +109,8 @@ def _grid(columns: int) -> Table:
 
 
 class _Shares:
-    """A table with a column of names, a column of bars, and further columns of numbers. On a screen
-    that is too narrow for the numbers it has no bars.
+    """A table with a column of names, a column of bars, and further columns of numbers. The bars
+    are left out on a screen that is too narrow for both bars and numbers.
 
     table : what is shown;  width : of the screen [columns]
     """

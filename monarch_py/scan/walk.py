@@ -44,7 +44,8 @@ class Walk:
     known : a catalog's struct monarch_writer *, the struct monarch_clients * of programs that read
         while the scan runs, and a time at which the catalog had no files yet [ns]. The scan skips a
         file that the catalog already has under the same name and inode number, if the file's
-        directory has not changed since that time
+        directory has not changed since that time. For a file that a program is reading, the scan
+        takes the attributes that the kernel has cached
     allowed : the arguments of a first call of `allow`
     is_finished : whether all batches were taken
     seconds : how long the scan took, once it is finished
@@ -95,18 +96,19 @@ class Walk:
         return Batch(entries, batch.pool, int(batch.pool_used))
 
     def want(self, directory: str, *, is_deep: bool) -> None:
-        """Lists a directory, relative to the root, before all others that are not listed yet.
+        """Lists a directory, relative to the root, before all other directories that are not listed
+        yet.
 
         is_deep : whether to list its subdirectories too
         """
         lib.monarch_scan_want(self._scan, os.fsencode(directory), is_deep)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Sets how many names the scan may examine until the next call. A negative number means no
-        limit.
+        """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : names in directories that `want` named; 0 leaves the current number
-        more_others : names in the other directories, added to their current number
+        wanted : names in directories that `want` named, in place of what is left of the last
+            allowance; 0 keeps what is left, but ends an allowance without limit
+        more_others : names in the other directories, added to what is left of the last allowance
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)
 

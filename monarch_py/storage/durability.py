@@ -19,8 +19,8 @@ from monarch_py.util.units import counted
 
 log = logging.getLogger("monarch.keeper")
 
-# The longest time that a row waits for its commit [s]. Rows wait so that one sync serves many
-# copies.
+# The longest time that a row waits for further rows before the thread commits it [s]. Rows wait so
+# that one sync serves many copies.
 BATCH_S = 1.0
 # Suffix of a damaged manifest that was set aside.
 SET_ASIDE = ".damaged"
@@ -47,8 +47,8 @@ class Keeper:
         self._trusted = True
         self.broken = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
-        # Start the thread before `_open` marks the manifest as in use. If the thread cannot be
-        # started, nothing would note a clean end afterwards.
+        # Start the thread before `_open` marks the manifest as in use. If the thread could not be
+        # started afterwards, nothing would note a clean end.
         self._thread.start()
         with ExitStack() as undo:
             undo.callback(self._end_thread)
@@ -176,8 +176,8 @@ class Keeper:
             gone = set(remove)
             self._manifest.change([row for row in add if row.copy not in gone], remove)
         except (OSError, sqlite3.Error) as error:
-            # This session still serves the copies. The next one removes them, because they have no
-            # row.
+            # This session still serves the copies. The next session removes them, because they have
+            # no row.
             if not self.broken:
                 log.warning("tier %s: copies cannot be recorded: %s", self.tier.root, error)
             self.broken = True

@@ -136,9 +136,9 @@ def damage_told(path: Path) -> Iterator[None]:
 
 
 def refuse_other_files(path: Path) -> None:
-    """Raises DamagedManifestError if the manifest or its journal, which SQLite opens by name, is
-    not a regular file, or cannot be read and written. SQLite itself would follow a link, and report
-    a directory or a FIFO as a disk error."""
+    """Refuses a manifest or a journal (which SQLite opens by its name) that is not a regular file,
+    or that cannot be read and written. SQLite itself would follow a link, and report a directory or
+    a FIFO as a disk error. Raises DamagedManifestError."""
     for file in (path, path.with_name(path.name + "-journal")):
         try:
             mode = file.lstat().st_mode
@@ -222,10 +222,10 @@ class Manifest:
         self._set_meta("boot", "")
 
     def load(self) -> Array:
-        """All rows, as (copies,) of dtype ROW."""
+        """Returns all rows, as (copies,) of dtype ROW."""
         query = "SELECT path_hash, copy, size, ino, mtime_ns, ctime_ns, sum, source FROM copies"
         with damage_told(self.path):
-            # A generator, because the process would keep the memory of a list of a million tuples.
+            # Use a generator: the process would keep the memory of a list of a million tuples.
             rows = (
                 (h & MASK, c, z, i & MASK, m, t, s & MASK, o, 0)
                 for h, c, z, i, m, t, s, o in self._db.execute(query)
@@ -257,7 +257,7 @@ class Manifest:
             raise
 
     def all_copies(self) -> list[tuple[int, str, bytes, int, int, bytes]]:
-        """(copy, source, path, size, sum, block sums) of every row, ordered by the copy's
+        """Returns (copy, source, path, size, sum, block sums) of every row, ordered by the copy's
         number."""
         with damage_told(self.path):
             return [

@@ -22,8 +22,8 @@ LOOK_S = 1.0
 
 
 def _read(path: str | Path) -> bytes:
-    """The whole file; nothing if it cannot be read. It costs system calls alone: a RAM tier asks 20
-    times a second while it is filled."""
+    """Returns the whole file; nothing if it cannot be read. It makes plain system calls, because a
+    RAM tier reads several files 20 times a second while the tier is filled."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -52,8 +52,8 @@ def _stat(text: bytes, key: str) -> int:
 
 @lru_cache(maxsize=1)
 def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
-    """The directories of our memory cgroup and its ancestors, each with whether it belongs to
-    cgroup v2. They are looked for again when we, or the mounts, have moved."""
+    """Returns the directories of our memory cgroup and its ancestors, each with whether it belongs
+    to cgroup v2. The result is cached until our cgroup or the mounts change."""
     mounts: dict[str, Path] = {}
     for line in os.fsdecode(mount_lines).splitlines():
         _, where, kind, options, *_ = line.split()

@@ -72,7 +72,7 @@ class OpenTiers:
     def close(self, *, are_used: bool) -> None:
         """Closes all tiers, and empties the tiers that are not persistent.
 
-        are_used : threads that cannot be ended may still use the tiers' directories
+        are_used : whether threads that cannot be ended may still use the tiers' directories
         """
         for keeper in self.keepers.values():
             keeper.end()

@@ -135,7 +135,8 @@ class Tier:
     """An open tier. The constructor raises TierError if the tier cannot be used or another daemon
     holds it.
 
-    below : subdirectory of the user's directory that holds the tier; "" for that directory itself
+    below : the tier's subdirectory of the user's directory (monarch-<uid>); "" if the tier is that
+        directory itself
     config_file : configuration of the daemon that opens the tier; None for a command
     usable : whether new copies may be placed
     used_bytes, used_inodes : what the copies take, including copies that are being written
@@ -197,13 +198,13 @@ class Tier:
     # --- content at start -------------------------------------------------------------------
 
     def listing(self) -> Array:
-        """Everything in the directory that has the name of a copy, as (copies,) of LISTED sorted by
-        number. Files with other names are not ours.
+        """Returns everything in the directory that has the name of a copy, sorted by number, as
+        (copies,) of LISTED. Files with other names are not ours.
 
-        is_sound : whether it is a regular file of this user, with one name and the mode of a copy.
+        is_sound : whether this is a regular file of the user, with one name and a copy's mode.
             Anything else was not made by Monarch, and a FIFO or a link would mislead its reader.
         """
-        # A generator, because the process would keep the memory of a list of a million tuples.
+        # Use a generator: the process would keep the memory of a list of a million tuples.
         listed = np.fromiter(self._looks(), dtype=LISTED)
         listed.sort(order="number")
         return listed
@@ -286,7 +287,8 @@ class Tier:
         """The room for new copies now: the minimum of what the quota, the file system and, for a
         RAM tier, the memory cgroup leave.
 
-        is_shared : whether the catalog grows on the tier's file system, so that room is kept for it
+        is_shared : whether the catalog grows on the tier's file system, so that room must be kept
+            for the catalog
         """
         nothing = TierRoom(0, 0, self.block_bytes)
         if not self.usable:
@@ -346,7 +348,7 @@ class Tier:
             self._next_look_s = 0
 
     def give_back(self, size: int) -> None:
-        """Returns the reservation of a fill that failed and took nothing."""
+        """Frees the room that was reserved for a fill which failed and took nothing."""
         self.reserved_bytes -= self.rounded(size)
         self.used_bytes -= self.rounded(size)
         self.used_inodes -= 1
@@ -361,8 +363,8 @@ class Tier:
         return TierRoom(0, 0, self.block_bytes).rounded(sizes)
 
     def release(self, number: int, size: int) -> None:
-        """Returns the room of a copy that was removed. number : the copy's number;  size : the
-        copy's size [bytes]"""
+        """Counts the room of a removed copy as free. number : the copy's number;  size : the copy's
+        size [bytes]"""
         took = self.rounded(size) + self._excess.pop(number, 0)
         self.used_bytes = max(0, self.used_bytes - took)
         self.used_inodes -= 1
@@ -395,14 +397,14 @@ class Tier:
         log.warning("%s", self.lost)
 
     def fail(self, error: int) -> None:
-        """Places nothing more here after an error (an errno) of the file system. Copies that can
+        """Stops placing copies here, after an error (an errno) of the file system. Copies that can
         still be read are still served."""
         if self.usable:
             log.warning("%s", self.broken(OSError(error, os.strerror(error))))
         self.usable = False
 
     def give_up(self, why: str) -> None:
-        """Places nothing here any more, and no longer uses the tier's path."""
+        """Stops placing copies here and using the tier's path."""
         self.usable, self.gone = False, why
 
     def broken(self, error: OSError) -> TierError:
@@ -416,8 +418,8 @@ class Tier:
     def close(self, *, is_used: bool = False) -> None:
         """Releases the lock, so that the next daemon can hold the tier.
 
-        is_used : threads that cannot be ended may still use the directory's descriptor, so the
-            descriptor stays open until the process ends
+        is_used : whether threads that cannot be ended may still use the directory's descriptor. If
+            so, the descriptor stays open until the process ends
         """
         for fd in (self._lock,) if is_used else (self.fd, self._lock):
             with suppress(OSError):  # the descriptor is closed even if the file system is broken

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from monarch_py.storage.tiers import Tier, why_gone, why_refused
 from monarch_py.util.ownership import doubts
 
-# Time between two looks [s].
+# Time between two checks of the tiers [s].
 LOOK_S = 1.0
 
 

@@ -1,8 +1,8 @@
 """Finds file systems that hang, within a time limit, by probing them from child processes.
 
 A system call on such a file system may never return, and no signal ends it. So a child process
-makes the call, and is abandoned if it hangs. A thread that hangs would keep this process from
-ending.
+makes the call, and is abandoned if it hangs. A thread would not do, because a thread that hangs
+would keep this process from ending.
 """
 
 import os

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable
 
-# The least length of a word that is searched for inside others; shorter ones occur in too many
-# words.
+# The least length of a word that is searched for inside other words; shorter words occur in too
+# many of them.
 LEAST_PIECE = 4
 
 
 def nearest(written: str, known: Iterable[str]) -> str | None:
     """Returns the known word that is spelled most like `written`. If none is close, returns the
     first known word that contains `written`, or None."""
-    # Imported here because only errors need it, so a daemon without errors saves its memory.
+    # Import it here, because only errors need it: a daemon without errors then saves its memory.
     from difflib import get_close_matches
 
     words = list(known)

@@ -83,29 +83,30 @@ class GroupLoader:
             for batch in loader:
                 ...
 
-    Each rank has a reading process and two shared buffers. The process reads a group into one of
-    them, with many requests in flight, while the training uses the other. Towards the end of an
-    epoch it reads the first groups of the next epoch.
+    Each rank has a reading process and two shared buffers. The process reads a group into one
+    buffer, with many requests in flight, while the training uses the other buffer. Towards the end
+    of an epoch the process reads the first groups of the next epoch.
 
     Samples are mixed less than by a full shuffle. The paper found trainings just as good if they
     run fewer epochs than a group has samples, but not if the dataset is sorted by class. The loader
     warns of too many epochs, and of a dataset whose labels are sorted.
 
     An epoch uses every sample once; with `drop_last=False`, (-length) % world_size samples come
-    twice. All ranks make equally many steps, with batches of one size.
+    twice. All ranks make equally many steps, and in each step their batches have the same size.
 
     dataset : has `sizes` and `read_into`, as RecordDataset and PackDataset do; `dataset[i]` must be
         the bytes that `read_into` reads, unchanged
     group : the number of samples in a group. 'auto' chooses at least 16 MiB and more than `epochs`
         samples, but no more than `memory` allows, and few enough that each rank gets a group
     epochs : the number of epochs of the training. The loader warns if a group has too few samples
-        for it, and reads no groups ahead after the last epoch
+        for so many epochs, and reads no groups ahead after the last epoch
     labels : (samples,); a batch is then a pair of samples and labels
     rank, world_size : by default those of torch.distributed
     memory : the most that the two buffers of a rank may take, in bytes or as text
     collate : makes a batch of a list of samples. By default rows become one array, or a tensor if
         torch is installed, and samples of bytes stay a list
-    start_method : of the reading process, as multiprocessing names it; None for its default
+    start_method : how the reading process is started, as multiprocessing names it; None for the
+        default of multiprocessing
 
     `times` tells how long the training has waited in this epoch. Iterating raises MonarchError if
     the process is killed or stopped, or if samples cannot be read.
@@ -176,7 +177,7 @@ class GroupLoader:
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
         """Returns the training's position in its epochs for a checkpoint, in less than 1 KB.
 
-        done : how many batches of the running epoch the training has taken; None takes the batches
+        done : how many batches of the running epoch the training has taken; None counts the batches
             that the loader has handed out
         """
         given = max(self._given, self._begin) if done is None else done

@@ -28,10 +28,10 @@ from monarch_py.util.processes import PROC, Identity
 # that process checks that the training runs [s].
 LOOK_S = 0.25
 # The number of checks in a row that find the process stopped (SIGSTOP) before an error is raised.
-# It is a number of checks rather than a time because of jobs that are stopped and continued as a
-# whole: the clock goes on meanwhile, but nobody checks.
+# It is a number of checks rather than a time, because a job may be stopped and continued as a
+# whole: the clock goes on while the job is stopped, but no check is made.
 STOPPED_LOOKS = 10
-# How long the process has to end by itself, since it may be in the middle of a read [s].
+# How long the process may take to end by itself [s]. It may be in the middle of a read.
 END_S = 1.0
 
 
@@ -39,7 +39,7 @@ END_S = 1.0
 class Task:
     """Samples to be read into a slot.
 
-    some : their numbers in rising order; None for all samples from `low` to before `high`
+    some : the samples' numbers in rising order; None for all samples from `low` to before `high`
     """
 
     number: int
@@ -68,8 +68,9 @@ class Answer:
 class GroupReader:
     """Reads samples into two slots, in the order in which they are asked for.
 
-    dataset : with `read_into`;  slot_bytes : the size of the largest group [bytes]
-    method : how the process is started, as multiprocessing names it; None for its default
+    dataset : has `read_into`;  slot_bytes : the size of the largest group [bytes]
+    method : how the process is started, as multiprocessing names it; None for the default of
+        multiprocessing
     """
 
     SLOTS = 2
@@ -199,11 +200,11 @@ def _serve(
 ) -> None:
     """Runs the reading process: does tasks until the training sends None or the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # and its handler is not for this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the training's handler is not for this process
     for other in inherited:
         other.close()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    with suppress(OSError, EOFError):  # the training has ended, or needs no more
+    with suppress(OSError, EOFError):  # the training has ended, or needs no more groups
         while (task := link.recv()) is not None:
             link.send(_do(dataset, ring, task))
 

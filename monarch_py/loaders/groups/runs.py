@@ -14,7 +14,8 @@ from monarch_py.plan.schedule import EpochSchedule
 class Run:
     """Consecutive samples of a rank's epoch that are of the same group.
 
-    begin, end : the place of the first sample in the rank's epoch, and that after the last sample
+    begin : the place of the first sample in the rank's epoch
+    end : the place after that of the last sample
     samples : (samples,) int64, each sample once, in the rising order in which they are read
     within : (end - begin,) int64, for each place, the position of its sample in `samples`
     """
@@ -50,7 +51,7 @@ class RankGroups:
         return [0, *changes.tolist(), len(self.samples)]
 
     def runs(self, begin: int) -> Iterator[Run]:
-        """Yields the runs, from the one that contains the place `begin` on."""
+        """Yields the runs, beginning with the one that contains the place `begin`."""
         borders = self.borders
         first = int(np.searchsorted(borders, begin, side="right")) - 1
         for low, high in zip(borders[first:-1], borders[first + 1 :], strict=True):

@@ -7,9 +7,9 @@ import numpy as np
 from monarch_py.loaders.groups.reader import GroupReader
 from monarch_py.native import Array, Ints
 
-# The smallest group that 'auto' chooses [bytes]. 2 MiB are in flight at once (16 reads of 128 KiB),
-# and fewer only at the beginning and the end of a group, which hardly counts in 16 MiB. Lee and
-# others found the reads wholly hidden from 11 MiB on.
+# The smallest group that 'auto' chooses [bytes]. The reader keeps 2 MiB in flight (16 reads of 128
+# KiB), and less only at the beginning and the end of a group, which hardly matters in 16 MiB. Lee
+# and others found that the reads of groups of 11 MiB or more are hidden completely.
 GROUP_BYTES = 16 << 20
 # A dataset counts as sorted if its groups have less than this share of the classes that groups of
 # random samples would have.
@@ -25,7 +25,7 @@ def largest(sizes: Ints, group: int) -> int:
 
 
 def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
-    """Returns the number of samples in a group that 'auto' chooses.
+    """Returns the size of groups that 'auto' chooses [samples].
 
     sizes : (samples,) [bytes];  epochs, ranks : of the training;  memory : for two groups [bytes]
     """

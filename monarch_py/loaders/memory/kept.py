@@ -70,7 +70,7 @@ class KeptDataset:
         self.dataset = dataset
         self._places = _places(keeps, len(dataset))
         room = n_bytes("quota", quota)
-        # Computed before the first read, since a read may change the dataset's pickled form.
+        # Compute it before the first read, because a read may change the dataset's pickled form.
         identity = _identity(name, dataset)
         self.sample_form = form_of(dataset)
         parts = [identity, self._places.tobytes(), str(room).encode()]
@@ -159,7 +159,7 @@ class KeptDataset:
         self, numbers: Ints, places: Ints, starts: Ints, memory: Any, missing: Bools
     ) -> None:
         lengths = self.sizes[numbers[missing]]
-        # In one request, since then all reads are in flight at once.
+        # Make one request for all missing samples, so that all reads are in flight at once.
         whole = (
             memory[: lengths.sum()]
             if missing.all()

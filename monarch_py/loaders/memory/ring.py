@@ -24,7 +24,8 @@ PAGE = mmap.PAGESIZE
 
 
 def check_owner(owner: int) -> None:
-    """Raises MonarchError in a forked child of the process that has made a loader over a ring."""
+    """Checks that this process, and not its parent, has made the loader. Raises MonarchError in a
+    forked child of the process `owner`."""
     if owner != os.getpid():
         raise MonarchError("loader: it was made in another process; make one in each process")
 

@@ -2,7 +2,8 @@
 
 The memory is a memfd, which has no name. A small file, the list, has a line for each process that
 maps the memory. A process that comes later opens the memory through /proc/PID/fd of a process on
-the list. If all processes are killed, only the list is left, and the next start removes it.
+the list. If all processes are killed, only the list is left, and the next process that shares
+memory on the node removes it.
 """
 
 import fcntl
@@ -29,10 +30,11 @@ LINE_BYTES = 1 << 20
 
 
 class SharedMemory:
-    """The memory of a key. The first process creates it, filled with zeros; others open it.
+    """Memory that a key identifies. The first process creates it, filled with zeros; other
+    processes open it.
 
     Other processes also get it by fork, or within the arguments of a Process. A SharedMemory that
-    is pickled otherwise finds its memory by the key.
+    is pickled for any other purpose finds its memory by the key when it is unpickled.
 
     key : the name of the list's file;  n_bytes : the size of the memory [bytes]
     begin : called by the first process, with the memory, to initialize it
@@ -135,8 +137,8 @@ def _locked(path: Path) -> Iterator[int]:
                 yield fd
                 return
         finally:
-            # Unlocked explicitly: a child that was forked meanwhile has the descriptor too, so
-            # closing it would not release the lock.
+            # Unlock explicitly: a child that was forked meanwhile has the descriptor too, so
+            # closing it here would not release the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 

@@ -20,5 +20,5 @@ def as_tensor(array: Array) -> Any:
 
     try:
         return torch.from_numpy(array)
-    except (TypeError, ValueError):  # ValueError: of the other byte order
+    except (TypeError, ValueError):  # ValueError: the array has the other byte order
         return array

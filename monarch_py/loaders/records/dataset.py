@@ -22,9 +22,9 @@ from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
 from monarch_py.native import Array, Int32s, Ints
 from monarch_py.plan.index import Index
 
-# Bounds of the gap of unwanted bytes over which two samples are read at once. A gap below a page
-# costs nothing, because sources read whole pages anyway. The upper bound spares the source, which
-# other programs read from too.
+# Bounds of the gap, the unwanted bytes between two samples that one read of both may include. A gap
+# below a page costs nothing, because sources read whole pages anyway. The upper bound spares the
+# source, which other programs read from too.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # The bytes of a TFRecord's frame before and after its data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
@@ -48,18 +48,18 @@ class RecordDataset:
         dataset = RecordDataset("train.h5", dataset="x")
         loader = DataLoader(dataset, batch_size=64, num_workers=4)
 
-    A sample of HDF5 is a row, as an ndarray. Samples of other kinds are bytes: the data of a
-    TFRecord's record, a sample's members in a tar with their headers, which `tar_members` takes
-    apart, or a fixed-size record. Samples are numbered in the order of the files' paths, and within
-    a file in the order in which they lie there.
+    A sample of HDF5 is a row, as an ndarray. Samples of other kinds are bytes: a fixed-size record,
+    the data of a TFRecord's record, or the part of a tar with a sample's members and their headers,
+    which `tar_members` takes apart. Samples are numbered in the order of the files' paths, and
+    within a file in the order in which they lie there.
 
     A DataLoader asks for a batch by `__getitems__`, which has all reads of the batch in flight at
-    once, and decodes a filtered (compressed) chunk once per batch. Reads go by offset, past h5py,
-    so a batch of 64 takes about as long as 64 / `in_flight` requests. Reads of neighbouring samples
-    are joined, which helps if a training reads groups or runs of samples. Under a full shuffle
-    joining saves hardly anything: for batches of 64 from 87,632 samples of 19 KB it saves 0.3 % of
-    the requests and reads 0.5 % more bytes; from 10,000 samples, 2.5 % and 3.7 %
-    (python -m benchmarks.loaders.records).
+    once, and decodes a filtered (compressed) chunk once per batch. Reads go by offset, without
+    h5py, so a batch of 64 takes about as long as 64 / `in_flight` requests one after the other.
+    Reads of neighbouring samples are joined, which helps if a training reads groups or runs of
+    samples. Under a full shuffle, joining saves hardly anything: for batches of 64 from 87,632
+    samples of 19 KB it saves 0.3 % of the requests and reads 0.5 % more bytes; for batches from
+    10,000 samples, 2.5 % and 3.7 % (python -m benchmarks.loaders.records).
 
     path : a file, or a directory, of which all files with fitting names are read
     dataset : the name of the HDF5 dataset
@@ -68,7 +68,7 @@ class RecordDataset:
         records [bytes]
     patterns : the names of the directory's files to read; by default the usual names of the kind
     index : the index of the files below `path`, or the path of one made by `monarch plan index`; by
-        default the constructor makes it, for which it reads the tables of all files
+        default the constructor reads the tables of all files and makes the index
     length : how many samples the plan has; ConfigError is raised if the dataset has another number
     join : the largest gap of unwanted bytes between two samples that one read may include. 'auto'
         allows a gap if reading it is faster than another request; each process times two reads to
@@ -127,7 +127,8 @@ class RecordDataset:
         assert index.sample_offset is not None and index.sample_length is not None
         self._file: Int32s = index.sample_file
         self._offset, self.sizes = index.sample_offset, index.sample_length
-        # For HDF5: the rows of each file. For every kind: the number of each file's first sample.
+        # `rows`: the rows of each file, for HDF5 only. `_first`: the number of each file's first
+        # sample.
         self.rows: list[Rows] = []
         self._is_plain = np.ones(index.files, dtype=np.bool_)
         counts = np.bincount(self._file, minlength=index.files)
@@ -196,7 +197,7 @@ class RecordDataset:
 
     @property
     def sample_form(self) -> Form:
-        """What samples are; nothing is read for it."""
+        """The form of the samples. No sample is read to find it."""
         if self.rows:
             return Form(self.rows[0].shape, self.rows[0].dtype, False)
         is_even = len(self.sizes) > 0 and bool((self.sizes == self.sizes[0]).all())
@@ -383,8 +384,8 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
     MOST_GAP [bytes].
 
     A request takes a latency, and then a time per byte. Since `in_flight` requests wait at once,
-    each costs `latency / in_flight`. Unwanted bytes are worth reading if they take no longer than
-    that.
+    each costs `latency / in_flight`. Unwanted bytes are worth reading if reading them takes no
+    longer than that.
 
     seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """

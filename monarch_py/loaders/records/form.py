@@ -20,7 +20,7 @@ class Form(NamedTuple):
 def form_of(dataset: Any) -> Form | None:
     """The form of the samples; None if batches must be put together from `dataset[i]`. If the
     dataset does not have `sample_form`, reads its first sample by `dataset[0]` and by `read_into`,
-    and compares them."""
+    and compares the two results."""
     if not _reads_what_it_gives(type(dataset)):
         return None
     known = getattr(dataset, "sample_form", None)
@@ -45,9 +45,10 @@ def form_of(dataset: Any) -> Form | None:
 
 
 def _reads_what_it_gives(cls: type) -> bool:
-    """Whether one class defines both `read_into` and `dataset[i]`. A derived class that overrides
-    only `dataset[i]`, or a class that forwards `read_into`, may change samples, and some classes
-    change them only sometimes, so that comparing a sample would not show it."""
+    """Whether `read_into` surely reads what `dataset[i]` returns. It does not if a derived class
+    overrides only `dataset[i]`, or if a class forwards `read_into` to another dataset: such a class
+    may change samples. Some classes change samples only sometimes, so comparing one sample is not
+    enough."""
     for each in cls.__mro__:
         if "read_into" in vars(each):
             return True

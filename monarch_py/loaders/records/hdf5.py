@@ -169,7 +169,8 @@ class Decoder:
 
     zlib and NumPy undo `gzip` and `shuffle`. Other filters are left to HDF5: a chunk's bytes are
     written as they are into a dataset in memory that has the same filters, and HDF5 decodes them
-    when that dataset is read. Raises MonarchError if the dataset cannot be opened.
+    when that dataset is read. The constructor raises MonarchError if the dataset in the file cannot
+    be opened.
 
     last : the number and the rows of the band that was decoded last
     """
@@ -246,9 +247,9 @@ class _InMemory:
         self._found.read_direct(out, self._rows)
 
     def _forget_chunk(self, skipped: int) -> None:
-        """Makes HDF5 forget the filters of the last chunk. HDF5 remembers which filters the chunk
-        that it looked up last skips, and does not notice that a direct write changes this. Reading
-        from the second chunk replaces what it remembers."""
+        """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers this for
+        the chunk that it looked up last, and does not notice when a direct write changes it. After
+        a read from the second chunk, HDF5 looks the first one up again."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

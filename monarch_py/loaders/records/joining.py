@@ -6,7 +6,7 @@ import numpy as np
 
 from monarch_py.native import Array, Int32s, Ints
 
-# Reads that are longer are cut at multiples of this size [bytes]. Linux reads ahead this much by
+# Longer reads are cut at the multiples of this size [bytes]. Linux reads ahead this much by
 # default, and many network file systems ask their servers for this much at once.
 PIECE = 128 << 10
 
@@ -17,7 +17,7 @@ class Extents:
 
     file : (extents,) int32, the files' numbers
     offset, length : (extents,) int64 [bytes]
-    start : (extents,) int64, each one's place in the caller's buffer [bytes]
+    start : (extents,) int64, the place of each extent in the caller's buffer [bytes]
     """
 
     file: Int32s
@@ -29,9 +29,9 @@ class Extents:
         return len(self.file)
 
     def take(self, chosen: Array) -> "Extents":
-        """Returns a choice of the extents.
+        """Returns some of the extents.
 
-        chosen : their places, or a mask
+        chosen : the places of these extents, or a mask
         """
         return Extents(
             self.file[chosen], self.offset[chosen], self.length[chosen], self.start[chosen]
@@ -62,7 +62,8 @@ def join(extents: Extents, gap: int) -> Joined:
     """Returns the reads that bring the extents.
 
     gap : the largest gap of unwanted bytes between two extents that one read may include. Extents
-        that overlap are always joined; others stay apart if both have PIECE bytes or more
+        that overlap are always joined; two that do not overlap stay apart if both have PIECE bytes
+        or more
     """
     if not len(extents):
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)
@@ -106,8 +107,8 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
 
 
 def pieces(reads: Extents, piece: int = PIECE) -> Extents:
-    """Returns the reads, with each one longer than `piece` cut at the multiples of `piece` in its
-    file."""
+    """Returns the reads, but cuts a read that is longer than `piece` at the multiples of `piece` in
+    its file."""
     long = reads.length > piece
     if not long.any():
         return reads

@@ -15,8 +15,9 @@ from monarch_py.native import Ints
 from monarch_py.plan.builders import index_image_folder
 from monarch_py.plan.index import Index
 
-# Files in memory take less than this per file [s]. If a batch takes longer, several threads read
-# the rest of it. A copy in memory takes 30 us, the fastest network file systems 200 us.
+# A file that is in memory is read in less than this time [s]. If the files of a batch take longer,
+# several threads read the rest of the batch. A read takes 30 us from a copy in memory, and 200 us
+# from the fastest network file systems.
 SLOW_S = 0.0002
 
 

@@ -49,8 +49,8 @@ def _store() -> Any:
 
 def once(name: str, work: Callable[[], bytes]) -> bytes:
     """Returns the result of `work`. The first rank that calls this function does the work, and the
-    others wait for its result. If there is no process group, or the first rank has failed, each
-    rank does the work itself."""
+    others wait for its result. If there is no process group, or if the first rank fails or takes
+    longer than the store waits, each rank does the work itself."""
     if (store := _store()) is None:
         return work()
     key = f"monarch/{name}/{_turns[name]}"
@@ -71,9 +71,9 @@ def once(name: str, work: Callable[[], bytes]) -> bytes:
 
 
 class Agreement:
-    """Compares once whether all ranks of the process group deal samples by the same inputs. The
-    first rank that checks leaves a digest of its inputs in the group's store, and the others
-    compare theirs with it. No rank waits for another one.
+    """Checks once whether all ranks of the process group deal samples by the same inputs. The first
+    rank that checks leaves a digest of its inputs in the group's store, and each other rank
+    compares its own digest with that one. No rank waits for another.
 
     A sampler is identified by its number among the samplers of its process, so all ranks must make
     their samplers in the same order.
@@ -83,8 +83,9 @@ class Agreement:
         self._number = next(_numbers)
 
     def check(self, parts: Iterable[Any]) -> None:
-        """Raises ConfigError if the `parts`, this rank's inputs, differ from another rank's. Give
-        arrays as memoryviews; other objects are compared by their repr."""
+        """Compares `parts`, this rank's inputs, with those of the first rank that has checked.
+        Raises ConfigError if they differ. Arrays must be given as memoryviews; other objects are
+        compared by their repr."""
         if (store := _store()) is None:
             return
         digest = hashlib.sha256()

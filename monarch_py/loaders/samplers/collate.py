@@ -5,8 +5,8 @@ from typing import Any
 
 
 class AllowEmpty:
-    """A collate function for DataLoader that can also make a batch without samples. Such a batch
-    has the form of all others, but its tensors have the length 0.
+    """A collate function for DataLoader that can also make a batch without samples. An empty batch
+    has the same form as other batches, but its tensors have the length 0.
 
     example : a sample of the dataset, which gives the form
     collate : the collate function for other batches; None for torch's default

@@ -116,8 +116,8 @@ def quotas_of(quota: Quota, nodes: int) -> Ints:
 
 
 def given_holders(holders: Any, samples: int) -> Int32s:
-    """The holders that a user has given, (samples, any). Raises ConfigError if their number is not
-    the dataset's."""
+    """Returns the holders that a user has given, as an array (samples, any). Raises ConfigError if
+    they are not given for each sample of the dataset."""
     found = np.asarray(holders, dtype=np.int32)
     if len(found) != samples:
         raise ConfigError(
@@ -144,7 +144,7 @@ def kept_by_daemons(
 
     nodes : the number of nodes; all have this node's quotas, and are numbered as the daemons are
     config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
-    others : further files that daemons keep, which take room if not all files fit
+    others : further files that daemons keep; they take room from the dataset if not all files fit
     extra : whether nodes with room left hold second copies
     """
     named = config or default_file()
@@ -177,9 +177,9 @@ def kept_by_daemons(
 
 
 def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> list[str]:
-    """The paths, with a path that leads into a source through links replaced by the path in the
-    source. Raises ConfigError if no path is in a source, and warns if some are not, because daemons
-    keep only files of sources."""
+    """Returns the paths, but replaces a path that leads into a source through links by the path in
+    the source. Raises ConfigError if no path is in a source, and warns if some paths are in none,
+    because daemons keep only files of sources."""
     real = cache(os.path.realpath)
     found, outside = [], []
     for path in paths:
@@ -210,8 +210,9 @@ def _is_inside(path: str, config: Config) -> bool:
 
 
 def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any]:
-    """Returns the hash of each path, (paths,), as the catalog has it, and whether daemons keep the
-    file, (paths,)."""
+    """Returns two arrays, (paths,): the hash of each path, as the catalog has it, and whether
+    daemons may keep the file, because it is in a source whose patterns and size limits admit it.
+    The hash of a file that daemons do not keep is 0."""
     keys = np.zeros(len(paths), dtype=np.uint64)
     is_known = np.zeros(len(paths), dtype=bool)
     for number, source in enumerate(config.sources):

@@ -8,13 +8,13 @@ _WORD = (1 << 64) - 1
 
 
 def keyed(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """Returns a random generator for one sample in one epoch. It depends on the three numbers
-    alone, so augmentations stay as they are if the number of ranks or the dealing of samples
-    changes.
+    """Returns a random generator for one sample in one epoch. The generator depends on the three
+    arguments alone, so augmentations stay as they are if the number of ranks or the dealing of
+    samples changes.
 
     epoch : less than 2**32;  sample : less than 2**32
     """
-    seed, epoch, sample = int(seed), int(epoch), int(sample)  # NumPy's would overflow
+    seed, epoch, sample = int(seed), int(epoch), int(sample)  # NumPy's integers overflow
     for name, number in (("epoch", epoch), ("sample", sample)):
         if not 0 <= number < 1 << 32:
             raise ConfigError(f"{name}: {number} is out of range; give 0 or more, below 2**32")

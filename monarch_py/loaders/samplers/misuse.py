@@ -12,8 +12,9 @@ from monarch_py.errors import ConfigError
 
 # The names of classes that deal the items of a sampler to the ranks: torch's and accelerate's.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
-# The packages of these classes and of DataLoaders. Only variables of their functions are examined:
-# before Python 3.13, examining a function's variables keeps the objects alive until it ends.
+# The packages of these classes and of DataLoaders. Variables are examined only in functions of
+# these packages: before Python 3.13, examining a running function's variables keeps their objects
+# alive until the function ends.
 PACKAGES = frozenset(
     {"torch", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"}
 )
@@ -26,7 +27,7 @@ _MENDS = {
 
 
 def _sharding(thing: Any) -> str | None:
-    """Returns which class of SHARDING `thing` belongs to; None if to none."""
+    """Returns the name of the class of SHARDING to which `thing` belongs; None if there is none."""
     return next((c.__name__ for c in type(thing).__mro__ if c.__name__ in SHARDING), None)
 
 
@@ -36,8 +37,8 @@ def _twice(who: str) -> ConfigError:
 
 
 def refuse_sampler(files: Any) -> None:
-    """Raises ConfigError if `files` is a sampler. Lightning constructs batch samplers again, and
-    passes its own sampler as the first argument, which should be the files."""
+    """Refuses a sampler in place of the files. Lightning constructs batch samplers again, and then
+    passes its own sampler as the first argument. Raises ConfigError."""
     if _sharding(files) is not None:
         raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):

@@ -15,10 +15,11 @@ from monarch_py.plan.samplers import DistributedSampler
 def sampler_of(
     plan: str | Path, part: str | None = None, *, rank: int | None = None
 ) -> ScheduledSampler:
-    """Returns the batch sampler for a part of a plan. The part must be dealt by holders.
+    """Returns the batch sampler for a part of a plan. The samples of the part must be dealt to the
+    nodes that hold them ('split: local_first' or 'split: solar').
 
     plan : the file that `monarch plan make` wrote
-    part : the name of the part; None for the first one that is dealt by holders
+    part : the name of the part; None for the first part that is dealt in this way
     rank : of this process; None for torch.distributed's
     """
     loaded = Plan.load(Path(plan))

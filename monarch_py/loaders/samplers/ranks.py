@@ -22,8 +22,8 @@ class Ranks:
     """This process's rank among all ranks. Rank r is on node r // per_node.
 
     rank : of this process;  world_size : the number of ranks;  per_node : the ranks of a node
-    is_found : whether they were detected, not given by the user. Then they must stay equal to those
-        of the process group
+    is_found : whether `rank` and `world_size` were detected, not given by the user. If so, they
+        must stay equal to the numbers of the process group
     """
 
     rank: int
@@ -62,8 +62,8 @@ class Ranks:
         return cls(rank, world_size, per_node, is_found)
 
     def check(self) -> None:
-        """Raises ConfigError if these ranks were detected before there was a process group, and the
-        process group now has other numbers."""
+        """Checks that detected numbers are still those of the process group. Raises ConfigError if
+        they were detected before there was a process group, and the group has other numbers."""
         if not self.is_found or (group := process_group()) is None:
             return
         rank, world_size = int(group.get_rank()), int(group.get_world_size())

@@ -34,9 +34,9 @@ class RankEpoch:
 
     samples : (accesses,) int32, batch after batch
     starts : (steps + 1,) int64, where each batch begins in `samples`
-    sizes : (steps,) the number of samples that are dealt to this rank in each step. If it is 0 and
-        batches may not be empty, the rank takes a sample of another rank, which counts neither here
-        nor in `weight`
+    sizes : (steps,) the number of samples that are dealt to this rank in each step. If a rank is
+        dealt none and batches may not be empty, it takes a sample of another rank; this sample
+        counts neither here nor in `weight`
     totals : (steps,) the sizes of the global batches
     is_equal : whether all ranks' batches have the same size in each step
     """
@@ -171,7 +171,8 @@ class ScheduledSampler(ABC):
         self._move(epoch, 0 if epoch != self._at.epoch else self._begin)
 
     def check_dataset(self, dataset: Any) -> None:
-        """Raises ConfigError if the dataset has another number of samples than this sampler."""
+        """Checks the number of samples in the dataset. Raises ConfigError if this sampler has
+        another number."""
         if (wrong := other_length(self._at.length, dataset)) is not None:
             raise wrong
 
@@ -219,15 +220,15 @@ class ScheduledSampler(ABC):
         return RankEpoch.of(self.schedule(number), self.ranks.rank, may_be_empty=self._may_be_empty)
 
     def _compare(self) -> None:
-        """Raises ConfigError if this process has another rank by now, or if ranks deal samples by
-        different inputs."""
+        """Checks this process's rank and, once, that all ranks deal samples by the same inputs.
+        Raises ConfigError if the rank has changed, or if the inputs differ."""
         self.ranks.check()
         agreement, self._agreement = self._agreement, None
         if agreement is not None:
             agreement.check(self._dealt_by())
 
     def _dealt_by(self) -> list[Any]:
-        """What determines the batches of all ranks."""
+        """Returns all inputs that determine the batches of all ranks."""
         at = replace(self._at, epoch=0)  # the epoch may differ: a rank may peek at a first batch
         return [type(self).__name__, at, self.ranks.per_node]
 
@@ -250,7 +251,8 @@ class ScheduledSampler(ABC):
 
     def weight(self, batch_len: int, step: int | None = None, *, summed: bool = False) -> float:
         """Returns the factor by which a rank multiplies its loss, so that DDP's mean over the ranks
-        becomes the mean over the global batch. With batches of equal size it is 1 for a mean loss.
+        becomes the mean over the global batch. With batches of equal size, the factor is 1 for a
+        mean loss.
 
         batch_len : the number of samples in the batch
         step : the batch's step in the epoch; None if `weight` is called once per batch, in order
@@ -271,8 +273,8 @@ class ScheduledSampler(ABC):
         return size * ranks / int(epoch.totals[step])
 
     def _step_of(self, epoch: RankEpoch, batch_len: int) -> int:
-        """Returns the next step whose batch has this length. It skips batches for which `weight`
-        was not called."""
+        """Returns the next step whose batch has this length. Batches of other lengths before it are
+        skipped: the training is assumed not to have called `weight` for them."""
         lengths = np.diff(epoch.starts[self._weighed :])
         found = np.flatnonzero(lengths == batch_len)
         if not len(found):
@@ -290,7 +292,7 @@ class ScheduledSampler(ABC):
         """Returns the position in the epochs for a checkpoint, in less than 1 KB.
 
         done : how many batches of the running epoch the training has got, counted from the epoch's
-            beginning. None takes the batches that the iterator has handed out. A DataLoader with
+            beginning. None counts the batches that the iterator has handed out. A DataLoader with
             workers asks for batches ahead, so give `done` then, unless the loader counts the
             batches itself (StatefulDataLoader)
         """

@@ -9,8 +9,8 @@ T = TypeVar("T")
 
 
 def equal_steps(batches: Iterable[T], max_steps: int) -> Iterator[T]:
-    """Yields exactly `max_steps` batches. An iterable with fewer batches is iterated over again; of
-    one with more batches, the first ones are taken.
+    """Yields exactly `max_steps` batches. If `batches` has fewer, it is iterated over again; if it
+    has more, only the first ones are taken.
 
     batches : for example the DataLoader of a rank's own shard
     max_steps : the same on all ranks; otherwise DDP waits forever for a rank that has ended

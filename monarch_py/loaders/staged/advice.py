@@ -141,7 +141,7 @@ class Model:
 
 def fewest(model: Model, batch: float, step_s: float, most: int) -> int:
     """Returns the fewest workers with which an epoch takes at most 5 % longer than with the best
-    number of at most `most`.
+    number of workers from 1 to `most`.
 
     batch : samples of a batch;  step_s : how long the training computes between two batches [s]
     """
@@ -195,7 +195,7 @@ class Advisor:
 
     def _take_over(self) -> None:
         """Adds the epoch's measurements. If they differ from the model of the earlier measurements
-        by more than CHANGED, drops the earlier ones."""
+        by more than CHANGED, drops the earlier measurements."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

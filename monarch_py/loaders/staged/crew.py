@@ -19,10 +19,10 @@ from monarch_py.util.processes import PROC, Identity
 
 # How often a training that waits for a batch checks that its workers still run [s].
 LOOK_S = 0.5
-# If a worker is seen stopped (SIGSTOP) for longer than this, an error is raised [s]. A job that is
-# stopped and continued as a whole must not raise it.
+# If a worker is seen stopped (SIGSTOP) for longer than this, an error is raised [s]. Shorter times
+# do not count, because a job that is stopped and continued as a whole must not cause the error.
 STOPPED_S = 3.0
-# How long workers have to end by themselves, since one may be in the middle of a read [s].
+# How long workers may take to end by themselves [s]. A worker may be in the middle of a read.
 END_S = 1.0
 
 # The task that ends a worker.
@@ -150,7 +150,7 @@ class Crew:
         now = time.monotonic()
         for worker in self._workers.values():
             pid = worker.process.pid
-            if worker.process.exitcode is not None:  # a child of it may hold its pipe open
+            if worker.process.exitcode is not None:  # a child of the worker may hold the pipe open
                 raise self._gone(worker)
             if not _is_stopped(pid):
                 self._stopped_since.pop(pid, None)
@@ -172,7 +172,7 @@ def _end_all(workers: dict[int, Worker], owner: int) -> None:
 
 
 def _end_workers(workers: Sequence[Worker]) -> None:
-    """Tells workers that there are no more tasks, and kills those that do not end in END_S."""
+    """Tells workers that there are no more tasks, and kills those that do not end within END_S."""
     for worker in workers:
         # Closing the pipe is not enough: forked processes may hold copies of this end.
         with suppress(OSError):

@@ -41,10 +41,10 @@ class StagedLoader:
 
     The arrays of a batch are views of shared memory, valid until the next batch is asked for.
 
-    dataset : has `dataset[i]`, or `__getitems__(list)`. If one class defines `dataset[i]`,
-        `read_into(samples, out)` and `sizes`, samples are bytes or arrays, and there is no
-        collate_fn, then samples are read in place: a batch is one array (samples, *shape), or a
-        list of arrays of bytes if sizes differ
+    dataset : has `dataset[i]`, or `__getitems__(list)`. Samples are read in place if there is no
+        collate_fn, samples are bytes or arrays, and the class of the dataset defines
+        `read_into(samples, out)` and `sizes` together with `dataset[i]`. A batch is then one array,
+        (samples, *shape), or a list of byte arrays if samples differ in size
     batch_sampler : an iterable of lists of samples. If it has state_dict(done=batches), it resumes
         an epoch itself; otherwise the loader skips batches
     workers : the number of processes; 0 reads in this process; "auto" begins with one, and changes
@@ -176,10 +176,10 @@ class StagedLoader:
         return {"delivered": done, "batch_sampler": sampler.state_dict(done=done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets the position of a state: its epoch continues after the batches that the state has
-        counted. If `set_epoch` then sets another epoch, that epoch begins at its first batch. If
-        the batch sampler has no epochs and the state was taken after a whole epoch, the next
-        iteration begins at the first batch."""
+        """Continues from a state: the next iteration continues the state's epoch after the batches
+        that the state has counted. If `set_epoch` then sets another epoch, that epoch begins at its
+        first batch. If the batch sampler has no epochs and the state was taken after a whole epoch,
+        the next iteration begins at the first batch."""
         self._epoch += 1
         done = int(state["delivered"])
         sampler: Any = self.batch_sampler

@@ -23,11 +23,13 @@ from monarch_py.loaders.staged.stage import Stage
 from monarch_py.loaders.staged.work import Failure, Work
 from monarch_py.native import Ints
 
-# The numbers of workers that are measured, until more of them do not help. The model interpolates
-# between these.
+# The numbers of workers that are measured, until more workers do not help. The model interpolates
+# between these numbers.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Measuring ends when the last two steps in COUNTS together raised the speed by less than this
-# factor, but not before four numbers, which the two lines of the model need.
+# factor, but not before four numbers were measured, which the two lines of the model need. For a
+# dataset of one size class, it also ends when batches come more than twice as fast as the training
+# uses them.
 GAIN = 1.03
 # Batches per worker: the least number that is measured, and the number that is read before, to warm
 # up.
@@ -43,7 +45,7 @@ class Advice:
     workers : the fewest with which an epoch takes at most 5 % longer than with the best number
     is_enough : whether these workers bring batches as fast as the training uses them, or at most
         5 % slower
-    model : the fitted seconds by workers;  samples : of an epoch
+    model : the fitted seconds by workers;  samples : the number of samples in an epoch
     batch, step_s : the arguments of `advise`
     """
 
@@ -129,8 +131,8 @@ class _Measuring:
 
     def until_enough(self, most: int, step_s: float) -> Iterator[tuple[int, Sum]]:
         """Yields the times for each number of workers: first upwards, until more workers do not
-        help, and then downwards again. Each number is measured at two moments, so that a change of
-        the machine's other load is spread over all numbers."""
+        help or are not needed, and then downwards again. Each number is measured at two moments, so
+        that a change of the machine's other load is spread over all numbers."""
         rates: list[float] = []
         for count in [each for each in COUNTS if each <= most]:
             found = self._with(count)

@@ -119,8 +119,8 @@ class Job:
     def get(self) -> tuple[memoryview, Any]:
         """Returns this rank's next sample, as a view of the memory that it was read into, and its
         label (None without labels). The view is valid until the first sample of the next batch is
-        asked for. Raises MonarchError after the last epoch, or if a worker is gone; the next call
-        then continues with the batch that was due."""
+        asked for. Raises MonarchError after the last epoch, or if a worker is gone; after the loss
+        of a worker, the next call continues with the batch that was due."""
         for sample in self._samples:
             return sample
         self._samples = self._of_batch()
@@ -143,7 +143,8 @@ class Job:
         try:
             return next(self._batches, None)
         except MonarchError:
-            # The loader's epoch has ended; the next one begins after the delivered batches.
+            # The loader's iteration has ended. Its next iteration begins after the delivered
+            # batches.
             self.loader.load_state_dict(self.loader.state_dict())
             self._batches, self._is_cut = None, True
             raise
@@ -239,7 +240,7 @@ def _decode(content: Any) -> Any:
 
 class NoPFSDataLoader:
     """Batches of a job's images, decoded and transformed by the workers. Each iteration is the
-    job's next epoch, whether this loader or another one of the job had the last one.
+    job's next epoch, whichever of the job's loaders has delivered the epoch before.
 
     settings : further arguments of StagedLoader, such as collate_fn or pin_memory
     """

@@ -17,7 +17,7 @@ class Pinned:
         self._ring = ring
         self._torch = _torch_with_cuda()
         self._registered = [0] * ring.slots  # [bytes]
-        self._used: dict[int, Any] = {}  # by slot: the CUDA event after which it may be written
+        self._used: dict[int, Any] = {}  # slot -> the CUDA event after which it may be written
         self._given: int | None = None
 
     def register(self, slot: int, n_bytes: int) -> None:
@@ -40,8 +40,9 @@ class Pinned:
         self._registered[slot] = size
 
     def passed_on(self) -> None:
-        """Notes that the training asks for the next batch. Copies of its present batch, which it
-        has queued on the current stream, may still be under way: an event marks their end."""
+        """Notes that the training asks for the next batch. Copies of the present batch, which the
+        training has queued on the current stream, may still be under way. So an event is recorded
+        that marks their end."""
         if self._torch is not None and self._given is not None:
             event = self._torch.cuda.Event()
             event.record()

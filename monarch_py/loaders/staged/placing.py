@@ -45,7 +45,8 @@ class Placed:
 
 def collate(samples: Sequence[Any]) -> Any:
     """Returns the samples as the batch that torch's default_collate would make, but with a Stack
-    for arrays that are still to be stacked. Raises ConfigError for samples without such a batch."""
+    for arrays that are still to be stacked. Raises ConfigError if torch has no default batch for
+    these samples."""
     if not samples:
         return []
     first = samples[0]
@@ -222,7 +223,7 @@ def _numpy_has(tensor: Any) -> bool:
 
 
 def check_room(n_bytes: int, slot: Bytes) -> None:
-    """Raises MonarchError if a batch of `n_bytes` does not fit into the slot."""
+    """Checks that a batch of `n_bytes` fits into the slot. Raises MonarchError if it does not."""
     if n_bytes > len(slot):
         raise MonarchError(
             f"max_batch: a batch has {format_size(n_bytes)}, more than the {format_size(len(slot))}"

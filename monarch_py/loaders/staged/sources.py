@@ -8,9 +8,9 @@ from monarch_py.util.launcher import with_rank
 
 
 def daemon_sources() -> dict[str, int]:
-    """Returns the counts of the daemon of this process's configuration, over all programs since its
-    start: opens that found copies, opens that went to the source, and bytes that other nodes sent.
-    Returns an empty dict if no such daemon runs."""
+    """Returns what the daemon of this process's configuration has counted since its start, for all
+    programs: opens that found copies, opens that went to the source, and bytes that other nodes
+    sent. Returns an empty dict if the daemon does not run."""
     configuration = default_file()
     if configuration is None:
         return {}

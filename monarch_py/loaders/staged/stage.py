@@ -58,9 +58,10 @@ class Batch:
 
 @dataclass
 class BatchesAhead:
-    """The batches that workers were asked for in the running epoch, and those to ask for.
+    """The batches that workers were asked for in the running epoch, and the batches still to ask
+    for.
 
-    batches : the batches that were not asked for yet;  has_more : whether there may be some
+    batches : the batches that were not asked for yet;  has_more : whether any may be left
     order : the numbers of the tasks, in the order of delivery. An answer to a task that is not
         among them belongs to an epoch that was left early, so only its slot is taken back
     """
@@ -72,7 +73,7 @@ class BatchesAhead:
 
 class Stage:
     """Reads batches ahead and hands them out one by one. The training has at most one batch at a
-    time: once it asks for the next, the slot of the last is used again.
+    time: once it asks for the next batch, the slot of the batch before may be used again.
 
     workers : the number of processes; 0 to read in the training's own process
     prefetch : the number of batches to read ahead, per worker
@@ -101,7 +102,7 @@ class Stage:
 
     def _reset(self) -> None:
         self._ahead = BatchesAhead()
-        self._asked: dict[int, tuple[int, Sequence[Any]]] = {}  # of each task: slot, indices
+        self._asked: dict[int, tuple[int, Sequence[Any]]] = {}  # task -> slot, indices
         self._answers: dict[int, Done] = {}
         self._free = list(range(self.ring.slots))
         self._held: int | None = None
@@ -120,8 +121,8 @@ class Stage:
 
     def next(self) -> Batch:
         """Returns the next batch. Its tree is a Failure if reading it has failed. Raises
-        StopIteration at the end of the epoch, and MonarchError if a worker is gone; the epoch is
-        over then."""
+        StopIteration at the end of the epoch, and MonarchError if a worker is gone, which also ends
+        the epoch."""
         self._give_back()
         if not self.workers:
             return self._read_here()
@@ -197,7 +198,8 @@ class Stage:
         began, is_stall = time.perf_counter(), False
         self._hear(wait=False)
         while not self._ahead.order and self._ahead.has_more:  # no slot was free
-            # Either workers still fill slots for an epoch that was left, or copies to a GPU end.
+            # Either workers still fill slots for an epoch that was left early, or copies to a GPU
+            # have not ended yet.
             self._hear(wait=bool(self._asked))
             if not self._asked:
                 time.sleep(BUSY_S)

@@ -21,14 +21,15 @@ from monarch_py.loaders.staged.placing import check_room, collate, emptied, plac
 from monarch_py.native import Ints
 from monarch_py.util.processes import Identity
 
-# How often an idle worker checks that the training still runs [s]. Usually the end of its pipe
-# tells it at once, but other children of the training may hold the pipe open.
+# How often an idle worker checks that the training still runs [s]. Usually the end of the pipe
+# tells the worker at once, but other children of the training may hold the pipe open.
 ORPHAN_S = 1.0
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker needs to read batches. It must be picklable, unless processes are forked.
+    """What a worker needs to read batches. All of it must be picklable, unless processes are
+    forked.
 
     sizes : (samples,) [bytes] if `dataset.read_into` reads batches in place, else None
     collate_fn : makes a batch of samples; None for placing.collate
@@ -105,7 +106,7 @@ class Clock:
 class Failure:
     """An exception that was raised while a batch was read, as a worker sends it.
 
-    text : the worker's traceback; "" if the training's own process has read
+    text : the worker's traceback; "" if the training's own process has read the batch
     """
 
     error: BaseException | None
@@ -121,8 +122,9 @@ class Failure:
         return cls(error, text)
 
     def raise_in_training(self, where: str) -> None:
-        """Raises the exception; a worker's with the worker's traceback as its cause. StopIteration
-        becomes a RuntimeError, as in a generator: it would end the epoch."""
+        """Raises the exception. If it comes from a worker, its cause shows the worker's traceback.
+        A StopIteration becomes a RuntimeError, as in a generator, because it would end the
+        epoch."""
         error = self.error or RuntimeError(self.text.strip().splitlines()[-1])
         if isinstance(error, StopIteration):
             error = RuntimeError("the dataset has raised StopIteration")
@@ -138,7 +140,7 @@ class WorkerTraceback(Exception):  # noqa: N818  only a cause: it shows the work
 class Done(NamedTuple):
     """A worker's answer to a task.
 
-    task : the task's number;  tree : of the batch, or a Failure
+    task : the task's number;  tree : the batch's tree, or a Failure
     """
 
     task: int
@@ -164,8 +166,8 @@ class Start:
 
 
 def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None:
-    """Runs a worker: does tasks until the training sends None or the pipe ends. A task is its
-    number, a slot, and what Ring.write_numbers has returned.
+    """Runs a worker: does tasks until the training sends None or the pipe ends. A task consists of
+    its number, a slot, and the result of Ring.write_numbers.
 
     inherited : the ends of pipes that a forked worker has inherited and closes
     """
