@@ -84,7 +84,8 @@ class History:
             self._halve()
 
     def _fill_gaps(self, moment: Moment) -> None:
-        """Counts the threads that have opened files now as readers since their previous opens."""
+        """Counts each thread that has just opened a file as a reader at all points since its
+        previous open, unless that is longer ago than LONGEST_READ_S."""
         if self._opens is None:
             self._opened_s = np.full(len(moment.opens), -np.inf)
             return

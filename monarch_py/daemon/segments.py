@@ -137,7 +137,7 @@ class Shared:
         """Publishes one more source to running clients. The number of sources is written last,
         after the memory barrier of the doorbell.
 
-        fd : of the source's root
+        fd : a descriptor of the source's root
         """
         slot = self.control.source[number]
         lib.monarch_read_filesystem(fd, ffi.addressof(slot, "filesystem"))

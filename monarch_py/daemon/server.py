@@ -140,9 +140,9 @@ class Daemon:
         np.unique(NO_IDS)
 
     def add_source(self, source: SourceConfig) -> bool:
-        """Adds a source; it shares the tiers' quotas with the others. Call it from any thread but
-        the loop's. Returns False if the daemon serves the source already, perhaps as a part of
-        another source. Raises SessionError if the session cannot have another one."""
+        """Adds a source, which shares the tiers' quotas with the others. Call it from any thread
+        but the loop's. Returns False if the daemon serves the source already, perhaps as a part of
+        another source. Raises SessionError if the source cannot be added."""
         with self._one_source:
             # This accesses file systems, so it does not run between two iterations.
             if self._has_source(source):

@@ -18,7 +18,7 @@ from monarch_py.plan.timeline import Section, Timeline
 # The position of a use that never happens; larger than every real position (MONARCH_PLAN_NEVER).
 NEVER = int(np.iinfo(np.int64).max)
 
-# Rows that are copied into contiguous memory at a time.
+# At most this many rows are copied into contiguous memory at a time.
 ROWS = 1 << 14
 
 Positions = npt.NDArray[np.int64]
@@ -57,8 +57,8 @@ def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
 
 
 def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
-    """The frequencies and first uses of a node (all its ranks together), counted from this batch of
-    this epoch on. Raises ConfigError for a node or batch that does not exist."""
+    """Returns the frequencies and first uses of a node (all its ranks together), counted from this
+    batch of this epoch on. Raises ConfigError for a node or batch that does not exist."""
     _check_node(timeline, node)
     frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)

@@ -125,16 +125,16 @@ class _Progress:
 
     @property
     def is_ending(self) -> bool:
-        # The end of a run is its last two windows, because the front lags behind, but at most half
-        # of the run.
+        # The end of a run is its last two windows, because the front lags behind; it is at most
+        # half of the run.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
 
 @dataclass(eq=False)
 class _Verdict:
-    """How well the units of one observation fit: the units that were opened since the previous
-    observation and that no other plan explains.
+    """How well the units of one observation fit. These are the units that were opened since the
+    previous observation and that no other plan explains.
 
     units : (n,);  misfits : (m,), the units that do not fit; `PositionEstimator.expect` shortens it
     chance : the share that would fit if the units were random ones
@@ -410,14 +410,14 @@ class PositionEstimator:
     # --- upcoming accesses ----------------------------------------------------------------------
 
     def due(self, most: int) -> npt.NDArray[np.intp]:
-        """Returns the places of this run that were not seen yet, (n,), at most `most`, in ascending
-        order. Starts two windows before the front."""
+        """Returns (n,) places of this run that were not seen yet, at most `most`, in ascending
+        order. The search for them starts two windows before the front."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         return low + np.flatnonzero(~now.seen[low:])[:most]
 
     def upcoming(self, most: int) -> Units:
-        """The units needed next, (n,), in the order of the plan, at most `most`."""
+        """Returns the (n,) units that are needed next, in the order of the plan, at most `most`."""
         ahead = self._now.run.units[self.due(most)]
         if len(ahead) < most and self.following is not None:
             rest = self.following.units

@@ -245,7 +245,7 @@ def _plan_part(
 
 
 def _sampler(keys: SamplerKeys, spot: Spot, samples: int, ranks: int) -> Sampler:
-    """The sampler that the keys describe."""
+    """Returns the sampler that the keys describe."""
     kind, names = SAMPLERS[keys.kind], [name for name in declared(SamplerKeys) if name != "kind"]
     known = {each.name: each for each in fields(kind) if each.init and each.name in names}
     given = {name: getattr(keys, name) for name in names if name in spot}

@@ -38,7 +38,7 @@ from monarch_py.storage.tiers import NO_DESCRIPTOR
 
 log = logging.getLogger("monarch.handovers")
 
-# Results that are fetched from the engine at a time.
+# At most this many results are fetched from the engine at a time.
 RESULTS = 1024
 
 
@@ -56,8 +56,8 @@ def is_passing(result: Any) -> bool:
     return result["status"] != JobStatus.DONE and result["error"] in NO_DESCRIPTOR
 
 
-# Files that programs handed over before the catalog knew them: at most this many are taken at a
-# time.
+# Programs may hand over files before the catalog knows them. At most this many such files are taken
+# at a time.
 UNMET = 512
 # At most this much of a tier's room is granted at a time [bytes], because each grant checks again
 # how much memory and disk is free.
@@ -69,9 +69,9 @@ BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
 # While the sources are being read, at most this many background fetches from peers (fetches that no
 # reader waits for) run at a time. Otherwise the limit adapts, but is never lower.
 LEAST_FETCHES = 2
-# How fast the sources are is judged by fills once JUDGED_FILLS of them have ended, and before that
-# by at least SOME_OPENS opens of programs. The sources are fast if the mean open takes less than
-# AT_HAND_S [s]; an open that asks a server takes longer.
+# The speed of the sources is judged by fills once JUDGED_FILLS fills have ended, and before that by
+# the opens of programs once there were SOME_OPENS opens. By opens, the sources are fast if the mean
+# open takes less than AT_HAND_S [s]; an open that asks a server takes longer.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors and their opens show that the sources are fast, background fills
 # run for WORKED_S out of every WORKED_EACH_S [s].
@@ -220,7 +220,7 @@ class Engine:
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
         """Tells the engine which nodes keep the files of (n,) entries. In a cluster, the engine
         needs this for the fills that it orders by itself. After the first call, the engine leaves
-        every file that no call has named to Python. Raises MemoryError if there is no memory.
+        to Python every file that no call has named. Raises MemoryError if there is no memory.
 
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
         keeps : (n,) whether this node keeps the file
@@ -233,9 +233,9 @@ class Engine:
             raise MemoryError("no memory for the table that says which nodes fills ask")
 
     def rest(self, limit_s: float) -> bool:
-        """Sleeps until a reader waits for a file that the grant leaves to Python, or a fill ends
-        whose copy the engine could not publish, but for at most limit_s [s]. Returns whether either
-        has happened since the last call."""
+        """Sleeps for at most limit_s [s]. The sleep ends earlier if a reader waits for a file that
+        the grant leaves to Python, or if a fill ends whose copy the engine could not publish.
+        Returns whether either has happened since the last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
@@ -299,8 +299,8 @@ class Engine:
 
     def _adapted_fetches(self, now_s: float) -> int:
         """Returns the limit on concurrent background fetches from peers: the smallest with nearly
-        the highest throughput. While a source is being read, it is LEAST_FETCHES: files that only
-        the source has come first, and files that other nodes hold are cheap to read later."""
+        the highest throughput. While a source is being read, the limit is LEAST_FETCHES: reads of
+        the source take precedence, and files that other nodes hold are cheap to fetch later."""
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_FILES))
         reads = bool(lib.monarch_engine_reads_sources(self.c))
         is_full = self.pending(from_peers=True) > self._fetches.width and not reads

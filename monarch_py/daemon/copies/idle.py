@@ -29,7 +29,7 @@ class IdleCores:
 
     @staticmethod
     def _look() -> tuple[float, float]:
-        """Returns the idle time of the processors, summed, and their whole time, summed [s]."""
+        """Returns the idle time and the whole time of the processors, each summed over all [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
         # The numbers in the two lists may differ where processors are offline. If no number
         # matches, all processors are counted.

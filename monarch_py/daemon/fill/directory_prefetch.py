@@ -25,7 +25,7 @@ NAMES = 4
 # Of the files read to their end between two iterations, at most this many are examined; a few are
 # enough to recognise the directory that programs read.
 LOOKS = 64
-# At most this many files are queued or being filled.
+# At most this many prefetched files are queued or being filled.
 QUEUE = 4096
 # At most this many entries of the catalog are examined in one iteration.
 ENTRIES = 65536
@@ -129,7 +129,7 @@ class DirectoryPrefetch:
         # How many files were ordered so far, and how many are being filled or wait for their turn.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
-        # whether other parts need it on anyway
+        # Whether other parts of the daemon need `follow_opens` anyway.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -137,8 +137,8 @@ class DirectoryPrefetch:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should iterate often. More is prefetched once programs have used what is
-        there, and opens of copies do not wake the loop."""
+        """Whether the loop should iterate often: more is prefetched once programs have opened the
+        prefetched copies, and these opens do not wake the loop."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
 
     @property
@@ -278,12 +278,13 @@ class DirectoryPrefetch:
 
     def give_way(self, ids: Ids) -> Ids:
         """Makes room for (n,) files that programs use and that have no room: drops copies that no
-        program has used, those last in the catalog first. Returns the files for which there will be
-        room. From then on nothing is prefetched, because the tiers have no room for it.
+        program has used, beginning with those that come last in the catalog. Returns the files for
+        which there will be room. From then on nothing is prefetched, because the tiers have no room
+        for it.
 
-        A file gets this room only when it is used for the second time. A program that reads all
-        files once an epoch will still come to the prefetched files; a program that reads only a
-        part of the files comes back to that part.
+        A file gets this room only when it is used for the second time. The first use does not tell
+        what the program reads: if it reads all files once an epoch, it will still come to the
+        prefetched files; if it reads only a part of the files, it comes back to that part.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
@@ -311,14 +312,14 @@ class DirectoryPrefetch:
 
     def look_again(self) -> None:
         """Restarts at the first entry of every directory. Files that were skipped because a command
-        had requested them can be prefetched again once the command is cancelled: they are ABSENT
-        then."""
+        had requested them are ABSENT again now that the command was cancelled, so they can be
+        prefetched."""
         for filled in self._directories.filled:
             filled.at = [0, 0]
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Restarts after every copy was dropped. Only reads from now on count."""
+        """Starts over, because all copies were dropped. Only reads from now on count."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False

@@ -38,8 +38,8 @@ ORDERS = 2048
 AHEAD_BYTES = 256 << 20
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
-# A node whose tiers have had no room for this long passes the files that it should keep on to other
-# nodes [s].
+# If a node's tiers have had no room for this long, other nodes keep the files that the node should
+# keep [s].
 LACKS_S = 1.0
 # The engine is granted room for this long after the last order for a fill [s].
 GRANTED_S = 2.0
@@ -225,8 +225,8 @@ class Filler:
         stay ABSENT, because they have no room; if one of them was to be staged, all later files to
         be staged stay ABSENT too.
 
-        horizon : to make room for files to be staged, copies may be dropped whose next use is so
-            many files from now or later
+        horizon : a copy may be dropped to make room for files to be staged if its next use is at
+            least this many files away
         """
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
@@ -323,9 +323,10 @@ class Filler:
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
         """Handles files for which no tier has room now, and returns those that are to be staged.
-        Where that is allowed, copies are dropped for the files, those of other datasets first, and
-        the files wait for the room. The others are staged. Without a staging area, the source
-        serves them at once, because readers wait; they are retried when no fill runs any more."""
+        If copies may be dropped for a file, the file waits for their room; copies of datasets that
+        are not configured are dropped first. The other files are staged. Without a staging area,
+        the source serves them at once, because readers wait; they are retried when no fill runs any
+        more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -477,7 +478,7 @@ class Filler:
         self.collect()  # fills that have failed meanwhile may await a retry
         waiting, ordered = self.requests.take_back(ticket)
         withdrawn = self.engine.withdraw(ordered)
-        self.collect()  # another command may request next what is ABSENT now
+        self.collect()  # makes the cancelled files ABSENT, so that another command can request them
         return waiting + withdrawn
 
     def clear(self) -> int:
@@ -494,8 +495,8 @@ class Filler:
 
     def close(self, limit_s: float) -> int:
         """Abandons all orders. Tiers with copies that still wait for their check are marked, so
-        that the next daemon checks them. Returns how many of the engine's threads have not ended
-        within limit_s."""
+        that the next daemon checks these copies. Returns how many of the engine's threads have not
+        ended within limit_s."""
         self.begin_turn()
         words = self.shared.catalog.words
         unchecked = word.state(words) == State.FILLING

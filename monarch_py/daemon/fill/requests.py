@@ -11,7 +11,8 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import NO_IDS, Bools, Ids, Kind, Reason, State, Uints, ffi, lib
 
-# Plain integers: a comparison with an enumeration's member costs Python a call and an exception.
+# These are plain integers, because each comparison with a member of an enumeration costs Python a
+# call and an exception.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
 # The bits of a demand that hold its entry: catalog.h, monarch_demand_entry.

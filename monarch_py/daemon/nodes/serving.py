@@ -86,7 +86,8 @@ class ReplicaServer(PeerServer):
 
     def be_patient(self, patience: int) -> None:
         """Sets which requests of peers wait until it is known what this node keeps. With
-        MONARCH_NOBODY_WAITS no request waits: it is known, or the wait has taken too long."""
+        MONARCH_NOBODY_WAITS no request waits, because this is known or the wait has taken too long.
+        """
         lib.monarch_holdings_patience(self._c, patience)
 
     def answer(self) -> None:

@@ -59,7 +59,8 @@ class Throughput:
         counts = self._ask()
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
-        # Time without bytes belongs to an open whose bytes are still to come, or to a failure.
+        # Time without bytes belongs to an open whose bytes are still to come, or to a failure. It
+        # counts once it exceeds SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]

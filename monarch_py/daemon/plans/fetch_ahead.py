@@ -47,7 +47,7 @@ class FetchAhead:
     def begin(self, order: Ids) -> None:
         """Starts with a new placement.
 
-        order : files that are kept here and have no copy yet, by their first use
+        order : files that are kept here and have no copy yet, in the order of their first use
         """
         self._policy.foresee(NO_IDS)
         self._kept_order = order  # kept files that are not ordered yet

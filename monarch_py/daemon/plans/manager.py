@@ -1,8 +1,8 @@
 """Follows access plans: compares what programs open with what the plans predict.
 
 While a plan agrees with what programs open, this node keeps the files that the plan places on it
-(`placement.py`), and fetches files before they are needed (`prefetch.py`). A plan that disagrees is
-dropped. When all plans are dropped, files are kept as without a plan.
+(`placement.py`), and fetches files before they are needed (`fetch_ahead.py`). A plan that disagrees
+is dropped. When all plans are dropped, files are kept as without a plan.
 """
 
 import logging

@@ -149,9 +149,8 @@ class PlacementTask:
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
-        """Returns the same as `_share_out`, by the plans that assign samples to nodes. Files that
-        no such plan names stay where their hashes put them, including those of another plan that
-        does not assign samples by holders."""
+        """Returns what `_share_out` returns if plans assign samples to nodes. Files that no such
+        plan names, for example the files of another plan, stay where their hashes put them."""
         assert self.nodes is not None
         holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]
         for parts, at in zip(told, where, strict=True):

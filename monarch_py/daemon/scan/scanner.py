@@ -124,10 +124,8 @@ class Scanner:
         # known once everything is scanned.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, Array] = {}
-        # Whether a plan or a command waits for the requested listings; the number of names that the
-        # scan may examine.
-        self._is_in_a_hurry = False
-        self._allowed = ALL_NAMES
+        self._is_in_a_hurry = False  # whether a plan or a command waits for requested listings
+        self._allowed = ALL_NAMES  # how many names the scan may examine, see `allow`
         self._known = 0  # entries that `note_met` or `_insert` has handled
         self.has_more = False  # whether work is left that no client will wake the loop for
         self.full = False  # whether shared memory has no room for more entries
@@ -200,7 +198,7 @@ class Scanner:
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
         """Notes that programs read through a directory, and with `is_deep` through all its
         subdirectories. A lazy scan lists only directories in which files were read, so it ignores
-        deep ones."""
+        calls with `is_deep`."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 
@@ -244,11 +242,11 @@ class Scanner:
             current.scan.allow(*self._allowed)
 
     def note_met(self) -> None:
-        """Counts the files that the engine has added to the catalog since the last iteration as
-        opened."""
+        """Counts as opened the files that the engine has added to the catalog since the last
+        iteration."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
-        if not self.is_whole:  # else no directory is asked for
+        if not self.is_whole:  # otherwise every directory is listed already
             looked_at = np.array(met[:: len(met) // LOOKS + 1], dtype=np.uint64)
             for place in self.shared.catalog.places(looked_at):
                 self._note_opened(*place)
