@@ -178,8 +178,7 @@ class Index:
     # --- stored as a file ---------------------------------------------------------------------
 
     def arrays(self) -> dict[str, Array]:
-        """Returns the fields as arrays, by name, for `save_arrays`, without fields that are None.
-        """
+        """Returns the fields that are not None as arrays, by name, for `save_arrays`."""
         return {
             name: _text_array(value) if isinstance(value, str) else value
             for name, value in vars(self).items()

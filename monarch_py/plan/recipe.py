@@ -75,7 +75,8 @@ SamplerKind = Annotated[str, replace(choice(*SAMPLERS), value="name")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerKeys(Keys):
-    """The keys of all kinds of samplers; the sampler's class determines which of them a kind has.
+    """The keys of all kinds of samplers. A kind has those keys that are fields of its class
+    (SAMPLERS).
 
     kind : the kind of sampler
     seed : the seed of its generator

@@ -143,7 +143,7 @@ class FarthestUse:
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
-        """The class that holds the file, or MISS."""
+        """Returns the class that holds the file, or MISS."""
         return self._level[file]
 
     def levels(self) -> npt.NDArray[np.uint8]:

@@ -1,8 +1,8 @@
 """`prefetch: auto`: fills the other files of directories that programs read through, ahead of time.
 
-In a cluster, each node first fills the files whose home it is. It fetches other nodes' files only
-while a processor is idle, so that no program is slowed down. There is no hurry: once another node
-has a copy, a fetch from it is fast.
+In a cluster, each node first fills the files that it reads from the source for all nodes: it is
+their home. It fetches other nodes' files only while a processor is idle, so that no program is
+slowed down. There is no hurry: once another node has a copy, a fetch from it is fast.
 """
 
 import os
@@ -44,8 +44,8 @@ Place = tuple[int, str]
 
 
 class _Home(IntEnum):
-    """The home of a file: HERE is this node, ELSEWHERE is another node. Without a cluster, every
-    file has its home here."""
+    """The home of a file, which is the node that reads it from the source: HERE is this node,
+    ELSEWHERE is another node. Without a cluster, every file has its home here."""
 
     HERE = 0
     ELSEWHERE = 1

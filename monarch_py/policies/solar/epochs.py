@@ -23,8 +23,8 @@ from monarch_py.policies.replay import in_time
 from monarch_py.policies.solar.assignment import assign
 from monarch_py.policies.view import Floats, Ints
 
-# How many files are in one block of the comparison of every epoch with every other. For 100 epochs
-# a block takes 50 MB.
+# Every epoch is compared with every other one in blocks of this many files. For 100 epochs a block
+# takes 50 MB.
 BLOCK_FILES = 1 << 16
 # The longest segment of epochs that is moved at a time.
 LONGEST_SEGMENT = 3
@@ -119,8 +119,8 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns the path that results from joining the cycles of the cheapest assignment, always the
-    two that are cheapest to join."""
+    """Returns the path that results from joining the cycles of the cheapest assignment. Each step
+    joins the two cycles that are cheapest to join."""
     successor, table = _successors(costs)
     n = len(table)
     while True:

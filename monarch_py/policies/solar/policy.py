@@ -162,7 +162,7 @@ class _Buffers:
         """
         cls, into = answer = np.zeros((2, len(files)), dtype=np.int8)
         owner = self.holder[files].tolist()
-        # Lists, because access to single elements of arrays is slow.
+        # The rows are made of lists, because access to single elements of arrays is slow.
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
         for at, (file, upcoming, who, had) in enumerate(rows):
             if had == PFS:
